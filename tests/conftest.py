@@ -1,0 +1,14 @@
+"""Shared by all tests: the fast ones run first, and nothing reaches for the network."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast before slow: a broken change says so in seconds. Within each half the order stays."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
