@@ -1,0 +1,136 @@
+"""Acceptance rules: neighbourhood x schedule x resampling. Each published rule is one point of the product.
+
+A child x at depth i of a node is accepted with chance f(x) = min(1, omega_i S_r(x) / p(x)); if it is not, the next
+child is tried against the residual law, or a token is drawn from it. Everything here is a deterministic function of
+tensors (shapes as in `neighbourhoods`): the random draws are the caller's, so that rules can be tested without luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import (
+    Additive,
+    Credit,
+    Multiplicative,
+    Neighbourhood,
+    NoNeighbourhood,
+    Proximity,
+    Tables,
+    entry,
+)
+from search_spaces.schedules import Constant, Exponential, Schedule
+from search_spaces.settings import Setting, by_kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [  # one door to the vocabulary of acceptance
+    "EXACT",
+    "NEIGHBOURHOODS",
+    "RULES",
+    "AcceptanceRule",
+    "Additive",
+    "Credit",
+    "Grouped",
+    "Multiplicative",
+    "Neighbourhood",
+    "NoNeighbourhood",
+    "Tables",
+    "neighbour_key",
+]
+
+Resampling = Literal["paper", "optimal"]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRule(Setting):
+    """When a drafted token is kept, and what replaces it when it is not.
+
+    resampling: 'optimal' draws from norm([r - p f]_+), the law that leaves the least bias (Cool-SD, Theorem 2);
+    'paper' does what the neighbourhood's own paper does. Without neighbours the two are the same.
+    """
+
+    neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
+    schedule: Schedule = field(default_factory=Constant)
+    resampling: Annotated[Resampling, "law drawn from after a rejection"] = "paper"
+
+    @property
+    def loose(self) -> bool:
+        """False iff the rule is exact whatever happens: no neighbours, and a budget of 1 at every position."""
+        return not (self.neighbourhood.exact and self.schedule.exact)
+
+    def chance(self, credit: Credit, omega: Tensor) -> Tensor:
+        """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where the proposal could not have been drawn."""
+        return (omega * credit.target / credit.proposal).clamp_max(1).masked_fill(credit.proposal <= 0, 0)
+
+    def residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables
+    ) -> Tensor:
+        """The law [B, V] after child x [B] was rejected, normalised over the vocabulary.
+
+        A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
+        chance 0). Then the optimal residual stands in for the paper's and, if that is empty as well, r itself,
+        unchanged. None of them has mass where r has none, so no token outside the target's filtered law can be drawn.
+        """
+        best = self._optimal(r, p, x, omega, credit, tables)
+        paper = self.neighbourhood.paper_residual(r, p, x, credit) if self.resampling == "paper" else None
+        law = _normalised(best, otherwise=r)
+        return law if paper is None else _normalised(paper, otherwise=law)
+
+    def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: Tables) -> Tensor:
+        """Whether x [B] stands at temperature 0: bool [B]. q [B, V]: the target's softmax at temperature 1, unfiltered.
+
+        x stands iff omega S_q(x) >= max q(y) over all y that were not credited to it (LANTERN's greedy form; omega is
+        this project's extension of it). The exact rule keeps the target's argmax alone, also among equals.
+        """
+        neighbourhood = self.neighbourhood.at_temperature_zero
+        if neighbourhood.exact and self.schedule.exact:
+            return x == q.argmax(1)
+        credit = neighbourhood.credit(q, None, x, tables)
+        rivals = credit.strip(q).scatter(1, x[:, None], 0)
+        return omega * credit.target >= rivals.amax(1)
+
+    def _optimal(
+        self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables
+    ) -> Tensor:
+        """[r - p f]_+ (Cool-SD, Theorem 2), not normalised."""
+        if p is None:  # p f is zero but at x
+            left = (entry(r, x) - self.chance(credit, omega)).clamp_min(0)
+            return r.scatter(1, x[:, None], left[:, None])
+        if self.neighbourhood.generous and self.schedule.never_below_one:
+            return (r - p).clamp_min(0)  # f is 1 where r > p, and elsewhere p f >= r (Proposition 1)
+        target, proposal = self.neighbourhood.credit_all(r, p, tables)
+        share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
+        return (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, with no rounding where f is r / p
+
+
+def _normalised(law: Tensor, otherwise: Tensor) -> Tensor:
+    """The law [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
+    mass = law.sum(1, keepdim=True)
+    return (law / mass).where(mass > 0, otherwise)
+
+
+def neighbour_key(rule: AcceptanceRule) -> tuple[Proximity, int] | None:
+    """(proximity, k) of the neighbour table that the rule looks tokens up in; None if it needs none."""
+    return rule.neighbourhood.table
+
+
+NEIGHBOURHOODS = by_kind(NoNeighbourhood, Additive, Multiplicative, Grouped)
+
+EXACT = AcceptanceRule()
+
+RULES: Mapping[str, AcceptanceRule] = MappingProxyType(
+    {
+        "exact": EXACT,
+        "uniform": AcceptanceRule(schedule=Constant(budget=1.1)),
+        "cool": AcceptanceRule(schedule=Exponential(budget=1.1, nu=0.1)),
+        "lantern": AcceptanceRule(Additive(k=100, delta=0.1)),
+        "lantern_pp": AcceptanceRule(Multiplicative(k=10, lam=2.0)),
+        "grouped": AcceptanceRule(Grouped()),
+    }
+)

@@ -1,0 +1,91 @@
+"""The group neighbourhood of grouped speculative decoding (GSD). Shapes as in `neighbourhoods`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from search_spaces.neighbourhoods import NO_NEIGHBOURHOOD, Credit, Neighbourhood, Tables, chunks
+from search_spaces.settings import Range
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Neighbourhood):
+    """GSD: a token is accepted or rejected as one of a group, f = min(1, omega sum_G r / sum_G p).
+
+    Tokens are ranked by r, least likely first, ties by index. G holds x and, of the tokens from `below` ranks under it
+    to `above` ranks over it, those with |r(y) - r(x)| < tolerance and a squared l2 distance of codes to x < radius.
+    The window is cut at the upper end of the ranking; if it runs off the lower end, G is x alone, as in the authors'
+    code. Where p is heavy on the group f is less than the exact chance: a different rule, not a pure relaxation. It
+    emits x, not a member of G. The authors measure the distance between input embeddings; here it is between codebook
+    rows, so `radius` is on the codebook's scale.
+
+    Greedy decoding has no group rule: at temperature 0 only omega relaxes.
+    """
+
+    kind: ClassVar[str] = "grouped"
+    generous: ClassVar[bool] = False
+    reads_codebook: ClassVar[bool] = True
+    below: Annotated[int, "ranks under the token, towards the less likely, that its window spans", Range(0)] = 7
+    above: Annotated[int, "ranks over the token, towards the more likely, that its window spans", Range(0)] = 6
+    tolerance: Annotated[float, "largest difference of chances within a group; 0 is exact", Range(0, 1)] = 0.15
+    radius: Annotated[float, "largest squared distance of codes within a group; 0 is exact", Range(0)] = 0.5
+
+    @property
+    def exact(self) -> bool:
+        return self.below + self.above == 0 or self.tolerance == 0 or self.radius == 0
+
+    @property
+    def at_temperature_zero(self) -> Neighbourhood:
+        return NO_NEIGHBOURHOOD
+
+    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+        order = r.sort(dim=1, stable=True).indices
+        place = (order == x[:, None]).int().argmax(1, keepdim=True)
+        target, proposal = self._sums(r, p, order, place, tables)
+        return Credit(target[:, 0], proposal[:, 0])
+
+    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+        order = r.sort(dim=1, stable=True).indices
+        assert tables.codebook is not None, "the rule needs the codebook"
+        window = self.below + 1 + self.above
+        places = count(order, r.shape[1])
+        target, proposal = r.new_empty(r.shape), r.new_empty(r.shape)
+        for part in chunks(r.shape[1], r.shape[0] * window * tables.codebook.shape[1]):
+            here = places[part].expand(r.shape[0], -1)
+            for whole, sums in zip((target, proposal), self._sums(r, p, order, here, tables), strict=True):
+                whole.scatter_(1, order[:, part], sums)
+        return target, proposal
+
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
+        """[r - p]_+, token by token, although acceptance was by group."""
+        return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
+
+    def _sums(
+        self, r: Tensor, p: Tensor | None, order: Tensor, places: Tensor, tables: Tables
+    ) -> tuple[Tensor, Tensor]:
+        """Group sums of r and p, both [B, C], for the tokens at `places` [B, C] of the ranking `order` [B, V]."""
+        assert tables.codebook is not None, "the rule needs the codebook"
+        vocabulary = r.shape[1]
+        window = places[..., None] + (count(places, self.below + 1 + self.above) - self.below)  # [B, C, W]
+        inside = (places >= self.below)[..., None] & (window < vocabulary)
+        tokens = order.gather(1, window.clamp(0, vocabulary - 1).flatten(1)).view_as(window)
+        masses = r.gather(1, tokens.flatten(1)).view_as(window)
+        codes = tables.codebook[tokens]  # [B, C, W, d]
+        own = slice(self.below, self.below + 1)
+        near = (codes - codes[..., own, :]).square().sum(-1) < self.radius
+        group = inside & near & ((masses - masses[..., own]).abs() < self.tolerance)
+        group[..., own] = True
+        target = (masses * group).sum(-1)
+        if p is None:
+            return target, target.new_ones(target.shape)
+        chances = p.gather(1, tokens.flatten(1)).view_as(window)
+        return target, (chances * group).sum(-1).masked_fill(chances[..., self.below] <= 0, 0)
+
+
+def count(like: Tensor, n: int) -> Tensor:
+    """0 .. n-1 on the device of `like`, made there (a list would be copied from the host)."""
+    return like.new_ones(n).cumsum(0) - 1

@@ -1,0 +1,240 @@
+"""Neighbourhoods: how much of the target's mass an acceptance rule credits to a drafted token.
+
+Shapes: B rows, V tokens, K neighbours; r [B, V] is what is left of the target's law at a node (q itself before any
+sibling was rejected), p [B, V] the law that child x [B] was drawn from, or None if it was not drawn (a point mass at
+x: its chance is 1). The sums here need tensors' methods only, stay on the tensors' device, and never ask it for a
+value.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+
+from search_spaces.settings import Key, Range, Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Proximity = Literal["l2", "cosine", "random"]
+CHUNK = 1 << 22  # elements of the largest temporary that `credit_all` makes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """What neighbourhoods look up.
+
+    neighbours [V, >= k] int64: row x starts with x itself, then the others by increasing distance.
+    codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec normalises).
+    """
+
+    neighbours: Tensor | None = None
+    codebook: Tensor | None = None
+
+
+class Credit(NamedTuple):
+    """What a neighbourhood credits to the drafted tokens x [B].
+
+    target [B]: S_r(x). proposal [B]: what it is measured against, p(x), or p's mass on the group; 0 where p(x) is 0.
+    members [B, K], admitted [B, K]: the neighbours looked at, x itself left out, and which were counted; None without
+    neighbours.
+    """
+
+    target: Tensor
+    proposal: Tensor
+    members: Tensor | None = None
+    admitted: Tensor | None = None
+
+    def strip(self, law: Tensor) -> Tensor:
+        """The law [B, V] with the admitted neighbours' entries set to 0."""
+        if self.members is None or self.admitted is None:
+            return law
+        return law.scatter(1, self.members, law.gather(1, self.members).masked_fill(self.admitted, 0))
+
+
+class Neighbourhood(Setting, ABC):
+    """Which mass S_r(x) counts for a drafted token. `credit` is one token per row, `credit_all` the whole vocabulary.
+
+    generous: S_r(x) >= r(x), measured against p(x) itself: with omega >= 1 nothing is accepted less often than exactly.
+    reads_codebook: `Tables.codebook` is needed.
+    """
+
+    __slots__ = ()
+    generous: ClassVar[bool] = True
+    reads_codebook: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """True if S_r(x) = r(x) always."""
+
+    @property
+    def table(self) -> tuple[Proximity, int] | None:
+        """(proximity, k) of the neighbour table that is needed, if any."""
+        return None
+
+    @property
+    def at_temperature_zero(self) -> Neighbourhood:
+        """The neighbourhood in force for greedy decoding."""
+        return self
+
+    @abstractmethod
+    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+        """The credit of tokens x [B]."""
+
+    @abstractmethod
+    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+        """(target, proposal), both [B, V]: `credit` for every token at once, in chunks of bounded memory."""
+
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
+        """The law [B, V], not normalised, that the rule's own paper resamples from after rejecting x; None: the
+        optimal one."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NoNeighbourhood(Neighbourhood):
+    """S = r: every token counts for itself (Leviathan et al.; Cool-SD)."""
+
+    kind: ClassVar[str] = "none"
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+        target = entry(r, x)
+        return Credit(target, target.new_ones(target.shape) if p is None else entry(p, x))
+
+    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+        return r, r.new_ones(r.shape) if p is None else p
+
+
+NO_NEIGHBOURHOOD = NoNeighbourhood()
+
+
+class CodebookNeighbourhood(Neighbourhood):
+    """S_r(x) = r(x) + C: nearest codebook neighbours are added one by one, as long as their running sum C is
+    admissible."""
+
+    __slots__ = ()
+    k: int
+    proximity: Proximity
+
+    @abstractmethod
+    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
+        """Whether the running sums C = `moved` [..., K] may be credited to tokens of mass r(x) = `own` [..., 1].
+
+        True for a first stretch of the K neighbours and False after it: a neighbour that does not fit closes the set.
+        """
+
+    @property
+    def table(self) -> tuple[Proximity, int] | None:
+        return None if self.exact else (self.proximity, self.k)
+
+    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+        plain = NO_NEIGHBOURHOOD.credit(r, p, x, tables)
+        if self.exact:
+            return plain
+        members = self._columns(tables)[x]
+        added, admitted = self._sum(plain.target[:, None], r.gather(1, members))
+        return Credit(plain.target + added, plain.proposal, members, admitted)
+
+    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+        target, proposal = NO_NEIGHBOURHOOD.credit_all(r, p, tables)
+        if self.exact:
+            return target, proposal
+        columns, target = self._columns(tables), r.clone()
+        for part in chunks(r.shape[1], r.shape[0] * columns.shape[1]):
+            target[:, part] += self._sum(r[:, part, None], r[:, columns[part]])[0]
+        return target, proposal
+
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
+        """[r_A - p]_+ (LANTERN, eq. of section 4; LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere."""
+        if credit.members is None:
+            return None
+        stripped = credit.strip(r)
+        if p is None:  # S - 1 <= 0: nothing is left at x
+            return stripped.scatter(1, x[:, None], 0)
+        return (stripped.scatter(1, x[:, None], credit.target[:, None]) - p).clamp_min(0)
+
+    def _columns(self, tables: Tables) -> Tensor:
+        """The k - 1 nearest others of each token, [V, k - 1]."""
+        assert tables.neighbours is not None, "the rule needs a neighbour table"
+        assert tables.neighbours.shape[1] >= self.k, "the neighbour table has fewer than k columns"
+        return tables.neighbours[:, 1 : self.k]
+
+    def _sum(self, own: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+        """Credited mass C [...] and who was admitted [..., K], for masses [..., K] of the neighbours, nearest first."""
+        running = masses.cumsum(-1)
+        admitted = self.admits(running, own)
+        return (running * admitted).amax(-1), admitted  # C itself, not a second sum: the bound holds to the last bit
+
+
+@dataclass(frozen=True, slots=True)
+class Additive(CodebookNeighbourhood):
+    """LANTERN: C may grow as long as the distance D(C) between r and r with C moved onto x is less than delta.
+
+    tvd: D(C) = C. jsd: the Jensen-Shannon divergence in nats,
+    D(C) = 1/2 [C ln 2 + r_x ln(r_x / m) + (r_x + C) ln((r_x + C) / m)], m = r_x + C / 2, which grows with C as well.
+    """
+
+    kind: ClassVar[str] = "additive"
+    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
+    delta: Annotated[float, "bound on the distance by which the target's law may be moved; 0 is exact", Range(0, 1)]
+    divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
+    proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
+
+    @property
+    def exact(self) -> bool:
+        return self.k == 1 or self.delta == 0
+
+    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
+        if self.divergence == "tvd":
+            return moved < self.delta
+        # rounding may let the divergence dip where neighbours are all but massless; cummax keeps it monotone
+        return _jensen_shannon(moved, own).cummax(-1).values < self.delta
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplicative(CodebookNeighbourhood):
+    """LANTERN++: the whole set's mass stays below lambda r(x), that is C < (lambda - 1) r(x)."""
+
+    kind: ClassVar[str] = "multiplicative"
+    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
+    lam: Annotated[
+        float, "bound on the set's mass as a multiple of the token's own; 1 is exact", Range(1), Key("lambda")
+    ]
+    proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
+
+    @property
+    def exact(self) -> bool:
+        return self.k == 1 or self.lam == 1
+
+    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
+        return moved < (self.lam - 1) * own
+
+
+def entry(law: Tensor, x: Tensor) -> Tensor:
+    """law[b, x[b]] for each row b: [B]."""
+    return law.gather(1, x[:, None])[:, 0]
+
+
+def chunks(total: int, weight: int) -> Iterator[slice]:
+    """Consecutive slices of range(total), each of at most CHUNK elements when an item has `weight` of them."""
+    step = max(1, CHUNK // max(1, weight))
+    yield from (slice(start, min(start + step, total)) for start in range(0, total, step))
+
+
+def _jensen_shannon(moved: Tensor, own: Tensor) -> Tensor:
+    """D(C) in nats for C = `moved` [..., K], r_x = `own` [..., 1]; C ln 2 where r_x is 0.
+
+    Both logarithms are of 1 + something small when C is small, and their sum is then as good as C itself.
+    """
+    tiny, half = 2.0**-120, moved / 2
+    outward = own * (half / own.clamp_min(tiny)).log1p()
+    inward = (own + moved) * (half / (own + half).clamp_min(tiny)).log1p()
+    return (moved * math.log(2) - outward + inward) / 2

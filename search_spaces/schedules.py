@@ -1,0 +1,116 @@
+"""Schedules: how much relaxation each draft position gets.
+
+A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is accepted with chance
+min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L is the depth of the tree in hand.
+
+Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser; here every schedule's
+mean over the L levels is the budget, so that schedules of one budget differ only in where they spend it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from search_spaces.settings import Range, Setting, SettingError, by_kind
+
+
+class Schedule(Setting, ABC):
+    """Draft position -> relaxation budget."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def omegas(self, levels: int) -> tuple[float, ...]:
+        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one of them would not be
+        positive."""
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """True if every omega is 1, whatever the depth."""
+
+    @property
+    @abstractmethod
+    def never_below_one(self) -> bool:
+        """True if no omega can be less than 1, whatever the depth: then nothing is accepted less often than exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Schedule):
+    """omega_i = budget: 1 is the exact rule, more is UniformRSD."""
+
+    kind: ClassVar[str] = "constant"
+    budget: Annotated[float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True)] = 1.0
+
+    def omegas(self, levels: int) -> tuple[float, ...]:
+        return (self.budget,) * _checked(levels)
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1
+
+    @property
+    def never_below_one(self) -> bool:
+        return self.budget >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Schedule):
+    """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less (Cool-SD)."""
+
+    kind: ClassVar[str] = "linear"
+    budget: Annotated[float, "mean relaxation budget over the draft positions", Range(0, open_low=True)] = 1.1
+    slope: Annotated[float, "loss of budget from one draft position to the next", Range(0)] = 0.1
+
+    def omegas(self, levels: int) -> tuple[float, ...]:
+        last = self.budget - self.slope * (_checked(levels) - 1) / 2
+        if last <= 0:
+            limit = 2 * self.budget / (levels - 1)
+            raise SettingError(
+                ("slope",),
+                f"must be less than {limit:g} for a mean budget of {self.budget:g} over {levels} levels, "
+                f"got {self.slope:g}: the last level's budget would be {last:g}",
+            )
+        return tuple(self.budget + self.slope * ((levels + 1) / 2 - i) for i in range(1, levels + 1))
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1 and self.slope == 0
+
+    @property
+    def never_below_one(self) -> bool:
+        return self.budget >= 1 and self.slope == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Schedule):
+    """omega_i = budget L exp(-nu i) / sum_j exp(-nu j): the annealing of Cool-SD."""
+
+    kind: ClassVar[str] = "exponential"
+    budget: Annotated[float, "mean relaxation budget over the draft positions", Range(0, open_low=True)] = 1.1
+    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10)] = 0.1
+
+    def omegas(self, levels: int) -> tuple[float, ...]:
+        decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]  # i from 0, not 1: the shift cancels
+        scale = self.budget * levels / math.fsum(decay)
+        return tuple(scale * value for value in decay)
+
+    @property
+    def exact(self) -> bool:
+        return self.budget == 1 and self.nu == 0
+
+    @property
+    def never_below_one(self) -> bool:
+        return self.budget >= 1 and self.nu == 0
+
+
+def _checked(levels: int) -> int:
+    if levels < 1:
+        raise ValueError(f"a schedule needs at least 1 draft level, got {levels}")
+    return levels
+
+
+SCHEDULES = by_kind(Constant, Linear, Exponential)

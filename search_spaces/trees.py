@@ -1,0 +1,293 @@
+"""Tree policies: which tokens are drafted below the last one, before the target looks at them.
+
+A policy is data; the drafting itself lives with the engine. All depths here count LEVELS of drafted tokens: EAGLE-2's
+parameter "depth 4" is 5 levels, one of them drafted before its loop starts. The root, the last emitted token, is no
+drafted node and counts nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
+
+from search_spaces.settings import Range, Setting, SettingError, Words, by_kind
+
+Paths = tuple[tuple[int, ...], ...]
+Children = Literal["sampled", "top"]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """A fixed draft tree of N nodes in level order: parents before children, siblings side by side by rank.
+
+    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order among siblings, 0 is
+    tried first.
+    children [N]: nodes below each node. levels [L]: the nodes of each level. paths [N]: sibling ranks from the root to
+    the node.
+    """
+
+    parents: tuple[int, ...]
+    depth: tuple[int, ...]
+    rank: tuple[int, ...]
+    children: tuple[tuple[int, ...], ...]
+    levels: tuple[tuple[int, ...], ...]
+    paths: Paths
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
+        """The tree whose nodes are `paths`, in any order. ValueError if they do not make a tree, naming the path at
+        fault."""
+        ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+        _check_paths(ordered)
+        node = {path: index for index, path in enumerate(ordered)}
+        parents = tuple(node.get(path[:-1], -1) for path in ordered)
+        depth = tuple(len(path) for path in ordered)
+        return cls(
+            parents=parents,
+            depth=depth,
+            rank=tuple(path[-1] for path in ordered),
+            children=tuple(tuple(c for c, p in enumerate(parents) if p == n) for n in range(len(ordered))),
+            levels=tuple(tuple(n for n, d in enumerate(depth) if d == level) for level in range(1, depth[-1] + 1)),
+            paths=tuple(ordered),
+        )
+
+    @property
+    def max_width(self) -> int:
+        """The most children that the root or a node has."""
+        return max(self.rank) + 1
+
+
+def _check_paths(ordered: list[tuple[int, ...]]) -> None:
+    """Refuse what is no tree. `ordered` is in level order, so parents and earlier siblings have been seen."""
+    if not ordered:
+        raise ValueError("the tree has no nodes; list at least the path [0]")
+    seen: set[tuple[int, ...]] = set()
+    for path in ordered:
+        if not path:
+            raise ValueError("a path is empty; the root itself is not listed")
+        if min(path) < 0:
+            raise ValueError(f"node {list(path)} has a negative sibling rank; ranks count from 0")
+        if path in seen:
+            raise ValueError(f"node {list(path)} is listed twice")
+        if len(path) > 1 and path[:-1] not in seen:
+            raise ValueError(f"node {list(path)} is an orphan: its parent {list(path[:-1])} is not in the tree; add it")
+        before = (*path[:-1], path[-1] - 1)
+        if path[-1] > 0 and before not in seen:
+            raise ValueError(f"node {list(path)} skips a rank: its sibling {list(before)} is not in the tree; add it")
+        seen.add(path)
+
+
+def _named_trees() -> Mapping[str, StaticTree]:
+    """The published trees. In the file a node is a word of digits, one sibling rank per level."""
+    data = json.loads(files("search_spaces").joinpath("static_trees.json").read_text("utf-8"))
+    return MappingProxyType(
+        {
+            name: StaticTree.from_paths(
+                tuple(int(rank) for rank in word) for level in tree["levels"] for word in level.split()
+            )
+            for name, tree in data.items()
+        }
+    )
+
+
+NAMED_TREES = _named_trees()
+
+
+class TreePolicy(Setting, ABC):
+    """What is drafted in a round: at most `max_nodes` nodes on `max_depth` levels, and `max_width` children of one
+    node."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def max_depth(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def max_width(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoTree(TreePolicy):
+    """Nothing is drafted: plain autoregressive decoding."""
+
+    kind: ClassVar[str] = "none"
+
+    @property
+    def max_depth(self) -> int:
+        return 0
+
+    @property
+    def max_nodes(self) -> int:
+        return 0
+
+    @property
+    def max_width(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(TreePolicy):
+    """One path of drafts (Leviathan et al.). At temperature 0 `sampled` means `top`."""
+
+    kind: ClassVar[str] = "chain"
+    length: Annotated[int, "number of drafted tokens", Range(1)]
+    children: Annotated[Children, "drafts are sampled from the drafter's law, or are its top token"] = "sampled"
+
+    @property
+    def max_depth(self) -> int:
+        return self.length
+
+    @property
+    def max_nodes(self) -> int:
+        return self.length
+
+    @property
+    def max_width(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Static(TreePolicy):
+    """A fixed tree, by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled` means `top`.
+
+    A path is a list of sibling ranks from the root; [0, 1] is the second child of the root's first child.
+    """
+
+    kind: ClassVar[str] = "static"
+    name: Annotated[str | None, "name of a published tree", Words(NAMED_TREES)] = None
+    paths: Annotated[Paths | None, "the nodes of a tree of one's own, each a list of sibling ranks", Range(0)] = None
+    children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
+
+    def check(self) -> None:
+        if (self.name is None) == (self.paths is None):
+            raise SettingError(("name",), f"give one of name ({', '.join(NAMED_TREES)}) and paths, not both or neither")
+        if self.paths is not None:
+            try:
+                tree = StaticTree.from_paths(self.paths)
+            except ValueError as problem:
+                raise SettingError(("paths",), str(problem)) from None
+            object.__setattr__(self, "paths", tree.paths)  # one order for one tree: equal trees are equal settings
+
+    @property
+    def max_depth(self) -> int:
+        return len(static_tree(self).levels)
+
+    @property
+    def max_nodes(self) -> int:
+        return len(static_tree(self).parents)
+
+    @property
+    def max_width(self) -> int:
+        return static_tree(self).max_width
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic(TreePolicy):
+    """EAGLE-2: grow `width` children of each of the `width` most confident nodes, level by level; keep the best
+    `nodes` of all.
+
+    Children are the drafter's top tokens, never sampled. EAGLE-2's own setting (depth parameter 4, top-k 10, total 59
+    with the root) is depth 5, width 10, nodes 58.
+    """
+
+    kind: ClassVar[str] = "dynamic"
+    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", Range(1)]
+    width: Annotated[int, "children per expanded node, and nodes expanded per level", Range(1)]
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)]
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth
+
+    @property
+    def max_nodes(self) -> int:
+        return min(self.nodes, grown_nodes(self.depth, self.width))
+
+    @property
+    def max_width(self) -> int:
+        return self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Adjacency(TreePolicy):
+    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width follow those that served nearby
+    tokens.
+
+    (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's (vertical), a random
+    pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and
+    `start_width`. Then, with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step`
+    deeper and `width_step` narrower, otherwise shallower and wider, each within its range, ends included.
+
+    The paper leaves open what these choices settle: the start, the radius, whether alpha counts the bonus token
+    (`numerator`) and whose alpha it is (`alpha`). Its depth parameters are one less than the levels here: its open
+    range (0, 10) is 2..10 levels.
+    """
+
+    kind: ClassVar[str] = "adjacency"
+    initialisation: Annotated[
+        Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
+    ] = "horizontal"
+    beta: Annotated[float, "share of the depth that must have been used for a tree to get deeper", Range(0)] = 1.0
+    depth_step: Annotated[int, "change of depth per round", Range(0)] = 1
+    width_step: Annotated[int, "change of width per round", Range(0)] = 3
+    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", Range(1)] = (2, 10)
+    width_range: Annotated[tuple[int, int], "least and largest width", Range(1)] = (4, 13)
+    start_depth: Annotated[int, "depth in levels where there is no neighbour", Range(1)] = 5
+    start_width: Annotated[int, "width where there is no neighbour", Range(1)] = 10
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)] = 58
+    numerator: Annotated[
+        Literal["accepted", "tokens"], "alpha counts the accepted drafts, or all emitted tokens (one more)"
+    ] = "accepted"
+    alpha: Annotated[Literal["previous", "neighbour"], "alpha is the previous round's or the neighbour's"] = "previous"
+    radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1)] = 3.0
+
+    def check(self) -> None:
+        for key, start in (("depth", self.start_depth), ("width", self.start_width)):
+            low, high = getattr(self, f"{key}_range")
+            if low > high:
+                raise SettingError((f"{key}_range",), f"must be [least, largest], got [{low}, {high}]; swap the two")
+            if not low <= start <= high:
+                raise SettingError((f"start_{key}",), f"must be within {key}_range [{low}, {high}], got {start}")
+
+    @property
+    def max_depth(self) -> int:
+        return self.depth_range[1]
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes
+
+    @property
+    def max_width(self) -> int:
+        return self.width_range[1]
+
+
+def grown_nodes(depth: int, width: int) -> int:
+    """Candidates that EAGLE-2 grows on `depth` levels: width, then width squared per further level."""
+    return width + (depth - 1) * width * width
+
+
+@lru_cache(maxsize=256)
+def static_tree(policy: Chain | Static) -> StaticTree:
+    """The tree that a policy of fixed shape drafts; a chain is the tree of width 1."""
+    if isinstance(policy, Chain):
+        return StaticTree.from_paths([(0,) * level for level in range(1, policy.length + 1)])
+    if policy.name is not None:
+        return NAMED_TREES[policy.name]
+    assert policy.paths is not None
+    return StaticTree.from_paths(policy.paths)
+
+
+POLICIES = by_kind(NoTree, Chain, Static, Dynamic, Adjacency)
