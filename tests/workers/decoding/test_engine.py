@@ -1,0 +1,163 @@
+"""The engine on toy models: every preset and unpublished product runs; common random numbers; greedy identity;
+bookkeeping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import BASE, toy_drafter, toy_target
+
+from search_spaces.presets import PRESETS
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding.engine import DecodingError, Engine, Result
+from workers.decoding.state import Job
+from workers.drafters.independent import IndependentDrafter
+from workers.models.target import Target
+
+CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop", "qr", "stu"]
+JOBS = [Job(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(9)]
+LOSSLESS = [
+    "speculative",
+    "medusa",
+    "eagle1",
+    "eagle1_58",
+    "eagle2",
+    "adt",
+    "adt_vertical",
+    "adt_random",
+    "adt_tokenflock",
+    "sjd",
+]
+
+
+def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> DecodingConfig:
+    """A preset, made to fit the toy's 24 codes."""
+    mapping = config.to_mapping()
+    acceptance, tree = dict(mapping["acceptance"]), dict(mapping["tree"])
+    if acceptance.get("k", 0) > 12:
+        acceptance["k"] = 12
+    if tree.get("policy") == "dynamic":
+        tree["width"] = min(tree["width"], 6)
+    if tree.get("policy") == "adjacency":
+        tree.update(width_range=[2, 6], start_width=4, nodes=20)
+    return replace(DecodingConfig.from_mapping({**mapping, "acceptance": acceptance, "tree": tree}), sampling=sampling)
+
+
+def draw(
+    target: Target, config: DecodingConfig, *, batch: int = 4, seed: int = 0, jobs: list[Job] | None = None
+) -> dict[int, Result]:
+    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), seed=seed, batch_size=batch)
+    return {r.job.caption_id: r for r in engine.run(JOBS if jobs is None else jobs)}
+
+
+@pytest.mark.parametrize("cfg", [1.0, 2.5])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
+    target = toy_target()
+    for sampling in (
+        Sampling(cfg=cfg),
+        Sampling(cfg=cfg, top_k=7, top_p=0.9, temperature=0.8),
+        Sampling(cfg=cfg, temperature=0.0),
+    ):
+        results = draw(target, fitted(PRESETS[name], sampling))
+        assert sorted(results) == list(range(9))
+        for result in results.values():
+            stats = result.statistics
+            assert result.tokens.shape == (16,)
+            assert result.tokens.min() >= 0
+            assert result.tokens.max() < 24
+            assert int(stats.emitted.sum()) == 15  # the prefill's token apart, each token once and none past the end
+            assert stats.position.tolist() == [1 + int(stats.emitted[:i].sum()) for i in range(stats.rounds)]
+            assert (stats.emitted <= stats.depth + 1).all()
+            assert stats.step_compression == pytest.approx(16 / (stats.rounds + 1))
+
+
+PRODUCTS = [
+    {"drafter": "eagle", "tree": {"policy": "adjacency", "initialisation": "vertical", "width_range": [2, 6], "start_width": 4, "nodes": 20},
+     "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 2.0, "schedule": "exponential", "budget": 1.5, "nu": 0.2, "resampling": "optimal"}},
+    {"drafter": "medusa", "tree": {"policy": "dynamic", "depth": 4, "width": 4, "nodes": 12},
+     "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "divergence": "jsd", "proximity": "cosine"}},
+    {"drafter": "independent", "tree": {"policy": "static", "name": "eagle1_26"},
+     "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "proximity": "random", "resampling": "optimal", "schedule": "linear", "budget": 0.8, "slope": 0.1}},
+    {"drafter": {"kind": "jacobi", "initialisation": "repeat_left", "redraw": "coupled"}, "tree": {"policy": "chain", "length": 7},
+     "acceptance": {"neighbourhood": "grouped", "schedule": "exponential", "budget": 1.2, "nu": 0.1, "resampling": "optimal"}},
+    {"drafter": "eagle", "tree": {"policy": "chain", "length": 4, "children": "top"},
+     "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 3.0, "resampling": "paper"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_unpublished_products_run(product: dict[str, object]) -> None:
+    config = replace(DecodingConfig.from_mapping(product), sampling=Sampling(cfg=2.0))
+    results = draw(toy_target(), config)
+    assert sum(int(r.statistics.emitted.sum()) for r in results.values()) == 9 * 15
+
+
+@pytest.mark.parametrize("name", ["vanilla", *LOSSLESS, "lantern", "lantern_pp", "cool", "adt_lantern", "gsd"])
+def test_images_do_not_depend_on_their_batch(name: str) -> None:
+    """Batch 1, 3 and 7, in order and reversed: same tokens, same rounds."""
+    target = toy_target()
+    config = fitted(PRESETS[name], Sampling(cfg=2.0, top_k=12))
+    alone = draw(target, config, batch=1)
+    for batch, jobs in ((3, JOBS), (7, JOBS[::-1])):
+        others = draw(target, config, batch=batch, jobs=jobs)
+        for key, result in alone.items():
+            assert torch.equal(result.tokens, others[key].tokens)
+            assert torch.equal(result.statistics.emitted, others[key].statistics.emitted)
+    assert any(not torch.equal(alone[k].tokens, r.tokens) for k, r in draw(target, config, seed=1).items())
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("rope", ["zero", "identity"])
+def test_greedy_equals_vanilla(name: str, rope: str) -> None:
+    target = toy_target(config=replace(BASE, prompt_rope=rope), temper=8.0)  # type: ignore[arg-type]
+    sampling = Sampling(cfg=2.0, temperature=0.0)
+    plain = draw(target, fitted(PRESETS["vanilla"], sampling))
+    fast = draw(target, fitted(PRESETS[name], sampling))
+    for key, result in plain.items():
+        assert torch.equal(result.tokens, fast[key].tokens)
+        assert result.statistics.mean_accepted_length == 1
+        assert result.statistics.step_compression == 1
+
+
+def test_a_perfect_drafter_is_always_believed() -> None:
+    """The target as its own independent drafter: every draft of a chain is accepted."""
+    target = toy_target()
+    config = DecodingConfig.from_mapping({"drafter": "independent", "tree": {"policy": "chain", "length": 3}})
+    config = replace(config, sampling=Sampling(cfg=2.0, top_k=9))
+    twin = IndependentDrafter(target, target.transformer, target.conditioner)
+    for result in Engine(target, config, twin, batch_size=4).run(JOBS):
+        assert result.statistics.emitted.tolist() == [4, 4, 4, 3]
+
+
+def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
+    target = toy_target()
+    jobs = [Job(0, "abc", sample=n) for n in range(4)]
+    engine = Engine(target, fitted(PRESETS["vanilla"], Sampling()), batch_size=4)
+    images = {tuple(r.tokens.tolist()) for r in engine.run(jobs)}
+    assert len(images) == 4
+
+
+def test_nan_weights_are_an_error_not_an_image() -> None:
+    target = toy_target()
+    target.transformer.layers[1].feed_forward.w2.weight.data[0, 0] = torch.nan
+    with pytest.raises(DecodingError, match="not finite"):
+        list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS))
+    with pytest.raises(DecodingError, match="not finite"):
+        list(Engine(target, fitted(PRESETS["vanilla"], Sampling(temperature=0.0))).run(JOBS))
+
+
+def test_what_does_not_fit_is_refused_in_words() -> None:
+    target = toy_target()
+    lantern = replace(PRESETS["lantern"], sampling=Sampling())
+    with pytest.raises(ValueError, match=r"k.*24"):
+        Engine(target, lantern, toy_drafter("eagle", target))
+    with pytest.raises(ValueError, match="needs the eagle drafter"):
+        Engine(target, fitted(PRESETS["eagle1"]))
+    with pytest.raises(ValueError, match="2 Medusa heads"):
+        Engine(target, fitted(PRESETS["medusa"]), toy_drafter("medusa", target, heads=2))
+    with pytest.raises(ValueError, match="batch size"):
+        Engine(target, fitted(PRESETS["vanilla"]), batch_size=0)

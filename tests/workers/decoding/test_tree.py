@@ -1,0 +1,121 @@
+"""Draft trees: shapes derived from parents, and the target's logits over a tree against each path run alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import BASE, toy_target
+
+from workers.decoding.state import block_mask
+from workers.decoding.tree import fixed_shape, shape_from_parents
+from workers.models.transformer import Transformer, TransformerConfig
+
+
+def random_parents(nodes: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
+    parents, depth = [], []
+    for node in range(nodes):
+        parent = int(torch.randint(-1, node, (1,), generator=generator)) if node else -1
+        parents.append(parent)
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    return parents, depth
+
+
+def lineage(parents: list[int], node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_shape_agrees_with_walking_the_parents(seed: int) -> None:
+    parents, depth = random_parents(9, torch.Generator().manual_seed(seed))
+    shape = fixed_shape(parents, depth, torch.device("cpu"))
+    for node in range(9):
+        path = {0} | {a + 1 for a in lineage(parents, node)}
+        assert set(shape.visible[0, node + 1].nonzero()[:, 0].tolist()) == path
+        kids = [i + 1 for i, p in enumerate(parents) if p == node]
+        assert [c for c in shape.children[0, node + 1].tolist() if c] == kids
+    assert [c for c in shape.children[0, 0].tolist() if c] == [i + 1 for i, p in enumerate(parents) if p == -1]
+    assert shape.offsets[0].tolist() == [0, *depth]
+
+
+def test_nodes_that_do_not_exist_are_nobodys_children() -> None:
+    parents = torch.tensor([[-1, -1, -1, 0, 0]])
+    exists = torch.tensor([[True, False, True, True, False]])
+    shape = shape_from_parents(parents, torch.tensor([[1, 1, 1, 2, 2]]), exists, max_depth=2, width=2)
+    assert shape.children[0, 0].tolist() == [1, 3]
+    assert shape.children[0, 1].tolist() == [4, 0]
+
+
+OPTIONS: dict[str, TransformerConfig] = {
+    "grid rope, zero prompt": replace(BASE, prompt_rope="zero"),
+    "grid rope, identity prompt": BASE,
+    "line rope": replace(BASE, rope="line"),
+    "grouped-query attention": replace(BASE, n_heads=4, n_kv_heads=2, head_dim=8),
+    "qk-norm": replace(BASE, rope="line", qk_norm=True),
+    "head width unlike dim / heads": replace(BASE, head_dim=12),
+    "an EAGLE layer": replace(BASE, n_layers=1, vocab_size=0, input_norm=False, final_norm=False),
+}
+
+
+def prefill(model: Transformer, prompts: torch.Tensor, lengths: list[int], columns: int) -> tuple[object, torch.Tensor]:
+    """A cache that holds the first lengths[b] of prompts [R, T, D], and the mask of what is in it."""
+    cache = model.new_cache(len(lengths), columns)
+    order = torch.arange(prompts.shape[1])
+    causal = (order[:, None] >= order).expand(len(lengths), 1, -1, -1)
+    model(prompts, order, mask=causal, cache=cache, columns=order.expand(len(lengths), -1), span=prompts.shape[1])
+    return cache, torch.arange(columns) < torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -> None:
+    """Two rows of different lengths; one random tree; every node's output against the plain causal run of its own
+    path.
+    """
+    config, generator = OPTIONS[name], torch.Generator().manual_seed(5)
+    torch.manual_seed(3)
+    model = Transformer(config).eval().requires_grad_(False)
+    parents, depth = random_parents(8, generator)
+    shape = fixed_shape(parents, depth, torch.device("cpu"))
+    lengths = [7, 10]
+    prompts = torch.randn(2, 10, config.dim, generator=generator)
+    block = torch.randn(2, 9, config.dim, generator=generator)  # root and 8 nodes
+    cache, seen = prefill(model, prompts, lengths, 24)
+    start = torch.tensor(lengths)
+    columns = start[:, None] + torch.arange(9)
+    positions = start[:, None] + shape.offsets
+    mask = block_mask(seen, start, shape.visible, 20)
+    together = model(block, positions, mask=mask, cache=cache, columns=columns, span=20)
+    for row, length in enumerate(lengths):
+        for node in range(-1, 8):
+            path = [0, *(a + 1 for a in lineage(parents, node))]
+            alone = model(torch.cat([prompts[row, :length], block[row, path]])[None], torch.arange(length + len(path)))
+            torch.testing.assert_close(together[row, node + 1], alone[0, -1], atol=2e-5, rtol=1e-4)
+    # commit the deepest path of row 0 and a one-node path of row 1; the cache must then equal a fresh prefill's
+    deepest = [0, *(a + 1 for a in lineage(parents, depth.index(max(depth))))]
+    width = len(deepest)
+    paths = torch.tensor([deepest, [0, 1] + [1] * (width - 2)])
+    cache.move(cache.flat(start[:, None] + paths), cache.flat(start[:, None] + torch.arange(width)))
+    for row, kept in enumerate([deepest, [0, 1]]):
+        sequence = torch.cat([prompts[row, : lengths[row]], block[row, kept]])[None]
+        fresh, _ = prefill(model, sequence, [sequence.shape[1]], sequence.shape[1])
+        for layer in range(config.n_layers):
+            for moved, made in zip(cache.read(layer, 24), fresh.read(layer, sequence.shape[1]), strict=True):
+                torch.testing.assert_close(moved[row, :, : sequence.shape[1]], made[0], atol=2e-5, rtol=1e-4)
+
+
+def test_cache_put_and_keep() -> None:
+    target = toy_target()
+    cache, small = target.transformer.new_cache(3, 6), target.transformer.new_cache(2, 4)
+    small.storage.normal_()
+    cache.put(torch.tensor([2, 0]), small)
+    for got, put in zip(cache.read(1, 4), small.read(1, 4), strict=True):
+        assert torch.equal(got[2], put[0])
+        assert torch.equal(got[0], put[1])
+        assert not got[1].any()
+    cache.keep(torch.tensor([2]))
+    assert torch.equal(cache.read(0, 4)[1][0], small.read(0, 4)[1][0])

@@ -1,0 +1,1 @@
+"""The PyTorch library: models, drafters, decoding, metrics, data and training (no ray, optuna or mlflow)."""

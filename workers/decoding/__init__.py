@@ -1,0 +1,1 @@
+"""Drafting, verifying, accepting and committing: the speculative decoding engine."""

@@ -1,0 +1,198 @@
+"""The engine: captions in, tokens out. Every method, plain decoding included, is this one loop:
+
+draft -> verify (one pass of the target) -> accept (the walk) -> commit
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from search_spaces.trial import DecodingConfig
+from workers.decoding import rng
+from workers.decoding.draft import Drafting
+from workers.decoding.methods import build_drafting, build_tables, resolve
+from workers.decoding.sampling import guide, to_law
+from workers.decoding.state import Batch, Job, block_mask
+from workers.decoding.statistics import ImageStatistics, Ledger, Stopwatch
+from workers.decoding.tree import DraftTree
+from workers.decoding.walk import Walk, Walker
+from workers.drafters.base import Drafter
+from workers.models.target import Target
+
+
+class DecodingError(RuntimeError):
+    """Decoding failed for a reason that lies in the model or the machine, not in the setting."""
+
+
+class Result:
+    """One finished image: its job, its tokens [image_len] (int64, CPU) and its statistics."""
+
+    __slots__ = ("job", "statistics", "tokens")
+
+    def __init__(self, job: Job, tokens: Tensor, statistics: ImageStatistics) -> None:
+        self.job, self.tokens, self.statistics = job, tokens, statistics
+
+
+class Engine:
+    """Decodes captions with one setting.
+
+    A setting without sampling parameters takes the target's own. `drafter` is the loaded drafter that the setting
+    names (None for plain decoding and Jacobi windows). At most `batch_size` captions advance together, each at its own
+    pace; a finished one hands its place to the next, and when none are left the batch shrinks.
+
+    Raises:
+        ValueError: the setting does not fit the target or the drafter (k beyond the codebook, more levels than heads,
+        ...).
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        config: DecodingConfig,
+        drafter: Drafter | None = None,
+        *,
+        seed: int = 0,
+        batch_size: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch size must be at least 1, got {batch_size}")
+        self.target, self.seed, self.batch_size = target, seed, batch_size
+        self.config, self.sampling = resolve(config, target, drafter)
+        self.device = target.device
+        self.drafting: Drafting = build_drafting(self.config, self.sampling, target, drafter)
+        self.walker = Walker(
+            self.config.acceptance,
+            build_tables(self.config, target),
+            self.sampling,
+            self.drafting.max_levels,
+            self.device,
+        )
+        self.image_len = target.grid.tokens
+        self.stopwatch = Stopwatch(self.device)
+
+    @torch.inference_mode()
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Yield every job's result as it finishes.
+
+        Raises:
+            ValueError: a caption the target cannot read (before anything is decoded).
+            DecodingError: the target's logits are not finite.
+        """
+        queue = deque(jobs)
+        if not queue:
+            return
+        batch = self.open_batch(min(self.batch_size, len(queue)))
+        ledger = Ledger(batch.size, self.image_len, self.device)
+        self.admit(batch, ledger, list(range(batch.size)), queue)
+        while batch.size:
+            walk, tree = self.step(batch)
+            ledger.record(walk.emitted, tree, self.stopwatch)
+            if walk.broken.any():
+                raise DecodingError(f"target {self.target.name}: logits are not finite (NaN or infinite weights?)")
+            emitted = batch.emitted.tolist()
+            batch.furthest = max(emitted)
+            done = [index for index, count in enumerate(emitted) if count >= self.image_len]
+            if done:
+                tokens = batch.tokens.cpu()
+                yield from [Result(ledger.jobs[i], tokens[i].clone(), ledger.close(i)) for i in done]
+                self.refill(batch, ledger, done, queue)
+
+    def step(self, batch: Batch) -> tuple[Walk, DraftTree]:
+        """One round for every row: between its first line and its last nothing is read back from the device."""
+        clock = self.stopwatch.start()
+        tree = self.drafting.draft(batch)
+        clock.lap("drafter")
+        features, logits = self.verify(batch, tree)
+        clock.lap("target")
+        guided = guide(logits, self.sampling.cfg)
+        walk = self.walker(tree, guided, batch.keys, batch.emitted, batch.missing)
+        clock.lap("acceptance")
+        self.commit(batch, tree, walk, guided, features)
+        clock.lap("commit")
+        return walk, tree
+
+    def verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
+        """The target's features [R, N+1, D] and logits [R, N+1, V] at the root and every drafted node, in one pass."""
+        root, slots = batch.cached, tree.shape.nodes + 1
+        tokens = batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1))
+        start = batch.per_row(root)
+        columns = start[:, None] + torch.arange(slots, device=self.device)
+        positions = batch.per_row(root[:, None] + tree.shape.offsets)
+        visible = tree.shape.visible
+        span = self.target.prompt_len + batch.furthest + slots - 1
+        mask = block_mask(
+            batch.seen,
+            start,
+            visible if visible.shape[0] == 1 else batch.per_row(visible),
+            span,
+            batch.cache.storage.dtype,
+        )
+        features = self.target.transformer(
+            self.target.embed(tokens), positions, mask=mask, cache=batch.cache, columns=columns, span=span
+        )
+        return features, self.target.head(features)
+
+    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+        """Move the accepted path's keys and values into place, tell the drafter, append the tokens."""
+        path = batch.per_row(walk.path)
+        if self.drafting.reordered:
+            start = batch.per_row(batch.cached)[:, None]
+            order = torch.arange(path.shape[1], device=self.device)
+            batch.cache.move(batch.cache.flat(start + path), batch.cache.flat(start + order))
+        along = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
+        self.drafting.commit(batch, tree, walk, logits, along)
+        batch.commit(walk.tokens, walk.emitted, walk.last)
+
+    def open_batch(self, size: int) -> Batch:
+        """An empty batch with room for every column that decoding can ever touch."""
+        prompt_len = self.target.prompt_len
+        guided = self.sampling.cfg != 1.0
+        columns = prompt_len + self.image_len + self.drafting.max_nodes + 1
+        cache = self.target.transformer.new_cache((2 if guided else 1) * size, columns)
+        batch = Batch(
+            size, guided=guided, prompt_len=prompt_len, image_len=self.image_len, cache=cache, device=self.device
+        )
+        self.drafting.prepare(batch)
+        return batch
+
+    def admit(self, batch: Batch, ledger: Ledger, places: list[int], queue: deque[Job]) -> None:
+        """Prefill the next captions of the queue and put them at `places`; their first tokens come from the prefill."""
+        jobs = [queue.popleft() for _ in places]
+        clock = self.stopwatch.start()
+        prompt = self.target.encode([job.caption for job in jobs], guided=batch.guided)
+        length = self.target.prompt_len
+        order = torch.arange(length, device=self.device)
+        itself = torch.eye(length, dtype=torch.bool, device=self.device)
+        mask = (order[:, None] >= order) & prompt.valid[:, None] | itself  # a padded row sees at least itself
+        rows = prompt.embeds.shape[0]
+        scratch = self.target.transformer.new_cache(rows, length)
+        features = self.target.transformer(
+            prompt.embeds, order, mask=mask[:, None], cache=scratch, columns=order.expand(rows, -1)
+        )
+        law = to_law(guide(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
+        keys = rng.image_keys(self.seed, [j.caption_id for j in jobs], [j.sample for j in jobs], self.device)
+        first = self.walker.draw(law, keys, torch.zeros_like(keys)) if self.sampling.temperature else law.argmax(-1)
+        where = torch.tensor(places, device=self.device)
+        batch.cache.put(batch.rows(where), scratch)
+        batch.admit(where, keys, first, prompt.valid)
+        self.drafting.admit(where, prompt, [job.caption for job in jobs], features, first)
+        clock.lap("prefill")
+        ledger.open(places, jobs, self.stopwatch)
+
+    def refill(self, batch: Batch, ledger: Ledger, done: list[int], queue: deque[Job]) -> None:
+        """Give finished rows to waiting captions; drop the rows for which none is left."""
+        taken = done[: len(queue)]
+        if taken:
+            self.admit(batch, ledger, taken, queue)
+        idle = set(done[len(taken) :])
+        if idle:
+            stay = [index for index in range(batch.size) if index not in idle]
+            where = torch.tensor(stay, dtype=torch.int64, device=self.device)
+            batch.keep(where)
+            self.drafting.keep(where)
+            ledger.keep(stay)
+        batch.furthest = max(batch.emitted.tolist(), default=1)

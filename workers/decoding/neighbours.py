@@ -1,0 +1,74 @@
+"""The neighbour table: for every code, the codes nearest to it.
+
+It depends only on the codebook, so it is computed once per codebook, proximity and k, in chunks, and large ones are
+kept on disk under their content's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workers.decoding import rng
+
+_CHUNK_ENTRIES = 1 << 24  # distances held at once
+_WORTH_KEEPING = 1 << 22  # codebook pairs above which the table goes to disk
+
+
+def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None = None) -> Tensor:
+    """Neighbours [V, k] (int64) of codebook rows [V, d], each row starting with the code itself, then by increasing
+    distance.
+
+    Distances are l2 or cosine in fp32, ties broken by index; "random" gives every code a fixed random order (LANTERN's
+    control). `cache`: folder for large tables (default: the user's cache folder).
+
+    Raises:
+        ValueError: k exceeds the codebook, or the proximity is unknown.
+    """
+    size = codebook.shape[0]
+    if not 1 <= k <= size:
+        raise ValueError(f"neighbourhood size k={k} does not fit a codebook of {size} codes: choose 1 <= k <= {size}")
+    if proximity not in ("l2", "cosine", "random"):
+        raise ValueError(f"unknown proximity {proximity!r}: use l2, cosine or random")
+    if size * size <= _WORTH_KEEPING:
+        return _compute(codebook, proximity, k)
+    digest = hashlib.sha256(codebook.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    path = (cache or _default_cache()) / f"neighbours-{digest}-{proximity}-{k}.safetensors"
+    if path.exists():
+        return load_file(path)["neighbours"].to(codebook.device, torch.int64)
+    table = _compute(codebook, proximity, k)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({"neighbours": table.to("cpu", torch.int32)}, scratch)
+    scratch.replace(path)
+    return table
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specfrontier"
+
+
+def _compute(codebook: Tensor, proximity: str, k: int) -> Tensor:
+    size, device = codebook.shape[0], codebook.device
+    book = codebook.detach().float()
+    if proximity == "cosine":
+        book = torch.nn.functional.normalize(book, dim=1)
+    codes = torch.arange(size, device=device)
+    rows = []
+    for chunk in torch.split(codes, max(1, _CHUNK_ENTRIES // size)):
+        if proximity == "random":
+            order = rng.bits(chunk[:, None], chunk.new_zeros(1), rng.Purpose.SHAPE, codes)
+            distance = order.clamp(min=torch.iinfo(torch.int64).min + 1)
+            distance[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
+        else:
+            distance = torch.cdist(book[chunk], book, compute_mode="donot_use_mm_for_euclid_dist")
+            distance[
+                torch.arange(len(chunk), device=device), chunk
+            ] = -1.0  # itself first, even beside an identical code
+        rows.append(distance.sort(dim=1, stable=True).indices[:, :k])
+    return torch.cat(rows)

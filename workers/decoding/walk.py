@@ -1,0 +1,178 @@
+"""The walk: from the root down the draft tree, accepting children one trial at a time.
+
+One loop serves every rule, tree and drafter. It follows section 4 of the SpecInfer/EAGLE sibling scheme: children are
+tried in order, each against what its rejected siblings left of the target's law; the random numbers stay here, so that
+the rules themselves are deterministic functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from search_spaces.acceptance import AcceptanceRule, Tables
+from search_spaces.trial import Sampling
+from workers.decoding import rng
+from workers.decoding.sampling import race, to_law
+from workers.decoding.tree import DraftTree
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a round decided, for B rows. W = deepest level walked + 1.
+
+    path [B, W]: slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
+    tokens [B, W]: accepted drafts, then the resampled or bonus token, at the row's `accepted` index; arbitrary after
+    it. accepted [B]: accepted drafts; `emitted` = accepted + 1. last [B]: the token at the end, the next root. broken
+    [B]: the law it was taken from was not finite.
+    """
+
+    path: Tensor
+    tokens: Tensor
+    accepted: Tensor
+    last: Tensor
+    broken: Tensor
+
+    @property
+    def emitted(self) -> Tensor:
+        return self.accepted + 1
+
+
+def settled(pending: Tensor) -> bool:
+    """True when nothing is pending and the host may know it for free.
+
+    On a CPU a flag is read at no cost, so loops stop as soon as every row has decided. On an accelerator reading it
+    would stall the queue: there the loops run to their fixed bounds and masks do the rest.
+    """
+    return pending.device.type == "cpu" and not bool(pending.any())
+
+
+class Walker:
+    """Walks trees by one acceptance rule. `max_levels` bounds the drafted depth."""
+
+    def __init__(
+        self, rule: AcceptanceRule, tables: Tables, sampling: Sampling, max_levels: int, device: torch.device
+    ) -> None:
+        self.rule, self.tables, self.sampling = rule, tables, sampling
+        omegas = torch.ones(max_levels + 1, max_levels + 1, device=device)
+        for levels in range(1, max_levels + 1):
+            omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.omegas(levels), device=device)
+        self.omegas = omegas  # [drafted levels, depth]
+
+    def __call__(self, tree: DraftTree, logits: Tensor, keys: Tensor, emitted: Tensor, missing: Tensor) -> Walk:
+        """Decide a round.
+
+        logits [B, N+1, V]: the target's guided logits after each slot; keys [B]; emitted [B]: tokens drawn before the
+        round; missing [B]: tokens still to draw. At most missing - 1 drafts are accepted: the token at the end is the
+        last one.
+        """
+        if self.sampling.temperature == 0:
+            return self.greedy(tree, logits, missing)
+        return self.sampled(tree, logits, keys, emitted, missing)
+
+    def sampled(self, tree: DraftTree, logits: Tensor, keys: Tensor, emitted: Tensor, missing: Tensor) -> Walk:
+        batch, width = keys.shape[0], tree.shape.width
+        row = torch.arange(batch, device=keys.device)
+        node = torch.zeros_like(emitted)
+        residual = to_law(logits[:, 0], self.sampling)
+        active = torch.ones(batch, dtype=torch.bool, device=keys.device)
+        accepted = torch.zeros_like(emitted)
+        path, tokens = [node], []
+        levels = tree.shape.max_depth
+        depths = torch.arange(1, levels + 1, device=keys.device)
+        ranks = torch.arange(width, device=keys.device)
+        place = emitted[:, None, None] + (depths[:, None] - 1)
+        chance = rng.uniform(keys[:, None, None], place, rng.Purpose.ACCEPT, ranks) if levels else None
+        children = tree.shape.children.expand(batch, -1, -1)
+        omegas = self.omegas[tree.levels]
+        for depth in range(1, levels + 1):
+            active = active & (missing > depth)
+            if settled(active):
+                break
+            assert chance is not None
+            omega = omegas[:, depth]
+            kids = children[row, node]
+            proposal = tree.proposal(node)
+            moved = torch.zeros_like(active)
+            token = torch.zeros_like(node)
+            for rank in range(width):
+                slot = kids[:, rank]
+                index = (slot - 1).clamp(min=0)
+                trying = active & ~moved & (slot > 0) & tree.exists[row, index]
+                if settled(trying):
+                    break
+                x = tree.tokens[row, index]
+                credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
+                accept = trying & (chance[:, depth - 1, rank] < self.rule.chance(credit, omega))
+                node = torch.where(accept, slot, node)
+                token = torch.where(accept, x, token)
+                moved = moved | accept
+                rejected = trying & ~accept
+                if not settled(rejected):
+                    rest = self.rule.residual(residual, proposal, x, omega, credit, self.tables)
+                    residual = torch.where(rejected[:, None], rest, residual)
+                    if proposal is not None and rank + 1 < width:
+                        proposal = without(proposal, x, rejected)
+            active = moved
+            accepted = accepted + moved
+            if not settled(moved):
+                residual = torch.where(moved[:, None], to_law(logits[row, node], self.sampling), residual)
+            path.append(node)
+            tokens.append(token)
+        last = self.draw(residual, keys, emitted + accepted)
+        drafts = torch.stack([*tokens, last], dim=1)
+        ends = torch.arange(drafts.shape[1], device=keys.device) == accepted[:, None]
+        return Walk(
+            torch.stack(path, dim=1), torch.where(ends, last[:, None], drafts), accepted, last, residual[:, 0].isnan()
+        )
+
+    def draw(self, law: Tensor, keys: Tensor, position: Tensor) -> Tensor:
+        """Tokens [B] drawn from laws [B, V] for token positions [B]: the same clocks as plain decoding uses there."""
+        vocabulary = torch.arange(law.shape[1], device=law.device)
+        return race(law, rng.exponential(keys[:, None], position[:, None], rng.Purpose.TARGET, vocabulary))
+
+    def greedy(self, tree: DraftTree, logits: Tensor, missing: Tensor) -> Walk:
+        """Temperature 0: a node stands if the rule lets it stand for the most likely token, and so do all its
+        ancestors; of several such paths the longest is taken, the first on a tie. The last token is the target's own
+        choice."""
+        batch, slots, vocabulary = logits.shape
+        device = logits.device
+        row = torch.arange(batch, device=device)
+        depth = tree.shape.depth.expand(batch, -1)
+        best = torch.zeros(batch, dtype=torch.int64, device=device)
+        if slots > 1:
+            parent = (tree.shape.parents + 1).expand(batch, -1)
+            above = logits.softmax(-1).gather(1, parent[..., None].expand(-1, -1, vocabulary)).flatten(0, 1)
+            omega = self.omegas[tree.levels[:, None], depth].flatten()
+            stands = self.rule.greedy(above, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
+            stands &= tree.exists & (depth < missing[:, None])
+            lineage = tree.shape.visible[:, 1:, 1:].expand(batch, -1, -1)
+            stands = ~(lineage & ~stands[:, None]).any(-1)
+            best = torch.nn.functional.pad(depth * stands, (1, 0)).argmax(1)
+        accepted = torch.nn.functional.pad(depth, (1, 0))[row, best]
+        highest, last = logits[row, best].max(-1)
+        path, tokens = self.trace(tree, best, accepted)
+        ends = torch.arange(tokens.shape[1], device=device) == accepted[:, None]
+        return Walk(path, torch.where(ends, last[:, None], tokens), accepted, last, ~highest.isfinite())
+
+    def trace(self, tree: DraftTree, best: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots [B, W] from the root to slot `best` [B] at depth `accepted` [B], and the tokens after each of them."""
+        batch = best.shape[0]
+        lineage = tree.shape.visible.expand(batch, -1, -1)[torch.arange(batch, device=best.device), best]
+        offsets = tree.shape.offsets.expand(batch, -1)
+        steps = torch.arange(tree.shape.max_depth + 1, device=best.device)
+        on_path = lineage[:, None] & (offsets[:, None] == steps[:, None])  # [B, W, N+1]
+        path = torch.where(steps <= accepted[:, None], on_path.to(torch.int8).argmax(-1), best[:, None])
+        drafts = tree.tokens.gather(1, (path[:, 1:] - 1).clamp(min=0)) if tree.shape.nodes else path[:, 1:]
+        return path, torch.nn.functional.pad(drafts, (0, 1))
+
+
+def without(law: Tensor, x: Tensor, where: Tensor) -> Tensor:
+    """The law [B, V] of the next draw without replacement after x [B], in rows `where` [B]; zero if nothing else was
+    possible.
+    """
+    rest = law.scatter(1, x[:, None], 0.0)
+    rest = rest / rest.sum(1, keepdim=True).clamp(min=torch.finfo(law.dtype).tiny)
+    return torch.where(where[:, None], rest, law)

@@ -1,0 +1,70 @@
+"""Medusa heads (Cai et al. 2024): head m reads the target's feature of token t and predicts token t+1+m directly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workers.decoding.state import Batch
+from workers.drafters.base import Drafter
+from workers.models.target import Prompt, Target
+
+
+class MedusaHeads(nn.Module):
+    """K heads, logits_m = W_m (f + SiLU(V_m f + b_m)). With `shared_head`, every W_m is the target's own head."""
+
+    def __init__(self, dim: int, vocab_size: int, heads: int, *, shared_head: bool) -> None:
+        super().__init__()
+        self.residuals = nn.ModuleList(nn.Linear(dim, dim) for _ in range(heads))
+        for parameter in self.residuals.parameters():
+            nn.init.zeros_(parameter)  # starts as the target's head
+        self.heads = (
+            None if shared_head else nn.ModuleList(nn.Linear(dim, vocab_size, bias=False) for _ in range(heads))
+        )
+
+    def forward(self, features: Tensor, head: int, target_head: nn.Module) -> Tensor:
+        """Logits [..., V] of head `head` (0-based: 0 predicts the token after the root) on features [..., D]."""
+        hidden = features + torch.nn.functional.silu(self.residuals[head](features))
+        out: Tensor = (target_head if self.heads is None else self.heads[head])(hidden)
+        return out
+
+
+class MedusaDrafter(Drafter):
+    """All nodes of a level share one law: a head does not see which path it continues."""
+
+    feature: Tensor
+
+    def __init__(self, target: Target, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+        self.max_levels = len(heads.residuals)
+        self._target = (target,)
+
+    def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
+        config, weight = self._target[0].transformer.config, self._target[0].head.weight
+        self.streams = batch.streams
+        self.feature = torch.zeros(batch.streams * batch.size, config.dim, dtype=weight.dtype, device=weight.device)
+
+    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+        self.feature = self.feature.clone()
+        self.feature[self.rows(captions)] = features[:, -1]
+
+    def root_logits(self, batch: Batch) -> Tensor:
+        self.level = 0
+        return self.heads(self.feature, 0, self._target[0].head)  # type: ignore[no-any-return]
+
+    def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        self.level += 1
+        logits: Tensor = self.heads(self.feature, self.level, self._target[0].head)
+        return logits[:, None].expand(-1, tokens.shape[1], -1)
+
+    def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        last = (batch.per_row(counts) - 1)[:, None, None].expand(-1, 1, features.shape[2])
+        self.feature = features.gather(1, last)[:, 0]
+
+    def keep(self, captions: Tensor) -> None:
+        self.feature = self.feature[self.rows(captions)]
+
+    def rows(self, captions: Tensor) -> Tensor:
+        size = self.feature.shape[0] // self.streams
+        return torch.cat([captions + s * size for s in range(self.streams)])

@@ -1,0 +1,1 @@
+"""The one transformer, the VQ codec, weights and model families."""

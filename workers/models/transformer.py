@@ -1,0 +1,219 @@
+"""The one decoder-only transformer: every target, the independent drafter and the EAGLE layer are settings of it.
+
+Shape legend: R rows (conditional and unconditional streams), S query positions, T cache columns, D width, H heads,
+K key-value heads, C channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workers.models.cache import KVCache
+
+SPARE_POSITIONS = 64  # drafts may point past the end of the image; such rows are never kept, but must index something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """Sizes and the few switches in which the supported families differ.
+
+    `rope` "grid" turns the first half of a head's channels by the row and the second half by the column of an image
+    cell (LlamaGen); "line" turns all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
+    pairs: checkpoints in the half-split convention are permuted when they are loaded. `prompt_rope` says how prompt
+    positions are rotated under "grid": LlamaGen's are multiplied by zero, so that every image token attends to all of
+    them alike; "identity" leaves them as they are. `input_norm` and `final_norm` are off in an EAGLE layer.
+    """
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    ffn_dim: int
+    vocab_size: int = 0  # 0: no token embedding and no head (they are the target's)
+    n_kv_heads: int | None = None
+    head_dim: int | None = None
+    norm_eps: float = 1e-5
+    rope: Literal["grid", "line"] = "grid"
+    rope_base: float = 10000.0
+    prompt_rope: Literal["zero", "identity"] = "zero"
+    prompt_len: int = 1
+    rows: int = 16
+    cols: int = 16
+    qk_norm: bool = False
+    input_norm: bool = True
+    final_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dim % self.n_heads and self.head_dim is None:
+            raise ValueError(f"dim {self.dim} is not divisible by n_heads {self.n_heads}: give head_dim")
+        if self.channels % (4 if self.rope == "grid" else 2):
+            unit = 4 if self.rope == "grid" else 2
+            raise ValueError(f"head_dim {self.channels} must be divisible by {unit} for rope {self.rope!r}")
+        if self.n_heads % self.kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.kv_heads}")
+
+    @property
+    def channels(self) -> int:
+        return self.head_dim or self.dim // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def image_len(self) -> int:
+        return self.rows * self.cols
+
+    @property
+    def positions(self) -> int:
+        """Length of the rotation table: prompt, image, and room for drafts past the image's end."""
+        return self.prompt_len + self.image_len + SPARE_POSITIONS
+
+
+def rotation_table(config: TransformerConfig) -> Tensor:
+    """Complex factors [positions, C / 2] that rotate adjacent channel pairs at every position (fp32)."""
+    half = config.channels // 2
+    if config.rope == "line":
+        frequencies = config.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(config.positions, dtype=torch.float64), frequencies)
+        return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    frequencies = config.rope_base ** -(torch.arange(0, half, 2, dtype=torch.float64) / half)
+    cells = torch.arange(config.image_len + SPARE_POSITIONS)
+    row, col = cells // config.cols, cells % config.cols
+    angles = torch.cat([torch.outer(row.double(), frequencies), torch.outer(col.double(), frequencies)], dim=1)
+    image = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    prompt = torch.full((config.prompt_len, half), 0.0 if config.prompt_rope == "zero" else 1.0, dtype=torch.complex64)
+    return torch.cat([prompt, image])
+
+
+def rotate(x: Tensor, factors: Tensor) -> Tensor:
+    """Rotate adjacent channel pairs of x [R, S, heads, C] by complex factors [R, S, C / 2]; computed in fp32."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factors.unsqueeze(2)).flatten(3).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.channels = config.n_heads, config.kv_heads, config.channels
+        self.wqkv = nn.Linear(config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False)
+        self.wo = nn.Linear(self.heads * self.channels, config.dim, bias=False)
+        self.q_norm = HeadNorm(self.heads, self.channels, config.norm_eps) if config.qk_norm else None
+        self.k_norm = HeadNorm(self.kv_heads, self.channels, config.norm_eps) if config.qk_norm else None
+
+    def project(self, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [R,S,H,C] and keys [R,S,K,C], and values [R,S,K,C], of normalised inputs x [R,S,D]."""
+        projected = self.wqkv(x)
+        heads = projected.view(*projected.shape[:2], -1, self.channels)
+        turned = self.heads + self.kv_heads
+        qk, v = heads[:, :, :turned], heads[:, :, turned:]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat([self.q_norm(qk[:, :, : self.heads]), self.k_norm(qk[:, :, self.heads :])], dim=2)
+        qk = rotate(qk, factors)
+        q, k = qk[:, :, : self.heads], qk[:, :, self.heads :]
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """Scaled dot-product attention of q [R,S,H,C] over k, v [R,K,T,C], then the output projection: [R,S,D]."""
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.heads != self.kv_heads
+        )
+        mixed: Tensor = self.wo(out.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm)."""
+
+    def __init__(self, heads: int, channels: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, channels))
+        self.bias = nn.Parameter(torch.zeros(heads, channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], None, None, self.eps) * self.weight + self.bias
+
+
+class FeedForward(nn.Module):
+    """SwiGLU; the gate and up projections share one matrix (gate first)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=False)
+        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        out: Tensor = self.w2(F.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
+        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
+
+
+class Transformer(nn.Module):
+    """A stack of pre-norm layers. Features are the outputs after the final norm: what the head and an EAGLE layer
+    see.
+    """
+
+    rotations: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
+        self.register_buffer("rotations", rotation_table(config), persistent=False)
+
+    def new_cache(self, rows: int, columns: int) -> KVCache:
+        """An empty cache that fits this model, on its device and in its dtype."""
+        config, weight = self.config, next(self.parameters())
+        return KVCache(
+            config.n_layers, rows, columns, config.kv_heads, config.channels, dtype=weight.dtype, device=weight.device
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        columns: Tensor | None = None,
+        span: int | None = None,
+    ) -> Tensor:
+        """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
+
+        Without a cache the S inputs see each other, causally unless a boolean `mask` [R, 1, S, S] says otherwise.
+        With one, their keys and values are stored at `columns` [R, S] and every query sees, of the first `span`
+        columns, those that `mask` [R, 1, S, span] marks True (None: all of them, which suits one query at the end).
+        """
+        factors = self.rotations[positions]
+        if factors.dim() == 2:
+            factors = factors.unsqueeze(0)
+        flat = cache.flat(columns) if cache is not None and columns is not None else None
+        for index, layer in enumerate(cast("Iterable[Layer]", self.layers)):
+            q, k, v = layer.attention.project(layer.attention_norm(x), factors)
+            if cache is None or flat is None:
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
+            else:
+                cache.write(index, k, v, flat)
+                k, v = cache.read(index, span or cache.columns)
+            x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
+            x = x + layer.feed_forward(layer.ffn_norm(x))
+        out: Tensor = self.norm(x)
+        return out
