@@ -1,0 +1,1 @@
+"""Captions, shards, records and the procedural scenes."""

@@ -1,0 +1,144 @@
+"""A user's own images: a folder with captions beside them, or with one subfolder per class.
+
+Any of these layouts, the first that fits:
+    captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
+    captions.csv        columns file, caption (with a header line)
+    captions.txt        one line per image: file name, a tab, the caption
+    a.png + a.txt       the caption in a text file of the same name
+    cats/1.png, ...     the subfolder's name is the class
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """Image files and, for each, its caption; under "classes" the caption is the class's name."""
+
+    paths: tuple[Path, ...]
+    captions: tuple[str, ...]
+    labels: Literal["captions", "classes"]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def read_folder(folder: Path) -> ImageFolder:
+    """Lists a folder's images, in the order of their names, with captions or classes. Opens no image.
+
+    Raises:
+        ValueError: no such folder, no images, an image without a caption, or a caption without an image.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder of images")
+    for name, read in (("captions.jsonl", _from_jsonl), ("captions.csv", _from_csv), ("captions.txt", _from_lines)):
+        if (folder / name).is_file():
+            return _listed(folder, folder / name, read(folder / name))
+    here = _images(folder)
+    if here:
+        return _with_texts(here)
+    classes = [child for child in sorted(folder.iterdir()) if child.is_dir() and _images(child)]
+    if not classes:
+        raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {LAYOUTS}")
+    found = [(path, child.name) for child in classes for path in _images(child)]
+    return ImageFolder(tuple(path for path, _ in found), tuple(name for _, name in found), "classes")
+
+
+def load_images(paths: Sequence[Path], size: int) -> Tensor:
+    """The centre squares of images, resized: uint8 [n, 3, size, size].
+
+    Raises:
+        ValueError: a file that is no readable image.
+    """
+    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
+    for i, path in enumerate(paths):
+        try:
+            with Image.open(path) as opened:
+                picture = opened.convert("RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
+        images[i] = torch.from_numpy(np.array(square)).permute(2, 0, 1)
+    return images
+
+
+def _images(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and path.is_file()]
+
+
+def _from_jsonl(path: Path) -> list[tuple[str, str]]:
+    rows = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            rows.append((str(entry["file"]), str(entry["caption"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'{path}, line {number}: not of the form {{"file": ..., "caption": ...}}') from error
+    return rows
+
+
+def _from_csv(path: Path) -> list[tuple[str, str]]:
+    reader = csv.DictReader(_text(path).splitlines())
+    if not {"file", "caption"} <= set(reader.fieldnames or ()):
+        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {reader.fieldnames}")
+    return [(row["file"] or "", row["caption"] or "") for row in reader]
+
+
+def _from_lines(path: Path) -> list[tuple[str, str]]:
+    rows = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if line.strip():
+            name, tab, caption = line.partition("\t")
+            if not tab:
+                raise ValueError(f"{path}, line {number}: no tab between the file's name and its caption")
+            rows.append((name.strip(), caption))
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from error
+
+
+def _listed(folder: Path, where: Path, rows: Sequence[tuple[str, str]]) -> ImageFolder:
+    if not rows:
+        raise ValueError(f"{where}: no captions in it")
+    for name, caption in rows:
+        if not (folder / name).is_file():
+            raise ValueError(f"{where}: {name!r} is not a file in {folder}")
+        if not caption.strip():
+            raise ValueError(f"{where}: {name!r} has an empty caption")
+    rows = sorted(rows)
+    return ImageFolder(tuple(folder / name for name, _ in rows), tuple(text.strip() for _, text in rows), "captions")
+
+
+def _with_texts(images: Sequence[Path]) -> ImageFolder:
+    captions = []
+    for path in images:
+        beside = path.with_suffix(".txt")
+        caption = _text(beside).strip() if beside.is_file() else ""
+        if not caption:
+            raise ValueError(f"{path}: no caption; write it into {beside.name}, or give {LAYOUTS}")
+        captions.append(caption)
+    return ImageFolder(tuple(images), tuple(captions), "captions")

@@ -1,0 +1,298 @@
+"""One VQ image codec: LlamaGen's VQ-16, Chameleon's VQGAN (taming-transformers' architecture), the built-in model's.
+
+Parameter names follow LlamaGen's official files (`encoder.conv_blocks.{0..}` from fine to coarse,
+`decoder.conv_blocks.0` = coarsest), so that a VQ-16 checkpoint loads by name; Chameleon's taming-style names differ
+from them only by a table. What differs between the families is in `VQConfig`.
+
+Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig.factor`), V codes, d code dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Sizes of a VQ codec; the defaults are LlamaGen's VQ-16.
+
+    Attributes:
+        codebook_size, code_dim: V and d.
+        l2_normalised: codes are compared with the encoder's outputs, and decoded, on the unit sphere.
+        channels, multipliers: level l has channels * multipliers[l]; every level but the last halves the image's side.
+        encoder_blocks, decoder_blocks: residual blocks per level.
+        z_channels: width of the encoder's output, before the 1x1 convolution to d.
+        groups: of every GroupNorm; must divide every width.
+        level_attention: self-attention after each block of the coarsest level (VQ-16: yes; Chameleon: no).
+        mid_attention: self-attention between the two middle blocks.
+    """
+
+    codebook_size: int = 16384
+    code_dim: int = 8
+    l2_normalised: bool = True
+    channels: int = 128
+    multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    encoder_blocks: int = 2
+    decoder_blocks: int = 3
+    z_channels: int = 256
+    groups: int = 32
+    level_attention: bool = True
+    mid_attention: bool = True
+
+    def __post_init__(self) -> None:
+        # JSON has no tuples: a config read from a file's header arrives with a list.
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"VQConfig.{field.name} is {value}; it must be at least 1")
+        if not self.multipliers:
+            raise ValueError("VQConfig.multipliers is empty; give one per level, e.g. (1, 2)")
+        for width in (self.channels, *self.widths):
+            if width % self.groups:
+                raise ValueError(f"VQConfig.groups = {self.groups} does not divide the width {width}; choose a divisor")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each level, from fine to coarse."""
+        return tuple(self.channels * m for m in self.multipliers)
+
+    @property
+    def factor(self) -> int:
+        """Pixels per code along one side."""
+        return int(2 ** (len(self.multipliers) - 1))
+
+
+#: Chameleon's and Anole's VQGAN (512 px -> 32x32 codes).
+CHAMELEON = VQConfig(codebook_size=8192, code_dim=256, l2_normalised=False, level_attention=False)
+
+
+class ResBlock(nn.Module):
+    """norm -> swish -> conv, twice, plus a 1x1 shortcut where the width changes. [B, C, H, W] -> [B, out, H, W]."""
+
+    def __init__(self, width: int, out: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(width, groups)
+        self.conv1 = nn.Conv2d(width, out, 3, padding=1)
+        self.norm2 = _norm(out, groups)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1)
+        self.nin_shortcut = nn.Conv2d(width, out, 1) if width != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
+        return torch.add(self.nin_shortcut(x), h)
+
+
+class AttnBlock(nn.Module):
+    """One head of self-attention over all positions, with 1x1 convolutions. [B, C, H, W] -> the same."""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        self.norm = _norm(width, groups)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (layer(h).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))  # [B, HW, C]
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return torch.add(x, self.proj_out(mixed.transpose(1, 2).reshape(x.shape)))
+
+
+class Downsample(nn.Module):
+    """3x3 convolution with stride 2; padded at the right and the bottom only, as taming does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
+        return y
+
+
+class Upsample(nn.Module):
+    """Nearest-neighbour doubling, then a 3x3 convolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return y
+
+
+class Level(nn.Module):
+    """One resolution: residual blocks (`res`), attention after each (`attn`, or none), then down, up or neither."""
+
+    def __init__(self, width: int, out: int, blocks: int, config: VQConfig, *, attention: bool, resample: str) -> None:
+        super().__init__()
+        widths = [width, *[out] * blocks]
+        self.res = nn.ModuleList(ResBlock(widths[i], out, config.groups) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(out, config.groups) for _ in range(blocks if attention else 0))
+        if resample:
+            self.add_module(resample, Downsample(out) if resample == "downsample" else Upsample(out))
+        self._resample = resample
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.res):
+            x = block(x)
+            if len(self.attn):
+                x = self.attn[i](x)
+        return self.get_submodule(self._resample)(x) if self._resample else x
+
+
+def _norm(width: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, width, eps=1e-6)
+
+
+def _mid(width: int, config: VQConfig) -> nn.ModuleList:
+    middle = AttnBlock(width, config.groups) if config.mid_attention else nn.Identity()
+    return nn.ModuleList([ResBlock(width, width, config.groups), middle, ResBlock(width, width, config.groups)])
+
+
+class Encoder(nn.Module):
+    """Images [B, 3, H, W] -> [B, z_channels, h, w]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths, last = (config.channels, *config.widths), len(config.widths) - 1
+        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
+        self.conv_blocks = nn.ModuleList()
+        for i, (width, out) in enumerate(pairwise(widths)):
+            attention, resample = config.level_attention and i == last, "downsample" if i < last else ""
+            level = Level(width, out, config.encoder_blocks, config, attention=attention, resample=resample)
+            self.conv_blocks.append(level)
+        self.mid = _mid(widths[-1], config)
+        self.norm_out = _norm(widths[-1], config.groups)
+        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in (self.conv_in, *self.conv_blocks, *self.mid):
+            x = module(x)
+        z: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return z
+
+
+class Decoder(nn.Module):
+    """[B, z_channels, h, w] -> images [B, 3, H, W]; `conv_blocks.0` is the coarsest level."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths, last = (config.widths[-1], *reversed(config.widths)), len(config.widths) - 1
+        self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
+        self.mid = _mid(widths[0], config)
+        self.conv_blocks = nn.ModuleList()
+        for i, (width, out) in enumerate(pairwise(widths)):
+            attention, resample = config.level_attention and i == 0, "upsample" if i < last else ""
+            level = Level(width, out, config.decoder_blocks, config, attention=attention, resample=resample)
+            self.conv_blocks.append(level)
+        self.norm_out = _norm(widths[-1], config.groups)
+        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        for module in (self.conv_in, *self.mid, *self.conv_blocks):
+            z = module(z)
+        y: Tensor = self.conv_out(F.silu(self.norm_out(z)))
+        return y
+
+
+class Quantizer(nn.Module):
+    """The codebook: `embedding.weight` [V, d], normalised to unit length at every use where the config says so."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.l2_normalised = config.l2_normalised
+        self.embedding = nn.Embedding(config.codebook_size, config.code_dim)
+
+    def normalise(self, z: Tensor) -> Tensor:
+        """[..., d] onto the unit sphere, or unchanged without l2."""
+        return F.normalize(z, dim=-1) if self.l2_normalised else z
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes as they are compared and decoded, [V, d]."""
+        return self.normalise(self.embedding.weight)
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """Index of the nearest code by Euclidean distance: [..., d] -> int64 [...]."""
+        flat = self.normalise(z.float()).reshape(-1, z.shape[-1])
+        codebook = self.codebook.float()
+        # Argmin of |z - e|^2; |z|^2 is the same for all codes.
+        scores = torch.addmm(-0.5 * codebook.square().sum(1), flat, codebook.T)
+        return scores.argmax(1).reshape(z.shape[:-1])
+
+
+class VQModel(nn.Module):
+    """Encoder, quantizer and decoder; images are in [-1, 1]."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.quantize = Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.code_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.code_dim, config.z_channels, 1)
+
+    @property
+    def codebook(self) -> Tensor:
+        """Codes as decoded (l2-normalised where the codec does), [V, d]."""
+        return self.quantize.codebook
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] -> vectors before quantisation, as compared with the codes: [B, h, w, d]."""
+        factor = self.config.factor
+        if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] % factor or images.shape[3] % factor:
+            shape = tuple(images.shape)
+            raise ValueError(f"images have shape {shape}; needed: [B, 3, H, W] with H and W multiples of {factor}")
+        # fp32 whatever the network's precision: nearest codes are decided by small differences.
+        return self.quantize.normalise(self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1).float())
+
+    def decode_latents(self, z: Tensor) -> Tensor:
+        """Code vectors [B, h, w, d] -> images [B, 3, H, W], not clamped."""
+        images: Tensor = self.decoder(self.post_quant_conv(z.permute(0, 3, 1, 2)))
+        return images
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [-1, 1] -> codes, int64 [B, h, w]."""
+        return self.quantize.nearest(self.latents(images))
+
+    def decode_ids(self, ids: Tensor) -> Tensor:
+        """Codes [B, h, w] -> images [B, 3, H, W] in [-1, 1]."""
+        return self.decode_latents(self.quantize.normalise(self.quantize.embedding(ids))).clamp(-1, 1)
+
+
+def save_vq(model: VQModel, path: Path) -> None:
+    """Writes the weights as fp16 safetensors with the config as JSON in the header (`config`)."""
+    tensors = {name: value.detach().half().contiguous() for name, value in model.state_dict().items()}
+    save_file(tensors, path, metadata={"config": json.dumps(asdict(model.config))})
+
+
+def load_vq(path: Path) -> VQModel:
+    """A codec written by `save_vq`, in fp32 and in eval mode.
+
+    Raises:
+        ValueError: the file carries no VQ config in its header, or one with unknown fields.
+    """
+    with safe_open(path, framework="pt") as file:
+        header = (file.metadata() or {}).get("config")
+        if header is None:
+            raise ValueError(f"{path} has no `config` in its safetensors header: it is not a codec saved by save_vq")
+        raw: dict[str, Any] = json.loads(header)
+        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    unknown = set(raw) - {field.name for field in fields(VQConfig)}
+    if unknown:
+        raise ValueError(f"{path}: unknown VQ settings {sorted(unknown)}; known: {[f.name for f in fields(VQConfig)]}")
+    model = VQModel(VQConfig(**raw))
+    model.load_state_dict(tensors)
+    return model.eval()

@@ -1,0 +1,1 @@
+"""Training code of the built-in model."""
