@@ -1,0 +1,1 @@
+"""What differs between model families: sizes, conditioning, key names, grids."""

@@ -1,0 +1,175 @@
+"""Captions for text-conditional targets: LlamaGen's caption cleaning, and T5 features.
+
+`clean_caption` follows the rules that LlamaGen inherited from DeepFloyd IF, with which its T5 features were made.
+Covered: URL quoting, URLs and bare domains, HTML tags and entities, @nicknames, CJK characters, typographic dashes and
+quotes, IP addresses, article ids and `#numbers`, file names, resolutions, shop boiler-plate, runs of punctuation, and
+loose punctuation at the ends. Not covered: ftfy's repair of wrongly decoded text ("Ã©"), which passes through as it is;
+and URLs go as a whole, where the original leaves the query string of some.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote_plus
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from workers.models.checkpoint_files import WeightsError, some
+
+
+class TextEncoder(Protocol):
+    """Captions to features [B, L, F] and which of them exist [B, L] (bool; the padding is at the right)."""
+
+    def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]: ...
+
+
+class T5Encoder:
+    """T5's encoder and tokenizer from a local folder, as `save_pretrained` lays it out.
+
+    Captions are encoded one at a time, each padded to `tokens`: then a caption's features do not depend on its company.
+    Beside the drawing of an image this pass is small.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        tokens: int = 120,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Raises:
+            WeightsError: the folder holds no T5 encoder with its tokenizer.
+        """
+        # here, because it takes seconds and class-conditional targets need neither
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        if not Path(folder).is_dir():
+            raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            # a pair because of output_loading_info, which the stubs do not know
+            loaded: Any = T5EncoderModel.from_pretrained(
+                folder, local_files_only=True, dtype=dtype, output_loading_info=True
+            )
+        except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise WeightsError(f"{folder}: not a readable T5 encoder with its tokenizer ({reason})") from error
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise WeightsError(f"{folder}: no T5 encoder: {len(missing)} of its weights are missing: {some(missing)}")
+        self._model: nn.Module = model.to(device).eval()
+        self._device = torch.device(device)
+        self.tokens = tokens
+
+    @torch.inference_mode()
+    def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
+        features, valid = [], []
+        for caption in captions:
+            inputs = self._tokenizer(
+                clean_caption(clean_caption(caption)),  # twice, as LlamaGen does
+                max_length=self.tokens,
+                padding="max_length",
+                truncation=True,
+                return_tensors="pt",
+            ).to(self._device)
+            features.append(self._model(inputs.input_ids, attention_mask=inputs.attention_mask).last_hidden_state)
+            valid.append(inputs.attention_mask.bool())
+        return torch.cat(features), torch.cat(valid)
+
+
+class _Text(HTMLParser):
+    """Collects the text between tags."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+
+def _without_tags(text: str) -> str:
+    parser = _Text()
+    parser.feed(text)
+    parser.close()
+    return "".join(parser.parts)
+
+
+_CJK = "\u31c0-\u31ef\u31f0-\u31ff\u3200-\u32ff\u3300-\u33ff\u3400-\u4dbf\u4dc0-\u4dff\u4e00-\u9fff"
+_DASHES = (
+    "\u002d\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b"
+    "\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
+_SYMBOLS = r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+"
+
+# Each list is applied in order: _BEFORE, then tags and entities are resolved, then the others.
+_BEFORE = (
+    (r"<person>", "person"),
+    (r"\bhttps?:/{1,3}[\w./?&=%#+~:;,@!-]*", ""),
+    (r"\bwww\.[\w./?&=%#+~:;,@!-]*", ""),
+    (r"\b[a-z0-9.-]+\.(?:com|co|ru|net|org|edu|gov|it)\b[\w/-]*(?!@)", ""),
+)
+_RULES = (
+    (r"@[\w\d]+\b", ""),
+    (rf"[{_CJK}]+", ""),
+    (rf"[{_DASHES}]+", "-"),
+    (r"[`´«»“”¨]", '"'),
+    (r"[‘’]", "'"),
+    (r"&(quot|amp);?", ""),
+    (r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}", " "),
+    (r"\d:\d\d\s+$", ""),
+    (r"\\n", " "),
+    (r"#\d{1,3}\b", ""),
+    (r"#\d{5,}\b", ""),
+    (r"\b\d{6,}\b", ""),
+    (r"\b[\w-]+\.(?:jpe?g|png|bmp|webp|eps|pdf|apk|mp4)\b", ""),
+    (r"[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    (_SYMBOLS, " "),
+    (r"\s+\.\s+", " "),
+)
+_BOILERPLATE = (
+    (r"\b(?:[a-z]{1,3}\d{3,15}|[a-z]+\d+[a-z]+|\d+[a-z]+\d+)\b", ""),  # article ids: jc6640, jc6640vc, 6640vc231
+    (r"(worldwide\s+)?(free\s+)?shipping", ""),
+    (r"(free\s)?download(\sfree)?", ""),
+    (r"\bclick\b\s(?:for|on)\s\w+", ""),
+    (r"\b(?:png|jpe?g|bmp|webp|eps|pdf|apk|mp4)(\simages?)?", ""),
+    (r"\bpage\s+\d+\b", ""),
+    (r"\b\d*[a-z]+\d+[a-z]+\d+[a-z\d]*\b", " "),
+    (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),
+    (r"\b\s+:\s+", ": "),
+    (r"(\D[,./])\b", r"\1 "),
+    (r"\s+", " "),
+)
+_ENDS = (
+    (r"^[\"'](.+)[\"']$", r"\1"),
+    (r"^['_,:;-]", ""),
+    (r"['_,:+-]$", ""),
+    (r"^\.\S+$", ""),
+)
+
+
+def clean_caption(caption: str) -> str:
+    """One pass of the cleaning (LlamaGen applies two). Always lower case."""
+    text = _apply(_BEFORE, unquote_plus(caption).strip().lower())
+    text = _apply(_RULES, _without_tags(text))
+    if len(re.findall(r"[-_]", text)) > 3:  # this-is-my-cute-cat
+        text = re.sub(r"[-_]", " ", text)
+    text = html.unescape(html.unescape(text)).strip()
+    return _apply(_ENDS, _apply(_BOILERPLATE, text).strip()).strip()
+
+
+def _apply(rules: Sequence[tuple[str, str]], text: str) -> str:
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
