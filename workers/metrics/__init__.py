@@ -1,0 +1,1 @@
+"""Distances between sets of images, and their uncertainty."""

@@ -1,0 +1,152 @@
+"""CLIP score with the built-in tiny CLIP: how well images fit their captions, as a mean cosine.
+
+The model is transformers' CLIPModel built from a small config, with a word-level tokenizer over the scenes' vocabulary.
+Cosines of this model say nothing about OpenAI's CLIP: `identity` stands beside every number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import CLIPConfig, CLIPModel
+
+from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
+from workers.metrics.estimate import Estimate, mean_estimate
+from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
+
+NAME = "scenes-clip"
+BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
+PAD, START, STOP = 0, 1, 3  # 2 as the id of STOP would make transformers fall back to CLIP's old, wrong pooling
+_GLUE = ("a", "at", "background", "of", "on", "the")
+_SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {"none", "alone"}
+WORDS = ("<pad>", "<start>", "<unused>", "<stop>", *sorted(_SLOT_WORDS.union(_GLUE)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipConfig:
+    """Sizes of both towers. `words` is the vocabulary, in the order of the ids."""
+
+    dim: int = 96
+    heads: int = 3
+    ffn_dim: int = 256
+    vision_layers: int = 4
+    text_layers: int = 2
+    patch: int = 8
+    projection: int = 64
+    text_len: int = 20
+    image_size: int = IMAGE_SIZE
+    words: tuple[str, ...] = WORDS
+
+    @classmethod
+    def from_mapping(cls, fields: Mapping[str, Any]) -> ClipConfig:
+        """Raises WeightsError when the fields are not this config's, or its vocabulary is not that of the scenes."""
+        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
+        try:
+            config = cls(**given)
+        except TypeError as error:
+            raise WeightsError(f"not the config of a scenes CLIP: {error}") from None
+        if config.words != WORDS:
+            raise WeightsError("a CLIP for another vocabulary than the scenes': train it again")
+        return config
+
+    def transformers_config(self) -> CLIPConfig:
+        """The same sizes in transformers' words."""
+        shared = {
+            "hidden_size": self.dim,
+            "intermediate_size": self.ffn_dim,
+            "num_attention_heads": self.heads,
+            "projection_dim": self.projection,
+        }
+        text = shared | {
+            "num_hidden_layers": self.text_layers,
+            "vocab_size": len(self.words),
+            "max_position_embeddings": self.text_len,
+            "pad_token_id": PAD,
+            "bos_token_id": START,
+            "eos_token_id": STOP,
+        }
+        vision = shared | {
+            "num_hidden_layers": self.vision_layers,
+            "image_size": self.image_size,
+            "patch_size": self.patch,
+        }
+        return CLIPConfig(text_config=text, vision_config=vision, projection_dim=self.projection)
+
+
+class SceneClip(nn.Module):
+    """A CLIPModel and its words. Embeddings have length 1."""
+
+    def __init__(self, config: ClipConfig, weights: str = "untrained") -> None:
+        """`weights`: hash of the file that fills the model."""
+        super().__init__()
+        self.config = config
+        self.identity = f"{NAME}@{weights}"
+        self.clip = CLIPModel(config.transformers_config())
+        self._ids = {word: number for number, word in enumerate(config.words)}
+
+    def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Word ids [n, text_len] and which of them exist (1 or 0), from captions in their canonical wording.
+
+        Raises:
+            ValueError: a caption that is no scene's.
+        """
+        ids = torch.full((len(captions), self.config.text_len), PAD)
+        for row, text in enumerate(captions):
+            words = [START, *(self._ids[word] for word in caption(parse(text)).split()), STOP]
+            ids[row, : len(words)] = torch.tensor(words)
+        return ids, (ids != PAD).long()
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        """Embeddings [n, projection] of captions."""
+        return self.embed_tokens(*self.tokens(captions))
+
+    def embed_tokens(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Embeddings [n, projection] of word ids and their mask, both [n, text_len]."""
+        device = self.clip.logit_scale.device
+        out = self.clip.get_text_features(input_ids=ids.to(device), attention_mask=mask.to(device)).pooler_output
+        return F.normalize(out.float(), dim=1)
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Embeddings [n, projection] of images [n, 3, H, W] in [0, 1]."""
+        size = self.config.image_size
+        if images.dim() != 4 or images.shape[1:] != (3, size, size):
+            raise ValueError(
+                f"the scenes CLIP takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
+            )
+        device = self.clip.logit_scale.device
+        out = self.clip.get_image_features(pixel_values=images.to(device) * 4 - 2).pooler_output
+        return F.normalize(out.float(), dim=1)
+
+    @torch.no_grad()
+    def cosines(self, images: Tensor, captions: Sequence[str], batch: int = 256) -> Tensor:
+        """Cosine [n] of each image [n, 3, H, W] with its own caption, float32 on the CPU."""
+        if len(images) != len(captions):
+            raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
+        parts = []
+        for start in range(0, len(captions), batch):
+            seen = self.embed_images(images[start : start + batch])
+            parts.append((seen * self.embed_captions(captions[start : start + batch])).sum(1).cpu())
+        return torch.cat(parts)
+
+
+def clip_score(model: SceneClip, images: Tensor, captions: Sequence[str]) -> Estimate:
+    """Mean cosine of images and their captions, with its standard error over images."""
+    return mean_estimate(model.cosines(images, captions))
+
+
+def load_clip(path: Path = BUILTIN) -> SceneClip:
+    """The CLIP of a weight file whose header holds its config; frozen, in evaluation mode, fp32.
+
+    Raises:
+        WeightsError: the file is missing, damaged, or of another family.
+    """
+    config = ClipConfig.from_mapping(read_config(path))
+    model = unfilled(lambda: SceneClip(config, content_hash(path)))
+    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    return model.eval().requires_grad_(False)

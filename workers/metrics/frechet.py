@@ -1,0 +1,207 @@
+"""Frechet distance between two sets of image features, with an uncertainty over images.
+
+d^2 = |m_a - m_b|^2 + Tr A + Tr B - 2 Tr (A^.5 B A^.5)^.5 (Dowson and Landau 1982; Heusel et al. 2017), in float64 and
+by symmetric eigensolvers only. "Distance" is this squared form, as in every FID table.
+
+The distance is biased upwards in n: with n images it exceeds its limit by about c / n, and c depends on the set. So
+compare distances only at equal n (`difference` insists on it), or compare the `debiased` values, from which the
+jackknife has taken the c / n of the sets that were resampled. A set of no more images than feature channels has a
+singular covariance and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.metrics.estimate import Estimate, block_groups, jackknife_error
+
+GROUPS = 25  # the error itself is then known to 1 / sqrt(2 (G - 1)) = 14%; each costs one d x d eigenproblem
+CHUNK_ELEMENTS = 1 << 24  # float64 matrices decomposed at once: 128 MiB
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureStatistics:
+    """Sufficient statistics of features: `n` images, `total` [d] and `outer` [d, d] in float64.
+
+    Sums, so that shards add up in any order to the same number (to rounding).
+    """
+
+    n: int
+    total: Tensor
+    outer: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor) -> FeatureStatistics:
+        """Statistics of features [n, d]. Raises ValueError when one is not finite."""
+        wide = _checked(features)
+        return cls(wide.shape[0], wide.sum(0), wide.mT @ wide)
+
+    @classmethod
+    def merge(cls, parts: Iterable[FeatureStatistics]) -> FeatureStatistics:
+        """The statistics of all the parts' images together. Raises ValueError when there is no part."""
+        every = list(parts)
+        if not every:
+            raise ValueError("no feature statistics to merge: the set of images is empty")
+        return sum(every[1:], start=every[0])
+
+    def __add__(self, other: FeatureStatistics) -> FeatureStatistics:
+        _same_net(self.dim, other.dim)
+        return FeatureStatistics(self.n + other.n, self.total + other.total, self.outer + other.outer)
+
+    @property
+    def dim(self) -> int:
+        return self.total.numel()
+
+    @property
+    def mean(self) -> Tensor:
+        """[d]."""
+        return self.total / self.n
+
+    @property
+    def covariance(self) -> Tensor:
+        """Unbiased covariance [d, d]. Raises ValueError when n <= d: it would be singular."""
+        if self.n <= self.dim:
+            raise ValueError(
+                f"{self.n} images cannot fill a covariance of {self.dim} channels: use more than {self.dim} images"
+            )
+        return _covariance(torch.tensor(float(self.n)), self.total, self.outer)
+
+
+@dataclass(frozen=True, slots=True)
+class FrechetEstimate(Estimate):
+    """A distance (or a difference of two) over `n` images a side.
+
+    `debiased` has the first-order bias of the resampled sets removed. The standard error comes from leaving out each of
+    `groups` blocks of images. It holds where the distance is well above its noise floor; at the floor itself (two draws
+    of one law) the distance is quadratic in the noise, and the error tells only its size.
+    """
+
+    debiased: float
+    groups: int
+
+
+def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
+    """Frechet distance (squared form, in units of the features squared) between the Gaussians fitted to two sets."""
+    _same_net(a.dim, b.dim)
+    return _distance(b.mean, b.covariance, _Side(a.mean, a.covariance)).item()
+
+
+def distance_to_reference(features: Tensor, reference: FeatureStatistics, *, groups: int = GROUPS) -> FrechetEstimate:
+    """Distance of images' features [n, d] to a fixed reference, whose own sampling noise is not counted ("fid")."""
+    blocks = _Blocks(features, groups)
+    side = _Side(reference.mean, reference.covariance)
+    return blocks.estimate(blocks.distances(side))
+
+
+def distance_between(a: Tensor, b: Tensor, *, groups: int = GROUPS) -> FrechetEstimate:
+    """Distance between the images [n, d] of two settings for the same captions in the same order ("drift").
+
+    A group leaves out the same captions on both sides, so what the pairing shares does not count as noise.
+    """
+    _paired(a, b)
+    one, two = _Blocks(a, groups), _Blocks(b, groups)
+    sides = map(_Side, one.means, one.covariances)
+    pairs = zip(two.means, two.covariances, sides, strict=True)
+    return one.estimate(torch.stack([_distance(mean, covariance, side) for mean, covariance, side in pairs]))
+
+
+def difference(a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int = GROUPS) -> FrechetEstimate:
+    """Distance of a's images minus distance of b's, both to one reference; a, b [n, d] in the same order of captions.
+
+    The paired error is what tells two settings apart: difficult captions move both distances alike and cancel.
+    """
+    _paired(a, b)
+    side = _Side(reference.mean, reference.covariance)
+    one, two = _Blocks(a, groups), _Blocks(b, groups)
+    return one.estimate(one.distances(side) - two.distances(side))
+
+
+class _Side:
+    """One Gaussian with the root of its covariance, taken once for many distances."""
+
+    def __init__(self, mean: Tensor, covariance: Tensor) -> None:
+        values, vectors = torch.linalg.eigh(covariance)
+        self.mean, self.trace = mean, covariance.trace()
+        self.root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+
+
+class _Blocks:
+    """Means [G + 1, d] and covariances [G + 1, d, d]: of all images (index 0), and of all but one block of them."""
+
+    def __init__(self, features: Tensor, groups: int) -> None:
+        wide = _checked(features)
+        n, dim = wide.shape
+        if groups < 2:
+            raise ValueError(f"a jackknife needs at least 2 groups, got {groups}")
+        if n - -(-n // groups) <= dim:
+            raise ValueError(
+                f"{n} images less one of {groups} groups cannot fill a covariance of {dim} channels: use at least "
+                f"{(dim + 1) * groups // (groups - 1) + 2} images"
+            )
+        self.n, self.groups = n, groups
+        counts = torch.bincount(block_groups(n, groups), minlength=groups)
+        parts = torch.split(wide, counts.tolist())
+        totals = torch.stack([part.sum(0) for part in parts])
+        outers = torch.stack([part.mT @ part for part in parts])
+        left = torch.cat([totals.new_tensor([n]), n - counts.to(totals)])
+        totals = torch.cat([totals.sum(0, keepdim=True), totals.sum(0) - totals])
+        outers = torch.cat([outers.sum(0, keepdim=True), outers.sum(0) - outers])
+        self.means = totals / left[:, None]
+        self.covariances = _covariance(left, totals, outers)
+
+    def distances(self, side: _Side) -> Tensor:
+        """Distances [G + 1] to one Gaussian, as many at a time as a bounded amount of memory takes."""
+        _same_net(self.means.shape[1], side.mean.numel())
+        at_once = max(1, CHUNK_ELEMENTS // self.means.shape[1] ** 2)
+        pairs = zip(torch.split(self.means, at_once), torch.split(self.covariances, at_once), strict=True)
+        return torch.cat([_distance(means, covariances, side) for means, covariances in pairs])
+
+    def estimate(self, values: Tensor) -> FrechetEstimate:
+        """The estimate from values [G + 1]: of all images first, then of all but one block."""
+        full, left_out = values[0], values[1:]
+        debiased = full - (self.groups - 1) * (left_out.mean() - full)
+        return FrechetEstimate(full.item(), jackknife_error(left_out).item(), self.n, debiased.item(), self.groups)
+
+
+def _distance(mean: Tensor, covariance: Tensor, side: _Side) -> Tensor:
+    """Distances [...] of means [..., d] and covariances [..., d, d] to one Gaussian."""
+    inner = side.root @ covariance @ side.root
+    cross = torch.linalg.eigvalsh((inner + inner.mT) / 2).clamp_min(0).sqrt().sum(-1)
+    traces = covariance.diagonal(dim1=-2, dim2=-1).sum(-1) + side.trace
+    distances: Tensor = (mean - side.mean).square().sum(-1) + traces - 2 * cross
+    return distances
+
+
+def _covariance(n: Tensor, total: Tensor, outer: Tensor) -> Tensor:
+    """Unbiased covariances [..., d, d] from counts [...], sums [..., d] and sums of outer products [..., d, d]."""
+    count = n.to(total)[..., None, None]
+    return (outer - total[..., :, None] * total[..., None, :] / count) / (count - 1)
+
+
+def _checked(features: Tensor) -> Tensor:
+    if features.dim() != 2 or not features.shape[0]:
+        raise ValueError(f"features must have shape [images, channels], got {tuple(features.shape)}")
+    wide = features.double()
+    broken = int((~wide.isfinite()).any(1).sum())
+    if broken:
+        raise ValueError(
+            f"{broken} of {features.shape[0]} images have features that are not finite: drop those images first"
+        )
+    return wide
+
+
+def _same_net(a: int, b: int) -> None:
+    if a != b:
+        raise ValueError(f"features of {a} and of {b} channels come from different feature nets")
+
+
+def _paired(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        raise ValueError(
+            "two settings are compared on the same captions and at equal n, got features of shape "
+            f"{tuple(a.shape)} and {tuple(b.shape)}"
+        )
