@@ -28,8 +28,8 @@ lint: venv
 	$(BIN)/mypy
 
 bench: venv
-	$(BIN)/python benchmarks/methods.py
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.overhead
 
 sweep: venv
 	@echo "The sweep (Optuna, Ray, MLflow and the speed-quality front) comes with the next step of this project."

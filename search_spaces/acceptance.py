@@ -68,19 +68,20 @@ class AcceptanceRule(Setting):
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where the proposal could not have been drawn."""
         return (omega * credit.target / credit.proposal).clamp_max(1).masked_fill(credit.proposal <= 0, 0)
 
-    def residual(
-        self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables
-    ) -> Tensor:
+    def residual(self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables) -> Tensor:
         """The law [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
-        A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
-        chance 0). Then the optimal residual stands in for the paper's and, if that is empty as well, r itself,
-        unchanged. None of them has mass where r has none, so no token outside the target's filtered law can be drawn.
+        A row may have no mass left: under 'paper' by the rule itself (all of r on x and its neighbours, say), otherwise
+        by rounding alone (r = p: a rejection has chance 0). Then the optimal residual stands in for the paper's and, if
+        that is empty as well, r itself, unchanged. Neither has mass where r has none.
         """
-        best = self._optimal(r, p, x, omega, credit, tables)
         paper = self.neighbourhood.paper_residual(r, p, x, credit) if self.resampling == "paper" else None
-        law = _normalised(best, otherwise=r)
-        return law if paper is None else _normalised(paper, otherwise=law)
+        if paper is None:
+            return _normalised(self._optimal(r, p, x, omega, credit, tables), otherwise=r)
+        if not self.neighbourhood.generous:  # groups: only r = p empties [r - p]_+, and then the optimal law is r too
+            return _normalised(paper, otherwise=r)
+        best = _normalised(self._optimal(r, p, x, omega, credit, tables), otherwise=r)
+        return _normalised(paper, otherwise=best)
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: Tables) -> Tensor:
         """Whether x [B] stands at temperature 0: bool [B]. q [B, V]: the target's softmax at temperature 1, unfiltered.
@@ -95,15 +96,14 @@ class AcceptanceRule(Setting):
         rivals = credit.strip(q).scatter(1, x[:, None], 0)
         return omega * credit.target >= rivals.amax(1)
 
-    def _optimal(
-        self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables
-    ) -> Tensor:
+    def _optimal(self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables) -> Tensor:
         """[r - p f]_+ (Cool-SD, Theorem 2), not normalised."""
+        if self.neighbourhood.generous and self.schedule.never_below_one:
+            # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
+            return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
         if p is None:  # p f is zero but at x
             left = (entry(r, x) - self.chance(credit, omega)).clamp_min(0)
             return r.scatter(1, x[:, None], left[:, None])
-        if self.neighbourhood.generous and self.schedule.never_below_one:
-            return (r - p).clamp_min(0)  # f is 1 where r > p, and elsewhere p f >= r (Proposition 1)
         target, proposal = self.neighbourhood.credit_all(r, p, tables)
         share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
         return (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, with no rounding where f is r / p

@@ -1,9 +1,8 @@
 """Neighbourhoods: how much of the target's mass an acceptance rule credits to a drafted token.
 
 Shapes: B rows, V tokens, K neighbours; r [B, V] is what is left of the target's law at a node (q itself before any
-sibling was rejected), p [B, V] the law that child x [B] was drawn from, or None if it was not drawn (a point mass at
-x: its chance is 1). The sums here need tensors' methods only, stay on the tensors' device, and never ask it for a
-value.
+sibling was rejected), p [B, V] the law that child x [B] was drawn from, or None if it was not drawn (a point mass at x:
+its chance is 1). Everything here uses tensors' methods only, stays on their device, and never asks it for a value.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Credit(NamedTuple):
     """What a neighbourhood credits to the drafted tokens x [B].
 
     target [B]: S_r(x). proposal [B]: what it is measured against, p(x), or p's mass on the group; 0 where p(x) is 0.
-    members [B, K], admitted [B, K]: the neighbours looked at, x itself left out, and which were counted; None without
-    neighbours.
+    members [B, K], admitted [B, K]: the neighbours looked at, x itself left out, and which of them were counted.
     """
 
     target: Tensor
@@ -90,8 +88,7 @@ class Neighbourhood(Setting, ABC):
         """(target, proposal), both [B, V]: `credit` for every token at once, in chunks of bounded memory."""
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
-        """The law [B, V], not normalised, that the rule's own paper resamples from after rejecting x; None: the
-        optimal one."""
+        """The law [B, V], not normalised, that the paper draws from after rejecting x; None: the optimal one."""
         return None
 
 
@@ -117,8 +114,7 @@ NO_NEIGHBOURHOOD = NoNeighbourhood()
 
 
 class CodebookNeighbourhood(Neighbourhood):
-    """S_r(x) = r(x) + C: nearest codebook neighbours are added one by one, as long as their running sum C is
-    admissible."""
+    """S_r(x) = r(x) + C: neighbours in the codebook are added, nearest first, while their sum C is admissible."""
 
     __slots__ = ()
     k: int
@@ -149,11 +145,15 @@ class CodebookNeighbourhood(Neighbourhood):
             return target, proposal
         columns, target = self._columns(tables), r.clone()
         for part in chunks(r.shape[1], r.shape[0] * columns.shape[1]):
-            target[:, part] += self._sum(r[:, part, None], r[:, columns[part]])[0]
+            masses = r.index_select(1, columns[part].flatten()).view(r.shape[0], -1, columns.shape[1])
+            target[:, part] += self._sum(r[:, part, None], masses)[0]
         return target, proposal
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
-        """[r_A - p]_+ (LANTERN, eq. of section 4; LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere."""
+        """[r_A - p]_+ (LANTERN, LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere.
+
+        S at x includes neighbours' mass, so x may come back even if r(x) = 0: the papers' rule emits such tokens.
+        """
         if credit.members is None:
             return None
         stripped = credit.strip(r)

@@ -40,9 +40,7 @@ def _lantern(neighbourhood: Additive) -> AcceptanceRule:
     return replace(LANTERN, neighbourhood=neighbourhood)
 
 
-def _preset(
-    drafter: DrafterChoice, policy: TreePolicy, rule: AcceptanceRule, about: str, source: str
-) -> Preset:
+def _preset(drafter: DrafterChoice, policy: TreePolicy, rule: AcceptanceRule, about: str, source: str) -> Preset:
     return Preset(DecodingConfig(drafter, policy, rule), about, source)
 
 
@@ -134,12 +132,12 @@ CATALOGUE: Mapping[str, Preset] = MappingProxyType(
         "adt_vertical": _preset(
             Eagle(), replace(ADT, initialisation="vertical"), EXACT,
             "ADT-Tree starting from the upper neighbour's depth and width",
-            "ADT-Tree, section III (initialisations), table V",
+            "ADT-Tree, section IV-A, figure 8",
         ),
         "adt_random": _preset(
             Eagle(), replace(ADT, initialisation="random"), EXACT,
             "ADT-Tree starting from a random depth and width",
-            "ADT-Tree, section III (initialisations), table V",
+            "ADT-Tree, section IV-A, figure 8",
         ),
         "adt_tokenflock": _preset(
             Eagle(), replace(ADT, initialisation="tokenflock"), EXACT,

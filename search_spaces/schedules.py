@@ -24,8 +24,7 @@ class Schedule(Setting, ABC):
 
     @abstractmethod
     def omegas(self, levels: int) -> tuple[float, ...]:
-        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one of them would not be
-        positive."""
+        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one is not positive."""
 
     @property
     @abstractmethod

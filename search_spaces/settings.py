@@ -5,8 +5,7 @@ numbers, the range of allowed values:
 
     delta: Annotated[float, "largest mass that neighbours may add", Range(0, 1)]
 
-That one line is what construction checks, what `read` checks a mapping against, and what a search space asks for
-bounds.
+That line is what construction checks, what `read` holds a mapping against, and what a search space asks for bounds.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Path = tuple[str, ...]
 
 
 class SettingError(ValueError):
-    """A setting that cannot be: `path` leads to the key at fault, `problem` says what is wrong with it and how to mend
-    it."""
+    """A setting that cannot be: `path` leads to the key at fault, `problem` says what is wrong and the mend."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{'.'.join(path)}: {problem}" if path else problem)
@@ -77,8 +75,7 @@ class Words(tuple[str, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A field of a setting: its attribute `name`, its `key` in mappings, its type, sentence, range or words, and
-    default."""
+    """A field of a setting: attribute `name`, `key` in mappings, type, sentence, range or words, default."""
 
     name: str
     key: str
@@ -119,8 +116,7 @@ class Setting:
 
 
 def knobs(setting: type[Setting]) -> Mapping[str, Knob]:
-    """The knobs of a setting by mapping key, in the order of definition. Fields that hold other settings are not
-    knobs."""
+    """The knobs of a setting by mapping key, in order of definition. Fields that hold other settings are left out."""
     hints = get_type_hints(setting, include_extras=True)
     found: dict[str, Knob] = {}
     for field in dataclasses.fields(setting):  # type: ignore[arg-type]  # every Setting but the base is a dataclass

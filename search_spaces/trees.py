@@ -26,10 +26,8 @@ Children = Literal["sampled", "top"]
 class StaticTree:
     """A fixed draft tree of N nodes in level order: parents before children, siblings side by side by rank.
 
-    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order among siblings, 0 is
-    tried first.
-    children [N]: nodes below each node. levels [L]: the nodes of each level. paths [N]: sibling ranks from the root to
-    the node.
+    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order among siblings, from 0.
+    children [N]: nodes below each node. levels [L]: nodes of each level. paths [N]: sibling ranks from root to node.
     """
 
     parents: tuple[int, ...]
@@ -41,8 +39,7 @@ class StaticTree:
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
-        """The tree whose nodes are `paths`, in any order. ValueError if they do not make a tree, naming the path at
-        fault."""
+        """The tree whose nodes are `paths`, in any order. ValueError, naming the path, if they do not make a tree."""
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         _check_paths(ordered)
         node = {path: index for index, path in enumerate(ordered)}
@@ -100,8 +97,7 @@ NAMED_TREES = _named_trees()
 
 
 class TreePolicy(Setting, ABC):
-    """What is drafted in a round: at most `max_nodes` nodes on `max_depth` levels, and `max_width` children of one
-    node."""
+    """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node."""
 
     __slots__ = ()
 
@@ -195,11 +191,10 @@ class Static(TreePolicy):
 
 @dataclass(frozen=True, slots=True)
 class Dynamic(TreePolicy):
-    """EAGLE-2: grow `width` children of each of the `width` most confident nodes, level by level; keep the best
-    `nodes` of all.
+    """EAGLE-2: level by level, grow `width` children of each of the `width` surest nodes; keep the best `nodes` of all.
 
-    Children are the drafter's top tokens, never sampled. EAGLE-2's own setting (depth parameter 4, top-k 10, total 59
-    with the root) is depth 5, width 10, nodes 58.
+    A node is as sure as the product of the drafter's chances on its path. Children are the drafter's top tokens, never
+    sampled. EAGLE-2's own setting (depth parameter 4, top-k 10, 59 nodes with the root) is depth 5, width 10, nodes 58.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -222,8 +217,7 @@ class Dynamic(TreePolicy):
 
 @dataclass(frozen=True, slots=True)
 class Adjacency(TreePolicy):
-    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width follow those that served nearby
-    tokens.
+    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width follow those of nearby tokens' trees.
 
     (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's (vertical), a random
     pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and

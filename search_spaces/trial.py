@@ -7,8 +7,7 @@
         "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0},
     })
 
-Everything that is left out is plain: no drafter, no tree, the exact rule; without `sampling` the target's own defaults
-hold.
+What is left out is plain: no drafter, no tree, the exact rule. Without `sampling` the target's own defaults hold.
 """
 
 from __future__ import annotations
@@ -179,8 +178,7 @@ class DecodingConfig:
         return mapping if self.sampling is None else mapping | {"sampling": write(self.sampling)}
 
     def flat(self) -> dict[str, int | float | str]:
-        """The same, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists become JSON
-        text."""
+        """The same, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON text."""
         return {
             f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list) else value
             for section, entries in self.to_mapping().items()
@@ -206,8 +204,7 @@ class DecodingConfig:
     ) -> None:
         """Refuse what a given target cannot serve, before anything runs: SettingError with the key and the mend.
 
-        drafters: the kinds that the target has weights for (`none` and `jacobi` need none). What is None is not
-        checked.
+        drafters: kinds that the target has weights for (`none` and `jacobi` need none). What is None is not checked.
         """
         if drafters is not None and self.drafter.kind not in {*drafters, NoDrafter.kind, Jacobi.kind}:
             there = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))

@@ -10,7 +10,7 @@ from torch import Tensor
 from search_spaces.trees import StaticTree
 from search_spaces.trial import Sampling
 from workers.decoding import rng
-from workers.decoding.sampling import guide, race_order, to_law
+from workers.decoding.sampling import guide, to_law
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
 from workers.decoding.walk import Walk
@@ -88,40 +88,48 @@ class FixedTree(TreeDrafting):
         for level in self.plan:
             self.law_of[0, level.parent_slots] = torch.arange(row, row + level.parents, device=device)
             row += level.parents
+        self.law_of_node = self.law_of.gather(1, self.shape.parents + 1)  # [1, N] the law each node was drawn from
+        self.levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
+        self.ahead = torch.arange(self.max_levels, device=device)[:, None]
 
     def draft(self, batch: Batch) -> DraftTree:
         levels: list[Tensor] = []
-        laws, chances = [], []
+        laws: list[Tensor] = []
         for index, level in enumerate(self.plan):
             if index == 0:
                 logits = self.drafter.root_logits(batch)[:, None]
             else:
-                logits = self.drafter.expand(batch, levels[-1].index_select(1, level.expanded), level.parent_rank)
+                logits = self.drafter.expand(batch, _select(levels[-1], level.expanded), level.parent_rank)
             law = self.law(logits)
-            order = self.children(batch, law, index, level.width)
-            picked = order.flatten(1).index_select(1, level.picked)
-            levels.append(picked)
-            chances.append(law.gather(2, order).flatten(1).index_select(1, level.picked))
-            if self.drawn:
-                laws.append(law)
-        exists = torch.cat(chances, dim=1) > 0
+            if index == 0 and self.drawn:
+                clocks = self.clocks(batch, law.shape[2])
+            odds = law / clocks[:, index, None] if self.drawn else law
+            order = odds.topk(level.width, dim=-1).indices if level.width > 1 else odds.argmax(-1, keepdim=True)
+            levels.append(_select(order.flatten(1), level.picked))
+            laws.append(law)
+        tokens, every_law = torch.cat(levels, dim=1), torch.cat(laws, dim=1)
+        chance = every_law.flatten(1).gather(1, tokens + self.law_of_node * every_law.shape[2])
         return DraftTree(
-            tokens=torch.cat(levels, dim=1),
-            exists=exists,
+            tokens=tokens,
+            exists=chance > 0,  # the drafter's support may be smaller than the tree is wide
             shape=self.shape,
-            levels=torch.full((batch.size,), self.max_levels, dtype=torch.int64, device=exists.device),
-            laws=torch.cat(laws, dim=1) if self.drawn else None,
+            levels=self.levels.expand(batch.size),
+            laws=every_law if self.drawn else None,
             law_of=self.law_of if self.drawn else None,
         )
 
-    def children(self, batch: Batch, law: Tensor, level: int, count: int) -> Tensor:
-        """Child tokens [B, F, count] of F parents with laws [B, F, V], most preferred first."""
-        if not self.drawn:
-            return law.topk(count, dim=-1).indices
-        slots = torch.arange(0, law.shape[1] * law.shape[2], device=law.device).view(law.shape[1:])
-        position = (batch.emitted + level)[:, None, None]
-        clocks = rng.exponential(batch.keys[:, None, None], position, rng.Purpose.DRAFT, slots)
-        return race_order(law, clocks, count)
+    def clocks(self, batch: Batch, vocab_size: int) -> Tensor:
+        """Clocks [B, levels, V] for the children drawn at each level. All parents of a level share them: the walk visits
+        one of them, and chooses it by numbers of earlier positions only.
+        """
+        position = batch.emitted[:, None, None] + self.ahead
+        vocabulary = torch.arange(vocab_size, device=position.device)
+        return rng.exponential(batch.keys[:, None, None], position, rng.Purpose.DRAFT, vocabulary)
+
+
+def _select(x: Tensor, index: Tensor | None) -> Tensor:
+    """Columns of x [B, n]; None: all of them."""
+    return x if index is None else x.index_select(1, index)
 
 
 class _Level:
@@ -132,6 +140,7 @@ class _Level:
     def __init__(
         self,
         parent_slots: list[int],
+        above: int,
         expanded: list[int],
         parent_rank: list[int],
         width: int,
@@ -140,9 +149,14 @@ class _Level:
     ) -> None:
         self.parents, self.width = len(parent_slots), width
         self.parent_slots = torch.tensor(parent_slots, device=device)
-        self.expanded = torch.tensor(expanded, dtype=torch.int64, device=device)
+        self.expanded = _indices(expanded, above, device)
         self.parent_rank = torch.tensor([parent_rank], dtype=torch.int64, device=device) if parent_rank else None
-        self.picked = torch.tensor(picked, device=device)
+        self.picked = _indices(picked, len(parent_slots) * width, device)
+
+
+def _indices(chosen: list[int], total: int, device: torch.device) -> Tensor | None:
+    """Indices to select; None where all `total` stay as they are."""
+    return None if chosen == list(range(total)) else torch.tensor(chosen, dtype=torch.int64, device=device)
 
 
 def _level_plan(layout: StaticTree, device: torch.device) -> list[_Level]:
@@ -157,7 +171,7 @@ def _level_plan(layout: StaticTree, device: torch.device) -> list[_Level]:
         expanded = [above.index(p) for p in parents] if index else []
         # parents of the expanded nodes among those expanded one level up; the root's children have none
         ranks = [expanded_before.index(layout.parents[p]) for p in parents] if index > 1 else []
-        plan.append(_Level([p + 1 for p in parents], expanded, ranks, width, picked, device))
+        plan.append(_Level([p + 1 for p in parents], len(above), expanded, ranks, width, picked, device))
         expanded_before = parents
     return plan
 

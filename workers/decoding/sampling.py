@@ -51,7 +51,3 @@ def race(law: Tensor, clocks: Tensor) -> Tensor:
     """
     return (law / clocks).argmax(-1)
 
-
-def race_order(law: Tensor, clocks: Tensor, count: int) -> Tensor:
-    """The first `count` tokens [..., count] of the same race: a sample without replacement, in the order of drawing."""
-    return (law / clocks).topk(count, dim=-1).indices

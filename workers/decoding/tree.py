@@ -83,6 +83,13 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     )
 
 
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
+    if table.shape[0] == 1:
+        return table[0].index_select(0, index)
+    return table[torch.arange(index.shape[0], device=index.device), index]
+
+
 @dataclass(slots=True)
 class DraftTree:
     """One round's drafts.
@@ -104,5 +111,4 @@ class DraftTree:
         """The law [B, V] that drew the children of slots [B], or None where children are chosen."""
         if self.laws is None or self.law_of is None:
             return None
-        which = self.law_of.expand(slot.shape[0], -1).gather(1, slot[:, None])
-        return self.laws[torch.arange(slot.shape[0], device=slot.device), which[:, 0]]
+        return pick(self.laws, pick(self.law_of, slot))

@@ -16,7 +16,7 @@ from search_spaces.acceptance import AcceptanceRule, Tables
 from search_spaces.trial import Sampling
 from workers.decoding import rng
 from workers.decoding.sampling import race, to_law
-from workers.decoding.tree import DraftTree
+from workers.decoding.tree import DraftTree, pick
 
 
 @dataclass(slots=True)
@@ -74,7 +74,6 @@ class Walker:
 
     def sampled(self, tree: DraftTree, logits: Tensor, keys: Tensor, emitted: Tensor, missing: Tensor) -> Walk:
         batch, width = keys.shape[0], tree.shape.width
-        row = torch.arange(batch, device=keys.device)
         node = torch.zeros_like(emitted)
         residual = to_law(logits[:, 0], self.sampling)
         active = torch.ones(batch, dtype=torch.bool, device=keys.device)
@@ -85,7 +84,6 @@ class Walker:
         ranks = torch.arange(width, device=keys.device)
         place = emitted[:, None, None] + (depths[:, None] - 1)
         chance = rng.uniform(keys[:, None, None], place, rng.Purpose.ACCEPT, ranks) if levels else None
-        children = tree.shape.children.expand(batch, -1, -1)
         omegas = self.omegas[tree.levels]
         for depth in range(1, levels + 1):
             active = active & (missing > depth)
@@ -93,17 +91,17 @@ class Walker:
                 break
             assert chance is not None
             omega = omegas[:, depth]
-            kids = children[row, node]
+            kids = pick(tree.shape.children, node)
             proposal = tree.proposal(node)
             moved = torch.zeros_like(active)
             token = torch.zeros_like(node)
             for rank in range(width):
                 slot = kids[:, rank]
                 index = (slot - 1).clamp(min=0)
-                trying = active & ~moved & (slot > 0) & tree.exists[row, index]
+                trying = active & ~moved & (slot > 0) & pick(tree.exists, index)
                 if settled(trying):
                     break
-                x = tree.tokens[row, index]
+                x = pick(tree.tokens, index)
                 credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
                 accept = trying & (chance[:, depth - 1, rank] < self.rule.chance(credit, omega))
                 node = torch.where(accept, slot, node)
@@ -118,7 +116,7 @@ class Walker:
             active = moved
             accepted = accepted + moved
             if not settled(moved):
-                residual = torch.where(moved[:, None], to_law(logits[row, node], self.sampling), residual)
+                residual = torch.where(moved[:, None], to_law(pick(logits, node), self.sampling), residual)
             path.append(node)
             tokens.append(token)
         last = self.draw(residual, keys, emitted + accepted)
@@ -144,9 +142,12 @@ class Walker:
         best = torch.zeros(batch, dtype=torch.int64, device=device)
         if slots > 1:
             parent = (tree.shape.parents + 1).expand(batch, -1)
-            above = logits.softmax(-1).gather(1, parent[..., None].expand(-1, -1, vocabulary)).flatten(0, 1)
-            omega = self.omegas[tree.levels[:, None], depth].flatten()
-            stands = self.rule.greedy(above, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
+            if self.rule.loose:
+                above = logits.softmax(-1).gather(1, parent[..., None].expand(-1, -1, vocabulary)).flatten(0, 1)
+                omega = self.omegas[tree.levels[:, None], depth].flatten()
+                stands = self.rule.greedy(above, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
+            else:  # by logits, as plain decoding chooses: a softmax may round two of them to one probability
+                stands = tree.tokens == logits.argmax(-1).gather(1, parent)
             stands &= tree.exists & (depth < missing[:, None])
             lineage = tree.shape.visible[:, 1:, 1:].expand(batch, -1, -1)
             stands = ~(lineage & ~stands[:, None]).any(-1)

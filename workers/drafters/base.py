@@ -153,30 +153,30 @@ class CachedDrafter(Drafter):
         self.seen |= (self.column >= columns[:, :1]) & (self.column < ends)
         last = (self.per_row(counts) - 1)[:, None, None].expand(-1, 1, out.shape[2])
         self.outputs = out.gather(1, last)
-        self.visible: Tensor | None = None
-        self.level = 0
+        self.mask = torch.zeros_like(self.seen, dtype=self.cache.storage.dtype).masked_fill_(~self.seen, -torch.inf)
+        self.mask = self.mask[:, None, None]
+        self.level, self.used = 0, 0
         return self.logits(self.outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
-        own = torch.eye(nodes, dtype=torch.bool, device=tokens.device).expand(batch.size, -1, -1)
         if parents is None:
             before = self.outputs.expand(-1, nodes, -1)
+            mask = self.mask.repeat(1, 1, nodes, 1)
         else:
-            up = parents.expand(batch.size, -1)[..., None]
-            before = self.outputs.gather(1, self.per_row(up).expand(-1, -1, self.outputs.shape[2]))
-            assert self.visible is not None
-            own = torch.cat([self.visible.gather(1, up.expand(-1, -1, self.visible.shape[2])), own], dim=2)
-        self.visible = own
-        start = self.per_row(self.fed) + self.base
-        width = own.shape[2]
-        columns = start[:, None] + self.column[width - nodes : width]
-        span = self.span(batch, width)
-        position = (start + (self.target.prompt_len - self.base + self.level))[:, None].expand(-1, nodes)
+            up = self.per_row(parents.expand(batch.size, -1))[..., None]
+            before = self.outputs.gather(1, up.expand(-1, -1, self.outputs.shape[2]))
+            mask = self.mask.gather(2, up[:, None].expand(-1, -1, -1, self.mask.shape[3]))
+        start = (self.per_row(self.fed) + self.base)[:, None]
+        columns = start + self.column[self.used : self.used + nodes]
+        # a node sees what its parent sees, and itself
+        self.mask = mask.scatter_(3, columns[:, None, :, None], 0.0)
+        self.used += nodes
+        span = self.span(batch, self.used)
         self.outputs = self.decoder(
             self.inputs(self.per_row(tokens), before),
-            position,
-            mask=block_mask(self.seen, start, self.per_row(own), span, self.cache.storage.dtype),
+            (start + (self.target.prompt_len - self.base + self.level)).expand(-1, nodes),
+            mask=self.mask[..., :span],
             cache=self.cache,
             columns=columns,
             span=span,

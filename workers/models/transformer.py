@@ -6,9 +6,9 @@ K key-value heads, C channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -178,6 +178,12 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and casts as for any module, except that the rotation table stays complex fp32."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.rotations = rotation_table(self.config).to(next(self.parameters()).device)
+        return self
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache that fits this model, on its device and in its dtype."""

@@ -1,0 +1,104 @@
+"""What the benchmarks share: the methods' rows, drawing with one setting, and paired timing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from search_spaces.presets import PRESETS
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.decoding.statistics import ImageStatistics
+from workers.models.families.scenes import ScenesModels
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Images of one setting, in the order of their jobs."""
+
+    tokens: Tensor  # [n, image_len]
+    statistics: list[ImageStatistics]
+    seconds: float  # wall clock of the whole call
+
+    @property
+    def mean_accepted_length(self) -> float:
+        rounds = sum(s.rounds for s in self.statistics)
+        return sum(int(s.emitted.sum()) for s in self.statistics) / rounds
+
+    @property
+    def step_compression(self) -> float:
+        return statistics.fmean(s.step_compression for s in self.statistics)
+
+    @property
+    def mean_tree_depth(self) -> float:
+        return statistics.fmean(s.mean_tree_depth for s in self.statistics)
+
+    def share(self, phase: str) -> float:
+        """Seconds per image in a phase."""
+        return statistics.fmean(s.seconds[phase] for s in self.statistics)
+
+
+def engine_for(
+    models: ScenesModels, config: DecodingConfig, *, batch: int, seed: int = 0, sampling: Sampling | None = None
+) -> Engine:
+    """An engine for one setting of the built-in model."""
+    if sampling is not None:
+        config = replace(config, sampling=sampling)
+    return Engine(models.target, config, models.drafter(config.drafter.kind), seed=seed, batch_size=batch)
+
+
+def draw(engine: Engine, jobs: Sequence[Job]) -> Drawn:
+    """Draw every job; results in the jobs' order."""
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    results = {(r.job.caption_id, r.job.sample): r for r in engine.run(jobs)}
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    ordered = [results[job.caption_id, job.sample] for job in jobs]
+    return Drawn(torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Speed-up over vanilla: the median of per-repetition ratios, and their range."""
+
+    speedup: float
+    low: float
+    high: float
+    latency: float  # s/image, median
+    vanilla: float  # s/image, median
+    drawn: Drawn
+
+
+def paired_speedup(vanilla: Engine, method: Engine, jobs: Sequence[Job], repetitions: int) -> Paired:
+    """Vanilla and the method in turn on the same captions in one process, after one unmeasured image each."""
+    warm = jobs[: max(1, min(len(jobs), method.batch_size))]
+    draw(vanilla, warm), draw(method, warm)
+    slow, fast, drawn = [], [], None
+    for _ in range(repetitions):
+        slow.append(draw(vanilla, jobs).seconds / len(jobs))
+        drawn = draw(method, jobs)
+        fast.append(drawn.seconds / len(jobs))
+    assert drawn is not None
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return Paired(
+        statistics.median(ratios), min(ratios), max(ratios), statistics.median(fast), statistics.median(slow), drawn
+    )
+
+
+def held_out_jobs(models: ScenesModels, count: int, seed: int = 1) -> list[Job]:
+    """Jobs for the captions of held-out scenes 0..count-1."""
+    return [Job(index, caption) for index, caption in enumerate(models.held_out_captions(count, seed))]
+
+
+def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:
+    """Presets by name; all of them for None."""
+    return {name: PRESETS[name] for name in (names or PRESETS)}

@@ -1,0 +1,134 @@
+"""Every published method on the built-in model: speed at batch 1 and 16, accepted length, where the time goes, and
+quality.
+
+    python -m benchmarks.methods                       # all rows (about half an hour on 2 cores)
+    python -m benchmarks.methods --only eagle1 lantern --images 256
+
+Speed is paired: vanilla and the method in turn on the same captions in one process; the speed-up is the median of the
+repetitions' ratios, with their range. Quality is measured on other, more captions, at batch 64. Results go to stdout
+as a table and to benchmarks/results/methods.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Paired, chosen, draw, engine_for, held_out_jobs, paired_speedup
+from benchmarks.quality import Judge, Quality, real_scenes
+from search_spaces.trial import DecodingConfig
+from workers.models.families.scenes import ScenesModels, load_scenes
+
+PHASES = ("target", "drafter", "acceptance", "commit")
+
+
+def measure_speed(models: ScenesModels, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
+    """Vanilla and the method in turn on `images` captions."""
+    vanilla = engine_for(models, DecodingConfig(), batch=batch)
+    method = engine_for(models, config, batch=batch)
+    return paired_speedup(vanilla, method, held_out_jobs(models, images), repetitions)
+
+
+def speed_row(paired: Paired) -> dict[str, Any]:
+    """The numbers of one method at one batch size."""
+    drawn = paired.drawn
+    return {
+        "speedup": paired.speedup,
+        "speedup_range": [paired.low, paired.high],
+        "latency": paired.latency,
+        "vanilla_latency": paired.vanilla,
+        "mean_accepted_length": drawn.mean_accepted_length,
+        "step_compression": drawn.step_compression,
+        "mean_tree_depth": drawn.mean_tree_depth,
+        "seconds": {phase: drawn.share(phase) for phase in ("prefill", *PHASES)},
+    }
+
+
+def quality_row(quality: Quality) -> dict[str, Any]:
+    """Values and standard errors."""
+    named = {
+        "fid": quality.fid,
+        "drift": quality.drift,
+        "fid_minus_vanilla": quality.gain,
+        "caption_accuracy": quality.accuracy,
+        "clip_score": quality.clip,
+    }
+    return {name: [e.value, e.error] for name, e in named.items() if e is not None}
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    head = (
+        "| method | speed-up b1 | speed-up b16 | accepted length | step compression | tree depth | s/image b1 | "
+        "target / drafter / accept / commit, ms per image | fid | drift | caption accuracy | CLIP |"
+    )
+    lines = [head, "|" + "---|" * 12]
+    for name, row in rows.items():
+        one, many, quality = row.get("batch_1"), row.get("batch_16"), row.get("quality", {})
+        cells = [name, _speed(one), _speed(many)]
+        if one:
+            cells += [f"{one[key]:.2f}" for key in ("mean_accepted_length", "step_compression", "mean_tree_depth")]
+            cells += [f"{one['latency']:.3f}", " / ".join(f"{1e3 * one['seconds'][phase]:.0f}" for phase in PHASES)]
+        else:
+            cells += ["-"] * 5
+        cells += [_estimate(quality.get(key), digits) for key, digits in QUALITY]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+QUALITY = (("fid", 2), ("drift", 2), ("caption_accuracy", 3), ("clip_score", 3))
+
+
+def _speed(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    low, high = row["speedup_range"]
+    return f"{row['speedup']:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _estimate(pair: list[float] | None, digits: int) -> str:
+    return "-" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="presets; default all")
+    parser.add_argument("--images", type=int, default=384, help="captions for quality; 0 measures speed alone")
+    parser.add_argument("--timed", type=int, default=3, help="captions timed at batch 1 in each repetition")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
+    args = parser.parse_args()
+    models = load_scenes()
+    presets = chosen(args.only)
+    rows: dict[str, dict[str, Any]] = {name: {"config": config.flat()} for name, config in presets.items()}
+    for name, config in presets.items():
+        for batch in args.batches:
+            images, repetitions = (args.timed, args.repetitions) if batch == 1 else (batch, 2)
+            rows[name][f"batch_{batch}"] = speed_row(measure_speed(models, config, batch, images, repetitions))
+        print(name, rows[name].get("batch_1", {}).get("speedup"), flush=True)
+    if args.images:
+        jobs = held_out_jobs(models, args.images)
+        judge = Judge(models.target, jobs)
+        vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), jobs).tokens)
+        for name, config in presets.items():
+            plain = config == DecodingConfig()
+            quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), jobs).tokens)
+            rows[name]["quality"] = quality_row(quality)
+            print(name, rows[name]["quality"], flush=True)
+        rows["real scenes"] = {"quality": quality_row(judge.judge(real_scenes(1, args.images)))}
+    machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(
+        json.dumps({"machine": machine, "sampling": str(models.target.sampling), "rows": rows}, indent=1)
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What a step costs outside the models' own forwards, and vanilla against a bare loop of its forwards.
+
+    python -m benchmarks.overhead [--only chain eagle1 ...] [--images 4]
+
+Every forward of the target, its embedding and head, and of the drafter's networks is timed from within (hooks, whose
+own cost counts as overhead); the rest of a step's wall clock is the share printed. Acceptance: at most 12% of a step;
+vanilla within 10% of the bare loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from benchmarks.common import draw, engine_for, held_out_jobs
+from search_spaces.presets import PRESETS
+from search_spaces.trial import DecodingConfig
+from workers.decoding.engine import Engine
+from workers.drafters.eagle import EagleDrafter
+from workers.drafters.independent import IndependentDrafter
+from workers.drafters.medusa import MedusaDrafter
+from workers.models.families.scenes import ScenesModels, load_scenes
+
+
+def chain(length: int, acceptance: str) -> DecodingConfig:
+    """An EAGLE chain."""
+    return DecodingConfig.from_mapping(
+        {"drafter": "eagle", "tree": {"policy": "chain", "length": length}, "acceptance": acceptance}
+    )
+
+
+CASES: dict[str, DecodingConfig] = {
+    "chain 3, exact": chain(3, "exact"),
+    "chain 5, lantern": chain(5, "lantern"),
+    **{
+        name: PRESETS[name]
+        for name in ("speculative", "medusa", "eagle1", "eagle2", "lantern", "lantern_pp", "adt", "sjd")
+    },
+}
+
+
+class Forwards:
+    """Seconds spent inside the outermost of the watched modules' forwards."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth, self._begin = 0.0, 0, 0.0
+
+    def enter(self, *_: object) -> None:
+        if self._depth == 0:
+            self._begin = time.perf_counter()
+        self._depth += 1
+
+    def leave(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._begin
+
+    @contextmanager
+    def watching(self, modules: list[nn.Module]) -> Iterator[None]:
+        handles = [m.register_forward_pre_hook(self.enter) for m in modules]
+        handles += [m.register_forward_hook(self.leave) for m in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def networks(models: ScenesModels, config: DecodingConfig) -> list[nn.Module]:
+    """The modules whose forwards are the models' own work."""
+    target, drafter = models.target, models.drafter(config.drafter.kind)
+    watched: list[nn.Module] = [target.transformer, target.embed, target.head]
+    if isinstance(drafter, EagleDrafter):
+        watched += [drafter.layer.decoder, drafter.layer.fc]
+    elif isinstance(drafter, IndependentDrafter):
+        parts = [drafter.decoder, drafter.decoder.embed, drafter.decoder.head]
+        watched += [part for part in parts if part is not None]
+    elif isinstance(drafter, MedusaDrafter):
+        watched.append(drafter.heads)
+    return watched
+
+
+def share_outside(
+    models: ScenesModels, config: DecodingConfig, images: int, repetitions: int
+) -> tuple[float, float, float]:
+    """(median share of the wall clock outside forwards, ms per round, microseconds outside per round) at batch 1."""
+    engine, jobs = engine_for(models, config, batch=1), held_out_jobs(models, images)
+    draw(engine, jobs[:1])
+    rows = []
+    for _ in range(repetitions):
+        forwards = Forwards()
+        with forwards.watching(networks(models, config)):
+            drawn = draw(engine, jobs)
+        rounds = sum(s.rounds for s in drawn.statistics)
+        rows.append(
+            (1 - forwards.seconds / drawn.seconds, 1e3 * drawn.seconds / rounds, drawn.seconds - forwards.seconds)
+        )
+    rows.sort()
+    share, per_round, outside = rows[len(rows) // 2]
+    return share, per_round, 1e6 * outside / rounds
+
+
+@torch.inference_mode()
+def bare_loop(engine: Engine, models: ScenesModels) -> float:
+    """Seconds of the forwards alone that vanilla makes for one image: embedding, transformer and head, one token a
+    pass.
+    """
+    target, length = models.target, models.target.grid.tokens
+    streams = 1 if engine.sampling.cfg == 1 else 2
+    batch = engine.open_batch(1)
+    tokens = torch.zeros(streams, 1, dtype=torch.int64)
+    begin = time.perf_counter()
+    order = torch.arange(target.prompt_len).expand(streams, -1)
+    target.head(target.transformer(torch.zeros(streams, target.prompt_len, target.transformer.config.dim), order))
+    for n in range(length - 1):
+        column = torch.full((streams, 1), target.prompt_len + n)
+        features = target.transformer(
+            target.embed(tokens), column, cache=batch.cache, columns=column, span=target.prompt_len + n + 1
+        )
+        target.head(features)
+    return time.perf_counter() - begin
+
+
+def vanilla_against_bare_loop(models: ScenesModels, repetitions: int) -> tuple[float, float, float]:
+    """Median, least and largest ratio of vanilla's seconds per image to the bare loop's, run in turn."""
+    engine, jobs = engine_for(models, DecodingConfig(), batch=1), held_out_jobs(models, 1)
+    draw(engine, jobs), bare_loop(engine, models)
+    ratios = [draw(engine, jobs).seconds / bare_loop(engine, models) for _ in range(repetitions)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), help="cases; default all")
+    parser.add_argument("--images", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
+    args = parser.parse_args()
+    models = load_scenes()
+    median, low, high = vanilla_against_bare_loop(models, 3 * args.repetitions)
+    print(f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f})")
+    print("| case | share of a step outside the forwards | ms per round | outside, us per round |\n|---|---|---|---|")
+    for name in args.only or CASES:
+        share, per_round, outside = share_outside(models, CASES[name], args.images, args.repetitions)
+        print(f"| {name} | {share:.1%} | {per_round:.2f} | {outside:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Image quality of a setting of the built-in model, with uncertainties: fid, drift, caption accuracy, CLIP score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.data.scenes import render, sample_attributes
+from workers.decoding.state import Job
+from workers.metrics.caption_accuracy import caption_accuracy
+from workers.metrics.clip_score import clip_score, load_clip
+from workers.metrics.estimate import Estimate
+from workers.metrics.features import load_features
+from workers.metrics.frechet import (
+    FeatureStatistics,
+    FrechetEstimate,
+    difference,
+    distance_between,
+    distance_to_reference,
+)
+from workers.models.target import Target
+
+REFERENCE_SEED, REFERENCE_SCENES = 2, 4096  # held out from all training (seed 0) and from the captions drawn (seed 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """`fid`: to real scenes. `drift`: to vanilla's images of the same captions. `gain`: fid minus vanilla's, paired."""
+
+    fid: FrechetEstimate
+    drift: FrechetEstimate | None
+    gain: FrechetEstimate | None
+    accuracy: Estimate
+    clip: Estimate
+
+
+class Judge:
+    """Holds the nets and the reference, so that each setting costs only its own images."""
+
+    def __init__(self, target: Target, jobs: Sequence[Job]) -> None:
+        self.target, self.captions = target, [job.caption for job in jobs]
+        self.features, self.clip = load_features(), load_clip()
+        self.reference = FeatureStatistics.of(self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES)))
+        self.vanilla: Tensor | None = None
+
+    def __call__(self, tokens: Tensor) -> Quality:
+        """Quality of token rows [n, image_len], in the order of the jobs. The first call's images are the drift's
+        origin.
+        """
+        return self.judge(
+            torch.cat([self.target.decode(part.to(self.target.device)).cpu() for part in torch.split(tokens, 256)])
+        )
+
+    def judge(self, images: Tensor) -> Quality:
+        """Quality of images [n, 3, H, W]."""
+        features = self.features.extract(images)
+        paired = self.vanilla is not None
+        if self.vanilla is None:
+            self.vanilla = features
+        return Quality(
+            fid=distance_to_reference(features, self.reference),
+            drift=distance_between(features, self.vanilla) if paired else None,
+            gain=difference(features, self.vanilla, self.reference) if paired else None,
+            accuracy=caption_accuracy(self.features, features, self.captions),
+            clip=clip_score(self.clip, images, self.captions),
+        )
+
+
+def real_scenes(seed: int, count: int) -> Tensor:
+    """Scenes 0..count-1 of a seed as images [count, 3, H, W]."""
+    indices = range(count)
+    parts = [indices[start : start + 512] for start in range(0, count, 512)]
+    return torch.cat([render(sample_attributes(seed, part), seed, part) for part in parts])
