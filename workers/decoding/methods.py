@@ -40,7 +40,11 @@ def resolve(config: DecodingConfig, target: Target, drafter: Drafter | None) -> 
     """
     sampling = config.sampling or target.sampling
     config = config.with_sampling(sampling)
-    config.check_model(target.vocab_size, medusa_heads=drafter.max_levels if drafter else None)
+    config.check_model(
+        target.vocab_size,
+        image_tokens=target.grid.tokens,
+        medusa_heads=drafter.max_levels if drafter else None,
+    )
     drafts_itself = isinstance(config.drafter, (NoDrafter, Jacobi))
     if drafts_itself != (drafter is None):
         need = "no drafter" if drafts_itself else f"the {config.drafter.kind} drafter's weights"

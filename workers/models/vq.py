@@ -9,17 +9,15 @@ Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, save, unfilled
 
 
 @dataclass(frozen=True)
@@ -274,25 +272,19 @@ class VQModel(nn.Module):
 
 def save_vq(model: VQModel, path: Path) -> None:
     """Writes the weights as fp16 safetensors with the config as JSON in the header (`config`)."""
-    tensors = {name: value.detach().half().contiguous() for name, value in model.state_dict().items()}
-    save_file(tensors, path, metadata={"config": json.dumps(asdict(model.config))})
+    save(path, model, asdict(model.config))
 
 
 def load_vq(path: Path) -> VQModel:
     """A codec written by `save_vq`, in fp32 and in eval mode.
 
     Raises:
-        ValueError: the file carries no VQ config in its header, or one with unknown fields.
+        WeightsError: the file is missing, damaged, or carries no VQ config that fits its weights.
     """
-    with safe_open(path, framework="pt") as file:
-        header = (file.metadata() or {}).get("config")
-        if header is None:
-            raise ValueError(f"{path} has no `config` in its safetensors header: it is not a codec saved by save_vq")
-        raw: dict[str, Any] = json.loads(header)
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    unknown = set(raw) - {field.name for field in fields(VQConfig)}
+    config = read_config(path)
+    unknown = set(config) - {field.name for field in fields(VQConfig)}
     if unknown:
-        raise ValueError(f"{path}: unknown VQ settings {sorted(unknown)}; known: {[f.name for f in fields(VQConfig)]}")
-    model = VQModel(VQConfig(**raw))
-    model.load_state_dict(tensors)
+        raise WeightsError(f"{path}: not a VQ tokenizer; its header has {sorted(unknown)}, which no VQConfig knows")
+    model = unfilled(lambda: VQModel(VQConfig(**config)))
+    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
     return model.eval()

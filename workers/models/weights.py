@@ -243,6 +243,7 @@ def save(
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(stored, partial, metadata={"config": json.dumps(config, sort_keys=True)})
+        partial.chmod(0o644)  # the writer leaves it readable by its owner alone
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

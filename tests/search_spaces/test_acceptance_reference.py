@@ -1,0 +1,368 @@
+"""The acceptance rules against a plain reference written from the formulas (tests/reference/rules.py).
+
+Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum and comparison is
+exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random laws away
+from every bound, in fp32 and float64. Each example checks every token of the codebook, drawn and deterministic, under
+both resamplings. Laws after a rejection are compared to `1e-6 / mass` (fp32), mass being what they were normalised by.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import rules
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from search_spaces import neighbourhoods
+from search_spaces.acceptance import (
+    AcceptanceRule,
+    Additive,
+    Credit,
+    Grouped,
+    Multiplicative,
+    Neighbourhood,
+    NoNeighbourhood,
+    Tables,
+)
+from search_spaces.schedules import Constant, Exponential, Linear, Schedule
+
+UNIT = 64
+KINDS = ("none", "tvd", "jsd", "multiplicative", "grouped")
+SCHEDULES: tuple[Schedule, ...] = (
+    Constant(1.0),
+    Constant(1.5),
+    Constant(0.75),
+    Linear(1.25, 0.25),
+    Exponential(1.25, 0.5),
+)
+few = settings(derandomize=True, deadline=None, max_examples=100, report_multiple_bugs=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One target law, one drafter law, one rule; ``plain`` is the reference's description of ``neighbourhood``."""
+
+    r: list[float]
+    p: list[float]
+    plain: rules.Rule
+    neighbourhood: Neighbourhood
+    schedule: Schedule
+    levels: int
+    depth: int
+
+    def rule(self, resampling: str) -> AcceptanceRule:
+        assert resampling in ("paper", "optimal")
+        return AcceptanceRule(self.neighbourhood, self.schedule, "paper" if resampling == "paper" else "optimal")
+
+    def tables(self, dtype: torch.dtype) -> Tables:
+        return Tables(
+            neighbours=torch.tensor(self.plain.order) if self.plain.order else None,
+            codebook=torch.tensor(self.plain.codebook, dtype=dtype) if self.plain.codebook else None,
+        )
+
+
+def in_words(plain: rules.Rule) -> Neighbourhood:
+    """The production object for a reference rule."""
+    if plain.kind == "none":
+        return NoNeighbourhood()
+    if plain.kind == "tvd":
+        return Additive(k=plain.k, delta=plain.delta, divergence="tvd")
+    if plain.kind == "jsd":
+        return Additive(k=plain.k, delta=plain.delta, divergence="jsd")
+    if plain.kind == "multiplicative":
+        return Multiplicative(k=plain.k, lam=plain.lam)
+    return Grouped(plain.below, plain.above, plain.tolerance, plain.radius)
+
+
+@st.composite
+def dyadic_law(draw: st.DrawFn, codes: int) -> list[float]:
+    """A law whose masses are multiples of 1/64; zeros and ties are common."""
+    cuts = sorted(draw(st.lists(st.integers(0, UNIT), min_size=codes - 1, max_size=codes - 1)))
+    return [(b - a) / UNIT for a, b in zip([0, *cuts], [*cuts, UNIT], strict=True)]
+
+
+@st.composite
+def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
+    codes = draw(st.integers(2, 6))
+    r = draw(dyadic_law(codes))
+    p = draw(st.one_of(dyadic_law(codes), st.just(r)))
+    others = [[y for y in range(codes) if y != x] for x in range(codes)]
+    plain = rules.Rule(
+        kind=kind,
+        k=draw(st.integers(1, codes)),
+        delta=draw(st.integers(0, UNIT)) / UNIT,
+        lam=draw(st.sampled_from([1.0, 1.25, 1.5, 2.0, 3.0, 8.0])),
+        order=[[x, *draw(st.permutations(others[x]))] for x in range(codes)],
+        below=draw(st.integers(0, 3)),
+        above=draw(st.integers(0, 3)),
+        tolerance=draw(st.integers(0, 24)) / UNIT,
+        radius=float(draw(st.integers(0, 9))),
+        codebook=draw(st.lists(st.tuples(*[st.integers(0, 3).map(float)] * 2), min_size=codes, max_size=codes)),
+    )
+    levels = draw(st.integers(1, 5))
+    schedule = draw(st.sampled_from(SCHEDULES))
+    return Case(r, p, plain, in_words(plain), schedule, levels, draw(st.integers(0, levels - 1)))
+
+
+@st.composite
+def generic_case(draw: st.DrawFn, kind: str) -> Case:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    codes = int(rng.integers(3, 14))
+
+    def law() -> list[float]:
+        masses = rng.dirichlet(np.full(codes, rng.choice([0.1, 0.5, 2.0])))
+        masses[rng.random(codes) < rng.choice([0.0, 0.4])] = 0.0
+        masses = masses if masses.sum() > 1e-3 else np.ones(codes)
+        return [float(m) for m in masses / masses.sum()]
+
+    order = [[x, *(int(y) for y in rng.permutation(codes) if y != x)] for x in range(codes)]
+    plain = rules.Rule(
+        kind=kind,
+        k=int(rng.integers(1, codes + 1)),
+        delta=float(rng.random()),
+        lam=1 + float(rng.exponential(2)),
+        order=order,
+        below=int(rng.integers(0, 8)),
+        above=int(rng.integers(0, 8)),
+        tolerance=float(rng.random() * 0.3),
+        radius=float(rng.random() * 4),
+        codebook=[[float(c) for c in row] for row in rng.normal(size=(codes, 3)).astype(np.float32)],
+    )
+    levels = int(rng.integers(1, 7))
+    schedule = SCHEDULES[int(rng.integers(len(SCHEDULES)))]
+    return Case(law(), law(), plain, in_words(plain), schedule, levels, int(rng.integers(levels)))
+
+
+def margin(plain: rules.Rule, r: Sequence[float]) -> float:
+    """How far the nearest comparison with a bound is from an equality: what fp32 must not be asked to decide."""
+    gaps = [1.0]
+    for x in range(len(r)):
+        running = 0.0
+        for y in plain.order[x][1 : plain.k]:
+            running += r[y]
+            if plain.kind == "tvd":
+                gaps.append(abs(running - plain.delta))
+            elif plain.kind == "multiplicative":
+                gaps.append(abs(r[x] + running - plain.lam * r[x]) if r[x] or running else 1.0)
+            elif plain.kind == "jsd" and plain.delta > 0:
+                gaps.append(abs(rules.jsd_of_move(r[x], running) - plain.delta))
+        if plain.kind == "grouped":
+            gaps.extend(abs(abs(r[y] - r[x]) - plain.tolerance) for y in range(len(r)) if y != x)
+    return min(gaps)
+
+
+def check(case: Case, dtype: torch.dtype, precision: float) -> None:
+    """Every token of the case, drawn and deterministic, paper and optimal, against the reference."""
+    codes = len(case.r)
+    omegas = case.schedule.omegas(case.levels)
+    omega = omegas[case.depth]
+    tables = case.tables(dtype)
+    x = torch.arange(codes)
+    level = torch.full((codes,), omega, dtype=dtype)
+    r = torch.tensor(case.r, dtype=dtype).expand(codes, -1)
+    for p_list in (case.p, None):
+        p = None if p_list is None else torch.tensor(p_list, dtype=dtype).expand(codes, -1)
+        credit = case.neighbourhood.credit(r, p, x, tables)
+        check_credit(case, p_list, credit, precision)
+        everywhere = case.neighbourhood.credit_all(r[:1], None if p is None else p[:1], tables)
+        torch.testing.assert_close(everywhere[0][0], credit.target, rtol=0, atol=precision)
+        drawable = torch.ones(codes, dtype=torch.bool) if p is None else p[0] > 0
+        torch.testing.assert_close(everywhere[1][0][drawable], credit.proposal[drawable], rtol=0, atol=precision)
+        chance = case.rule("paper").chance(credit, level)
+        for y, got in enumerate(chance.tolist()):
+            # f = omega S / p: an error of S weighs 1 / p
+            weight = 1.0 if p_list is None or p_list[y] == 0 else 1 / p_list[y]
+            assert got == pytest.approx(rules.chance(case.plain, case.r, p_list, y, omega), abs=4 * precision * weight)
+        best = [] if p_list is None else rules.optimal_mass(case.plain, case.r, p_list, 0, omega)
+        for resampling in ("paper", "optimal"):
+            laws = case.rule(resampling).residual(r, p, x, level, credit, tables)
+            for y, law in enumerate(laws.tolist()):
+                attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
+                if resampling == "paper":
+                    attempts.insert(0, rules.paper_mass(case.plain, case.r, p_list, y, omega))
+                check_law(case, law, attempts, precision, carried=y if resampling == "paper" else None)
+
+
+def check_credit(case: Case, p: list[float] | None, credit: Credit, precision: float) -> None:
+    for x in range(len(case.r)):
+        target, proposal = rules.credit(case.plain, case.r, p, x)
+        assert float(credit.target[x]) == pytest.approx(target, abs=precision)
+        if p is None or p[x] > 0:
+            assert float(credit.proposal[x]) == pytest.approx(proposal, abs=precision)
+        else:
+            assert float(credit.proposal[x]) == 0  # it could not have been drawn
+        if credit.members is not None:
+            assert credit.admitted is not None
+            admitted = credit.members[x][credit.admitted[x]].tolist()
+            assert admitted == rules.members(case.plain, case.r, x)
+
+
+def check_law(
+    case: Case, law: list[float], attempts: list[rules.Law], precision: float, carried: int | None
+) -> None:
+    """``law`` is the first of ``attempts`` that has mass, or else r itself.
+
+    ``carried``: where LANTERN's own residual puts its neighbours' mass, which the target alone may not allow.
+    """
+    assert sum(law) == pytest.approx(1, abs=1e-5)
+    assert all(mass >= 0 for mass in law)
+    outside = [y for y in range(len(law)) if case.r[y] == 0 and y != carried]
+    assert all(law[y] == 0 for y in outside), "left the target's support"
+    masses = [sum(attempt) for attempt in attempts if sum(attempt) > 0]
+    if masses and min(masses) < 1e3 * precision:
+        return  # all but empty: normalised rounding, and (optimal) drawn from with a chance as small
+    want = next((rules.normalised(attempt) for attempt in attempts if sum(attempt) > 0), case.r)
+    np.testing.assert_allclose(law, want, rtol=0, atol=4 * precision / (masses[0] if masses else 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dyadic_cases_agree_with_the_reference(kind: str) -> None:
+    @few
+    @given(dyadic_case(kind))
+    def agree(case: Case) -> None:
+        if kind == "jsd":
+            assume(margin(case.plain, case.r) > 1e-6)  # the divergence is irrational: only its bound is dyadic
+        check(case, torch.float32, 2.5e-7)
+
+    agree()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generic_cases_agree_with_the_reference(kind: str) -> None:
+    @few
+    @given(generic_case(kind))
+    def agree(case: Case) -> None:
+        assume(margin(case.plain, case.r) > 2e-6)
+        check(case, torch.float32, 2.5e-7)
+        check(case, torch.float64, 1e-12)
+
+    agree()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_agrees_with_the_reference(kind: str) -> None:
+    @few
+    @given(dyadic_case(kind))
+    def agree(case: Case) -> None:
+        if kind == "jsd":
+            assume(margin(case.plain, case.r) > 1e-6)
+        codes, rule = len(case.r), case.rule("paper")
+        omega = case.schedule.omegas(case.levels)[case.depth]
+        # budgets that are no dyadic numbers may turn an equality either way
+        gaps = [abs(omega * sum(case.r[z] for z in [x, *rules.members(case.plain, case.r, x)]) - case.r[y])
+                for x in range(codes) for y in range(codes)]
+        assume(not isinstance(case.schedule, Exponential) or all(gap > 1e-6 for gap in gaps))
+        q = torch.tensor(case.r).expand(codes, -1)
+        got = rule.greedy(q, torch.arange(codes), torch.full((codes,), omega), case.tables(torch.float32)).tolist()
+        if not rule.loose:
+            want = [x == case.r.index(max(case.r)) for x in range(codes)]
+        else:
+            want = [rules.greedy(case.plain, case.r, x, omega) for x in range(codes)]
+        assert got == want
+
+    agree()
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(st.integers(1, 12), st.floats(0.3, 4), st.floats(0, 1), st.floats(0, 3))
+def test_schedules_agree_with_the_reference(levels: int, budget: float, fraction: float, nu: float) -> None:
+    slope = fraction * 1.9 * budget / max(1, levels - 1)
+    assert Constant(budget).omegas(levels) == pytest.approx(rules.constant(levels, budget))
+    assert Linear(budget, slope).omegas(levels) == pytest.approx(rules.linear(levels, budget, slope))
+    assert Exponential(budget, nu).omegas(levels) == pytest.approx(rules.exponential(levels, budget, nu))
+    for schedule in (Constant(budget), Linear(budget, slope), Exponential(budget, nu)):
+        omegas = schedule.omegas(levels)
+        assert sum(omegas) / levels == pytest.approx(budget)
+        assert all(omega > 0 for omega in omegas)
+        assert list(omegas) == sorted(omegas, reverse=True)
+
+
+@few
+@given(st.sampled_from(["tvd", "jsd", "multiplicative"]).flatmap(dyadic_case))
+def test_limits_are_the_exact_rule_to_the_last_bit(case: Case) -> None:
+    codes = len(case.r)
+    r, p = (torch.tensor(law).expand(codes, -1) for law in (case.r, case.p))
+    x, one, tables = torch.arange(codes), torch.ones(codes), case.tables(torch.float32)
+    k, delta = max(2, case.plain.k), max(1 / UNIT, case.plain.delta)
+    exact = AcceptanceRule(NoNeighbourhood(), Constant(1.0), "optimal")
+    limits: list[Neighbourhood] = [
+        Additive(k, 0.0),
+        Additive(k, 0.0, divergence="jsd"),
+        Additive(1, delta),
+        Additive(k, 1e-9),  # below the smallest mass: only massless neighbours fit
+        Multiplicative(k, 1.0),
+        Multiplicative(1, 3.0),
+        Multiplicative(k, 1 + 1e-6),
+        Grouped(tolerance=0.0),
+        Grouped(below=0, above=0),
+    ]
+    for neighbourhood in limits:
+        for proposal in (p, None):
+            credit = neighbourhood.credit(r, proposal, x, tables)
+            plain = exact.neighbourhood.credit(r, proposal, x, tables)
+            chance = exact.chance(plain, one)
+            assert torch.equal(AcceptanceRule(neighbourhood).chance(credit, one), chance)
+            for resampling in ("paper", "optimal"):
+                rule = AcceptanceRule(neighbourhood, Constant(1.0), "paper" if resampling == "paper" else "optimal")
+                law = rule.residual(r, proposal, x, one, credit, tables)
+                want = exact.residual(r, proposal, x, one, plain, tables)
+                # Grouped's paper formula names [r - p]_+ itself: with a deterministic child, x alone is zeroed
+                reachable = chance < 1
+                torch.testing.assert_close(law[reachable], want[reachable], rtol=0, atol=1e-6)
+
+
+@few
+@given(st.sampled_from(["tvd", "jsd", "multiplicative"]).flatmap(dyadic_case))
+def test_acceptance_grows_with_every_knob(case: Case) -> None:
+    codes = len(case.r)
+    x, tables = torch.arange(codes), case.tables(torch.float32)
+    r, p = (torch.tensor(law).expand(codes, -1) for law in (case.r, case.p))
+    ladders: list[list[Neighbourhood]] = [
+        [Additive(k, case.plain.delta) for k in range(1, codes + 1)],
+        [Additive(codes, delta / 8) for delta in range(9)],
+        [Additive(codes, delta / 8, divergence="jsd") for delta in range(9)],
+        [Multiplicative(k, case.plain.lam) for k in range(1, codes + 1)],
+        [Multiplicative(codes, lam) for lam in (1.0, 1.5, 2.0, 5.0, 50.0)],
+    ]
+    budgets = [torch.full((codes,), omega) for omega in (0.5, 1.0, 1.1, 2.0)]
+    for proposal in (p, None):
+        for ladder in ladders:
+            credits = [neighbourhood.credit(r, proposal, x, tables) for neighbourhood in ladder]
+            chances = torch.stack([AcceptanceRule().chance(credit, budgets[1]) for credit in credits])
+            assert (chances.diff(dim=0) >= -1e-6).all()
+            by_budget = torch.stack([AcceptanceRule().chance(credits[-1], budget) for budget in budgets])
+            assert (by_budget.diff(dim=0) >= 0).all()
+
+
+def test_multiplicative_is_bounded_by_lambda_and_additive_by_delta() -> None:
+    generator = torch.Generator().manual_seed(5)
+    r = torch.rand(200, 16, generator=generator).pow(4)
+    r = r / r.sum(1, keepdim=True)
+    tables = Tables(neighbours=torch.rand(16, 16, generator=generator).argsort(1))
+    tables = Tables(neighbours=torch.stack([torch.cat([row[row == i], row[row != i]])
+                                            for i, row in enumerate(tables.neighbours)]))  # type: ignore[arg-type]
+    x = torch.randint(16, (200,), generator=generator)
+    own = r.gather(1, x[:, None])[:, 0]
+    assert (Multiplicative(16, 2.5).credit(r, None, x, tables).target <= 2.5 * own * (1 + 1e-6)).all()
+    assert (Additive(16, 0.3).credit(r, None, x, tables).target - own < 0.3 + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_vocabulary_in_small_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbourhoods, "CHUNK", 7)
+
+    @settings(derandomize=True, deadline=None, max_examples=30)
+    @given(generic_case(kind))
+    def agree(case: Case) -> None:
+        tables = case.tables(torch.float64)
+        r, p = (torch.tensor([law], dtype=torch.float64) for law in (case.r, case.p))
+        target, proposal = case.neighbourhood.credit_all(r, p, tables)
+        for x in range(len(case.r)):
+            want = rules.credit(case.plain, case.r, case.p, x)
+            if case.p[x] > 0:
+                assert (float(target[0, x]), float(proposal[0, x])) == pytest.approx(want, abs=1e-12)
+
+    agree()

@@ -1,0 +1,232 @@
+"""DecodingConfig: reading and writing, digests, and what may not be combined, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive, Grouped, Multiplicative
+from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
+from search_spaces.schedules import Constant, Exponential, Linear
+from search_spaces.settings import SettingError
+from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
+from search_spaces.trial import DecodingConfig, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
+
+EXAMPLE = """
+drafter: eagle
+tree: {policy: dynamic, depth: 5, width: 8, nodes: 32}
+acceptance: {neighbourhood: additive, k: 100, delta: 0.1, divergence: tvd, proximity: l2,
+             schedule: constant, budget: 1.0, resampling: paper}
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}
+"""
+EAGLE2 = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}}
+
+
+def test_reading_the_example() -> None:
+    assert DecodingConfig.from_mapping(yaml.safe_load(EXAMPLE)) == DecodingConfig(
+        Eagle(), Dynamic(5, 8, 32), AcceptanceRule(Additive(k=100, delta=0.1)), Sampling(cfg=3.0)
+    )
+
+
+def test_what_is_left_out_is_plain() -> None:
+    assert DecodingConfig.from_mapping({}) == DecodingConfig(NoDrafter(), NoTree(), EXACT, None)
+    config = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
+    assert config == DecodingConfig(Eagle(), Chain(3))
+    assert not config.acceptance.loose
+    lantern = DecodingConfig.from_mapping({**EAGLE2, "acceptance": "lantern"})
+    assert lantern.acceptance == RULES["lantern"]
+    assert DecodingConfig.from_mapping({"drafter": "eagle", "tree": "adjacency"}).policy == Adjacency()
+
+
+CONFIGS = [
+    *PRESETS.values(),
+    DecodingConfig(Eagle(), Static(paths=((0,), (1,), (0, 0))), sampling=Sampling(0.0, 10, 0.5, 2.0)),
+    DecodingConfig(Medusa(), Adjacency(width_range=(2, 9), start_width=9), RULES["cool"]),
+    DecodingConfig(
+        Jacobi("sample_left", "coupled"), Chain(7), AcceptanceRule(Grouped(3, 2, 0.1, 1.0), Linear(1.2, 0.01))
+    ),
+    DecodingConfig(
+        Independent(),
+        Chain(2, "top"),
+        AcceptanceRule(Multiplicative(5, 2.5, "random"), Exponential(1.5, 0.2), "optimal"),
+    ),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.digest())
+def test_round_trips(config: DecodingConfig) -> None:
+    mapping = config.to_mapping()
+    assert DecodingConfig.from_mapping(mapping) == config
+    assert DecodingConfig.from_mapping(yaml.safe_load(yaml.safe_dump(mapping))) == config
+    assert DecodingConfig.from_mapping(mapping).digest() == config.digest()
+    flat = config.flat()
+    assert list(flat) == [f"{section}.{key}" for section, entries in mapping.items() for key in entries]
+    assert all(isinstance(value, int | float | str) for value in flat.values())
+
+
+def test_flat_names() -> None:
+    config = DecodingConfig(
+        Eagle(), Static(paths=((0,), (1,), (0, 0))), AcceptanceRule(Multiplicative(5, 2)), Sampling(cfg=3)
+    )
+    assert config.flat() == {
+        "drafter.kind": "eagle",
+        "tree.policy": "static",
+        "tree.paths": "[[0],[1],[0,0]]",
+        "tree.children": "sampled",
+        "acceptance.neighbourhood": "multiplicative",
+        "acceptance.k": 5,
+        "acceptance.lambda": 2.0,
+        "acceptance.proximity": "l2",
+        "acceptance.schedule": "constant",
+        "acceptance.budget": 1.0,
+        "acceptance.resampling": "paper",
+        "sampling.temperature": 1.0,
+        "sampling.top_k": 0,
+        "sampling.top_p": 1.0,
+        "sampling.cfg": 3.0,
+    }
+
+
+def test_digests_are_stable_and_tell_settings_apart() -> None:
+    # results on disk are found by their digest: if this fails, the change orphans every store that exists
+    assert PRESETS["lantern"].digest() == "5a7caa873631f627"
+    assert PRESETS["vanilla"].with_sampling(Sampling(cfg=3)).digest() == "e1965b8b795664d1"
+    assert len({config.digest() for config in CONFIGS}) == len(set(CONFIGS)) == len(CONFIGS) - len(ALIASES)
+    ints = DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Constant(2)))
+    floats = DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Constant(2.0)))
+    assert ints.digest() == floats.digest()
+
+
+def test_sampling_is_named_in_full_or_laid_over_the_targets() -> None:
+    target = Sampling(temperature=0.9, top_k=500, cfg=4.0)
+    config = DecodingConfig.from_mapping({"sampling": {"temperature": 0}}, defaults=target)
+    assert config.sampling == Sampling(temperature=0.0, top_k=500, cfg=4.0)
+    assert DecodingConfig.from_mapping({}, defaults=target).sampling is None
+    assert DecodingConfig().with_sampling(target).sampling == target
+    assert DecodingConfig().with_sampling(target).with_sampling(None) == DecodingConfig()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"drafte": "eagle"},
+     "drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
+    ({"drafter": "eagel"},
+     "drafter.kind: must be one of none, eagle, medusa, independent, jacobi, got 'eagel'; did you mean 'eagle'?"),
+    ({"drafter": 3}, "drafter: must be a mapping of keys to values, got 3"),
+    ({"drafter": {"kind": "eagle", "initialisation": "random"}, "tree": {"policy": "chain", "length": 2}},
+     "drafter.initialisation: not a key of kind 'eagle' but of 'jacobi'; known keys: kind"),
+    ({"drafter": "eagle"},
+     "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, adjacency"),
+    ({"tree": {"policy": "chain", "length": 2}},
+     "drafter: nobody drafts the 'chain' tree; choose one of eagle, medusa, independent, jacobi"),
+    ({"acceptance": "lantern"}, "acceptance: nothing is drafted, so nothing can be accepted; leave it out"),
+    ({"drafter": "jacobi", "tree": "adjacency"},
+     "tree.policy: drafter 'jacobi' keeps a window: use 'chain', not 'adjacency'"),
+    ({"drafter": "jacobi", "tree": {"policy": "chain", "length": 3, "children": "top"}},
+     "tree.children: drafter 'jacobi' keeps the tokens that it drew: use 'sampled'"),
+    ({"drafter": "eagle", "tree": {"policy": "dynamic", "dept": 3}},
+     "tree.dept: unknown key; did you mean 'depth'? known keys: policy, depth, width, nodes"),
+    ({"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 0, "width": 2, "nodes": 3}},
+     "tree.depth: must be at least 1, got 0"),
+    ({"drafter": "eagle", "tree": "dynamic"},
+     "tree.depth: missing; give the drafted levels, one more than EAGLE-2's parameter of that name (at least 1)"),
+    ({"drafter": "eagle", "tree": {"policy": "static", "paths": [[0], [1, 0]]}},
+     "tree.paths: node [1, 0] is an orphan: its parent [1] is not in the tree; add it"),
+    ({**EAGLE2, "acceptance": {"neighbourhood": "additive", "k": 9, "delta": 1.5}},
+     "acceptance.delta: must be in [0, 1], got 1.5"),
+    ({**EAGLE2, "acceptance": {"neighbourhood": "additive", "k": 0, "delta": 0.5}},
+     "acceptance.k: must be at least 1, got 0"),
+    ({**EAGLE2, "acceptance": {"neighbourhood": "multiplicative", "k": 9, "lambda": 0.5}},
+     "acceptance.lambda: must be at least 1, got 0.5"),
+    ({**EAGLE2, "acceptance": {"delta": 0.5}},
+     "acceptance.delta: not a key of neighbourhood 'none' but of 'additive'; "
+     "known keys: neighbourhood, schedule, resampling, budget"),
+    ({**EAGLE2, "acceptance": {"resampling": "best"}},
+     "acceptance.resampling: must be one of paper, optimal, got 'best'"),
+    ({**EAGLE2, "acceptance": "lanter"},
+     "acceptance: must be one of exact, uniform, cool, lantern, lantern_pp, grouped, got 'lanter'; "
+     "did you mean 'lantern'?"),
+    ({**EAGLE2, "acceptance": {"schedule": "linear", "budget": 1.0, "slope": 0.5}},
+     "acceptance.slope: must be less than 0.5 for a mean budget of 1 over 5 levels, got 0.5: "
+     "the last level's budget would be 0"),
+    ({"sampling": {"temperature": 0}},
+     "sampling: give top_k, top_p, cfg as well, or leave the section out to sample by the target's own defaults"),
+    ({"sampling": {"temprature": 0}},
+     "sampling.temprature: unknown key; did you mean 'temperature'? known keys: temperature, top_k, top_p, cfg"),
+    ({"sampling": {"temperature": -1, "top_k": 0, "top_p": 1, "cfg": 1}},
+     "sampling.temperature: must be at least 0, got -1"),
+    ({"sampling": {"temperature": 1, "top_k": 0, "top_p": 0, "cfg": 1}}, "sampling.top_p: must be in (0, 1], got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mapping", "message"), REFUSED, ids=[message.split(":")[0] for _, message in REFUSED])
+def test_refusals(mapping: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        DecodingConfig.from_mapping(mapping)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("config", "limits", "message"),
+    [
+        (PRESETS["lantern"], {"codebook_size": 64},
+         "acceptance.k: 100 neighbours are more than the 64 codes of the codebook"),
+        (PRESETS["gsd"], {"codebook_size": 8},
+         "acceptance.below: 14 ranks in a window are more than the 8 codes of the codebook"),
+        (PRESETS["eagle2"], {"codebook_size": 8},
+         "tree: 10 children of one node are more than the 8 codes of the codebook"),
+        (PRESETS["medusa"], {"codebook_size": 64, "medusa_heads": 3},
+         "tree: 4 levels are more than the 3 Medusa heads can draft"),
+        (PRESETS["sjd"], {"codebook_size": 64, "image_tokens": 9},
+         "tree: 15 levels are more than the 9 tokens of an image"),
+        (PRESETS["eagle1"], {"codebook_size": 64, "drafters": ["medusa"]},
+         "drafter: the target has no 'eagle' drafter; it has jacobi, medusa, none"),
+        (PRESETS["vanilla"].with_sampling(Sampling(top_k=65)), {"codebook_size": 64},
+         "sampling.top_k: 65 tokens are more than the 64 codes of the codebook"),
+    ],
+)  # fmt: skip
+def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        config.check_model(**limits)
+    assert str(caught.value) == message
+    config.check_model(
+        codebook_size=1024, image_tokens=256, medusa_heads=4, drafters=["eagle", "medusa", "independent"]
+    )
+
+
+def test_rules_that_are_exact_need_no_table() -> None:
+    DecodingConfig(Eagle(), Chain(2), AcceptanceRule(Additive(k=500, delta=0))).check_model(64)
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+def test_presets_carry_the_papers_names() -> None:
+    wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
+        lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
+        adt_tokenflock adt_lantern sjd gsd peanut"""
+    assert set(PRESETS) == set(wanted.split())
+    assert PRESETS["peanut"] == PRESETS["adt"]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_presets_are_documented_and_serve_the_built_in_size(name: str) -> None:
+    entry = CATALOGUE[name]
+    assert entry.about
+    assert "\n" not in entry.about
+    assert entry.source
+    assert entry.config.sampling is None
+    assert preset(name) == entry.config
+    entry.config.check_model(codebook_size=1024, image_tokens=256, medusa_heads=4)
+
+
+def test_which_presets_are_lossless() -> None:
+    loose = {name for name, entry in CATALOGUE.items() if entry.config.acceptance.loose}
+    relaxed = {name for name in CATALOGUE if "lantern" in name} | {"uniform", "cool", "cool_linear", "gsd"}
+    assert loose == relaxed
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(SettingError, match=r"^preset: must be one of .*, got 'lanturn'; did you mean 'lantern'\?$"):
+        preset("lanturn")

@@ -1,0 +1,186 @@
+"""What an acceptance rule must cost and can gain on a chain of drafts: Cool-SD's Theorem 2 for any rule.
+
+A chain of L drafts; at depth i the drafter's law is p_i, the target's q_i (both given the drafts before it), the rule
+accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)) and redraws from G_i after a rejection, whose chance is
+R_i = 1 - sum_x p_i f_i.
+
+Accepted length (T2-a). The chain gets past depth i with a chance that is prod_{j<=i} p_j f_j, summed over its tokens:
+
+    E[N] = sum_i E_{x_1..x_i ~ p} [ prod_{j<=i} f_j ]
+
+Distance to the target (T2-b). Let Phat be the law emitted by a round whose missing tokens up to L + 1 are drawn from
+the target, Q the target's own. Replacing the target's factors by accepted drafts one depth at a time telescopes Phat -
+Q into one-step errors; the triangle inequality then gives
+
+    TV(Phat, Q) <= B = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * 1/2 || q_i - p_i f_i - R_i G_i ||_1 ]
+
+that is: the chance that the round gets that far, times the distance of what the step emits to what it should. Where G
+depends on the rejected token (the papers' own resampling), R_i G_i is its average, sum_x p_i(x) (1 - f_i(x)) G_{i,x}.
+The best any G can do (T2-c), and what `resampling: optimal` attains, is
+
+    B* = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * sum_x (p_i(x) f_i(x) - q_i(x))_+ ]
+
+B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it says nothing). Drafts taken
+deterministically are chains too: p_i is a point mass on the draft.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from search_spaces.acceptance import AcceptanceRule, Tables
+
+_CHUNK = 1 << 23  # entries of a [rows, V] tensor held at once
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its standard error (0 where the value is exact, infinite from a single independent sample)."""
+
+    value: float
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What Theorem 2 says of a rule: drafts accepted per round, and bounds on the distance of its tokens' law."""
+
+    accepted: Estimate
+    """E[N], in drafts (T2-a); tokens per target pass are one more."""
+    bound: Estimate
+    """B with the rule's own resampling (T2-b)."""
+    optimal_bound: Estimate
+    """B* with the best resampling there is (T2-c); never above ``bound``."""
+
+
+class Step(NamedTuple):
+    """One depth, for each of M rows of (p, q)."""
+
+    kept: Tensor  # [M, V] p f: the mass of each token that is proposed and accepted
+    distance: Tensor  # [M] 1/2 || q - p f - R G ||_1
+    over: Tensor  # [M] sum_x (p f - q)_+
+
+
+def recorded(
+    rule: AcceptanceRule,
+    q: Tensor,
+    p: Tensor | None,
+    tokens: Tensor,
+    tables: Tables,
+    groups: Tensor | None = None,
+) -> Theory:
+    """Estimate E[N], B and B* from laws recorded along M drafted chains.
+
+    The chains must be *drafts as drawn* (tokens[m, i] ~ p[m, i] whatever was accepted), or the expectation is not over
+    p. Each depth sums over its own token exactly and leaves only the tokens before it to the sample: depth 1 adds no
+    noise.
+
+    Args:
+        q: [M, L, V] the target's processed laws at each draft's position.
+        p: [M, L, V] the drafter's, or None when drafts are deterministic (a point mass on ``tokens``).
+        tokens: [M, L] int64, the drafts.
+        tables: neighbours and codebook that the rule reads.
+        groups: [M] int64, chains with the same number are not independent (rounds of one image); the standard errors
+            then count groups, not chains.
+
+    Raises:
+        ValueError: when the shapes disagree.
+    """
+    chains, depth, codes = q.shape
+    if tokens.shape != (chains, depth) or (p is not None and p.shape != q.shape) or not chains:
+        raise ValueError(
+            f"recorded laws q {tuple(q.shape)} and p {None if p is None else tuple(p.shape)}, tokens "
+            f"{tuple(tokens.shape)}: expected [M, L, V], [M, L, V] or None, and [M, L], with at least one chain"
+        )
+    reach = q.new_ones(chains)
+    totals = q.new_zeros(3, chains)
+    rows = max(1, _CHUNK // codes)
+    for i, omega in enumerate(rule.schedule.omegas(depth)):
+        ratio = q.new_empty(chains)
+        for start in range(0, chains, rows):
+            part = slice(start, start + rows)
+            x = tokens[part, i]
+            law = None if p is None else p[part, i]
+            step = one_step(rule, q[part, i], law, x, omega, tables)
+            totals[:, part] += reach[part] * torch.stack([step.kept.sum(-1), step.distance, step.over])
+            proposed = 1.0 if law is None else _at(law, x)
+            ratio[part] = _at(step.kept, x) / proposed  # f(x); p(x) > 0 for a token that was drawn
+        reach = reach * ratio
+    accepted, bound, best = (_estimate(total.double(), groups) for total in totals)
+    return Theory(accepted, bound, best)
+
+
+def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: Tables) -> Theory:
+    """E[N], B and B* exactly, from the laws after every context; for small codebooks and depths.
+
+    ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the law at depth i + 1 after the i drafts that c spells in base V,
+    first draft most significant.
+    """
+    omegas = rule.schedule.omegas(len(p))
+    codes = p[0].shape[-1]
+    reach = q[0].new_ones(1)
+    totals = q[0].new_zeros(3)
+    for target, drafter, omega in zip(q, p, omegas, strict=True):
+        assert target.shape == drafter.shape == (len(reach), codes), (target.shape, drafter.shape)
+        step = one_step(rule, target, drafter, drafter.argmax(-1), omega, tables)
+        totals += (reach * torch.stack([step.kept.sum(-1), step.distance, step.over])).sum(-1)
+        reach = (reach[:, None] * step.kept).flatten()
+    accepted, bound, best = (Estimate(float(total)) for total in totals)
+    return Theory(accepted, bound, best)
+
+
+def one_step(rule: AcceptanceRule, q: Tensor, p: Tensor | None, x: Tensor, omega: float, tables: Tables) -> Step:
+    """What one trial emits against target laws q [M, V]; x [M] is read only as the place of the point mass (p None)."""
+    level = q.new_full((len(q),), omega)
+    if p is None:
+        credit = rule.neighbourhood.credit(q, None, x, tables)
+        chance = rule.chance(credit, level)
+        kept = torch.zeros_like(q).scatter(-1, x[:, None], chance[:, None])
+        redrawn = (1 - chance)[:, None] * rule.residual(q, None, x, level, credit, tables)
+    else:
+        target, proposal = rule.neighbourhood.credit_all(q, p, tables)
+        chance = torch.where(p > 0, (level[:, None] * target / proposal).clamp(max=1), 0.0)
+        kept = p * chance
+        redrawn = _redrawn(rule, q, p, p - kept, level, tables)
+    distance = (q - kept - redrawn).abs().sum(-1) / 2
+    return Step(kept, distance, (kept - q).clamp(min=0).sum(-1))
+
+
+def _redrawn(rule: AcceptanceRule, q: Tensor, p: Tensor, rejected: Tensor, omega: Tensor, tables: Tables) -> Tensor:
+    """R G [M, V]: the residual averaged over the rejected token, whose mass is ``rejected`` [M, V] = p (1 - f)."""
+
+    def residual(row: Tensor, x: Tensor) -> Tensor:
+        credit = rule.neighbourhood.credit(q[row], p[row], x, tables)
+        return rule.residual(q[row], p[row], x, omega[row], credit, tables)
+
+    if rule.resampling == "optimal":  # the same law whichever token was rejected
+        every = torch.arange(len(q), device=q.device)
+        return rejected.sum(-1, keepdim=True) * residual(every, p.argmax(-1))
+    average = torch.zeros_like(q)
+    pairs = (rejected > 0).nonzero()
+    size = max(1, _CHUNK // q.shape[-1])
+    for start in range(0, len(pairs), size):
+        row, x = pairs[start : start + size].unbind(-1)
+        average.index_add_(0, row, rejected[row, x, None] * residual(row, x))
+    return average
+
+
+def _at(values: Tensor, x: Tensor) -> Tensor:
+    return values.gather(-1, x[:, None])[:, 0]
+
+
+def _estimate(samples: Tensor, groups: Tensor | None) -> Estimate:
+    """Mean of ``samples`` [M] and its standard error, by groups where some are given (linearised ratio of sums)."""
+    mean = samples.mean()
+    deviations = samples - mean
+    if groups is not None:
+        _, index = torch.unique(groups, return_inverse=True)
+        deviations = deviations.new_zeros(int(index.max()) + 1).index_add_(0, index, deviations)
+    count = len(deviations)
+    if count < 2:
+        return Estimate(float(mean), float("inf"))
+    spread = (deviations.square().sum() * count / (count - 1)).sqrt()
+    return Estimate(float(mean), float(spread / len(samples)))
