@@ -1,0 +1,177 @@
+"""Training of targets: the loss falls, resuming equals not stopping, training's forward pass is the model's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from workers.data.scenes import sample_attributes
+from workers.models.families.conditioners import ClassConditioner, SceneConditioner, WordConditioner
+from workers.models.transformer import Transformer, TransformerConfig
+from workers.training.evaluate import evaluate_target
+from workers.training.forward import features
+from workers.training.loop import TrainConfig, batch_indices
+from workers.training.optim import orthogonalise, trapezoid
+from workers.training.parts import ARModel, TokenSet, build_model, load_model, save_model
+from workers.training.target import target_loss, train_target
+
+SMALL = TransformerConfig(
+    dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
+)
+RUN = TrainConfig(steps=12, batch=8, warmup=3, save_every=6, log_every=6, bf16=False)
+
+
+def quiet(_: str) -> None: ...
+
+
+def examples(count: int) -> TokenSet:
+    """Images whose tokens follow from the caption: easy to learn."""
+    rows = sample_attributes(0, range(count))
+    tokens = (rows[:, 6:7] * 2 + torch.arange(16) % 3) % 16
+    return TokenSet(tokens, SceneConditioner(1).from_attributes(rows))
+
+
+def model(seed: int = 0) -> ARModel:
+    return build_model(SMALL, {"kind": "scenes"}, seed)
+
+
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"prompt_rope": "zero"},
+    {"rope": "line"},
+    {"n_kv_heads": 1},
+    {"qk_norm": True},
+    {"input_norm": False, "final_norm": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_training_forward_is_the_models_own(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    body = Transformer(dataclasses.replace(SMALL, **options))  # type: ignore[arg-type]
+    x, positions = torch.randn(3, 20, 32), torch.arange(20)
+    torch.testing.assert_close(features(body, x, positions), body(x, positions), atol=2e-5, rtol=1e-4)
+
+
+def test_loss_falls_and_the_model_learns_its_captions(tmp_path: Path) -> None:
+    data = examples(64)
+    config = dataclasses.replace(RUN, steps=60)
+    average, progress = train_target(model(), data, data, config, tmp_path, name="toy", log=quiet)
+    assert progress.losses[0] == pytest.approx(torch.tensor(16.0).log().item(), abs=0.05), "starts at the uniform law"
+    assert sum(progress.losses[-5:]) / 5 < 1.0
+    figures = evaluate_target(average, data)
+    assert figures["cross-entropy cond"] < figures["cross-entropy null"]
+    assert 0 < figures["top-1 cfg 1"] <= figures["top-10 cfg 1"] <= 1
+    assert progress.held_out[60]["cross-entropy cond"] == pytest.approx(figures["cross-entropy cond"])
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    data = examples(20)  # smaller than three batches: resuming crosses epochs
+    whole, curve = train_target(model(), data, data, RUN, tmp_path / "a", name="toy", log=quiet)
+
+    class Killed(Exception): ...
+
+    def kill(line: str) -> None:
+        if "held out" in line:
+            raise Killed
+
+    with pytest.raises(Killed):  # dies after the first save's evaluation, before its checkpoint: nothing to resume
+        train_target(model(), data, data, RUN, tmp_path / "b", name="toy", log=kill)
+    with pytest.raises(ValueError, match="nothing to resume"):
+        train_target(model(), data, data, RUN, tmp_path / "b", name="toy", resume=True, log=quiet)
+
+    def kill_later(line: str) -> None:
+        if "step 12/" in line:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_target(model(), data, data, RUN, tmp_path / "c", name="toy", log=kill_later)
+    again, resumed = train_target(model(1), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
+    assert resumed.losses == curve.losses
+    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_files_carry_the_model(tmp_path: Path) -> None:
+    made = model()
+    torch.nn.init.normal_(made.head.weight)
+    save_model(made, tmp_path / "m.safetensors", name="toy")
+    read = load_model(tmp_path / "m.safetensors")
+    data = examples(4)
+    left, right = (evaluate_target(m, data, scales=())["cross-entropy cond"] for m in (made, read))
+    assert left == pytest.approx(right, rel=2e-2), "fp16 on disk"
+
+
+def test_captions_are_dropped_at_the_stated_rate() -> None:
+    made, data = model(), examples(16)
+    torch.nn.init.normal_(made.head.weight)
+    loss = target_loss(made, data)
+    with torch.no_grad():
+        values = {float(loss(torch.zeros(1, dtype=torch.int64), generator)) for generator in generators(60)}
+    assert len(values) == 2, "each draw sees either the caption or the null prompt"
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def test_every_epoch_shows_every_example_once() -> None:
+    shown = torch.cat([batch_indices(3, step, 4, 10) for step in range(5)])
+    assert sorted(shown[:10].tolist()) == list(range(10)) == sorted(shown[10:].tolist())
+    assert shown[:10].tolist() != shown[10:].tolist()
+
+
+def test_schedule_rises_stays_and_falls_to_zero() -> None:
+    rates = [trapezoid(step, 100, 10, 0.4) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[10:60] == [1.0] * 50
+    assert rates[-1] == pytest.approx(1 / 40)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 20), (1, 20, 8)])
+def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)).float())
+    assert values.min() > 0.5
+    assert values.max() < 1.4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"steps": 0}, "at least 1 step"), ({"batch": 0}, "1 example"), ({"ema": 1.0}, "ema")]
+)
+def test_senseless_configs_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RUN, **change)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    made = model()
+    made.head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="loss is nan at step 0"):
+        train_target(made, examples(8), examples(8), RUN, tmp_path, name="toy", log=quiet)
+
+
+def test_conditioners_say_what_they_cannot_read() -> None:
+    def message(read: Callable[[list[str]], Tensor], caption: str) -> str:
+        with pytest.raises(ValueError) as caught:
+            read([caption])
+        return str(caught.value)
+
+    classes = ClassConditioner(4, ["cat", "dog"])
+    assert classes.codes(["dog", "cat"]).tolist() == [[1], [0]]
+    assert "'cow'" in message(classes.codes, "cow")
+    assert "cat, dog" in message(classes.codes, "cow")
+    words = WordConditioner(4, ["a", "red", "ball"], 3)
+    assert words.codes(["A red ball!", "ball"]).tolist() == [[1, 2, 3], [3, 0, 0]]
+    assert "unknown word 'blue'" in message(words.codes, "a blue ball")
+    assert "0 words" in message(words.codes, " ")
+    assert "4 words" in message(words.codes, "a red red ball")
+    prompt = words(["ball"])
+    assert prompt.embeds.shape == (1, 3, 4)
+    assert bool(prompt.valid.all())
+    assert torch.equal(words.null(prompt).embeds[0], words.nothing)

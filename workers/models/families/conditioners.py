@@ -1,0 +1,149 @@
+"""Conditioners that read a caption as a fixed number of small integers, one prompt token each.
+
+`codes` turns captions into integers (that is what differs), `embed` into prompt embeddings; training stores the
+integers. Every prompt position exists for every caption, so there is no padding to mask.
+
+Shape legend: B captions, P prompt positions, D width.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from workers.data.scene_captions import SLOTS, parse
+from workers.models.target import Prompt
+
+
+class CodedConditioner(nn.Module, ABC):
+    """An embedding per value, plus (where positions share values) one per position; the null prompt is learned."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, values: int, prompt_len: int, dim: int, *, places: bool) -> None:
+        super().__init__()
+        self.values = nn.Embedding(values, dim)
+        self.places = nn.Parameter(torch.zeros(prompt_len, dim)) if places else None
+        self.nothing = nn.Parameter(torch.randn(prompt_len, dim))
+
+    @property
+    def prompt_len(self) -> int:
+        return self.nothing.shape[0]
+
+    @abstractmethod
+    def codes(self, captions: Sequence[str]) -> Tensor:
+        """int64 [B, P] on the CPU. ValueError: a caption that cannot be read."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What `build_conditioner` needs beside the width, as JSON values."""
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Prompt embeddings [B, P, D] of codes [B, P]."""
+        rows: Tensor = self.values(codes)
+        return rows if self.places is None else rows + self.places
+
+    def forward(self, captions: Sequence[str]) -> Prompt:
+        embeds = self.embed(self.codes(captions).to(self.nothing.device))
+        return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device))
+
+    def null(self, prompt: Prompt) -> Prompt:
+        return Prompt(self.nothing.expand_as(prompt.embeds), prompt.valid)
+
+
+class SceneConditioner(CodedConditioner):
+    """Captions of procedural scenes: one prompt token per attribute slot, each slot with values of its own."""
+
+    kind = "scenes"
+
+    def __init__(self, dim: int) -> None:
+        sizes = [len(values) for _, values in SLOTS]
+        super().__init__(sum(sizes), len(sizes), dim, places=False)
+        self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+
+    def codes(self, captions: Sequence[str]) -> Tensor:
+        return self.from_attributes(torch.tensor([parse(caption) for caption in captions]))
+
+    def from_attributes(self, rows: Tensor) -> Tensor:
+        """Codes [B, P] of attribute rows [B, P] (any integer type)."""
+        return rows.long() + torch.tensor(self.offsets, device=rows.device)
+
+    def settings(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class ClassConditioner(CodedConditioner):
+    """One prompt token: the class. A caption is a class name, exactly as its folder is called."""
+
+    kind = "classes"
+
+    def __init__(self, dim: int, names: Sequence[str]) -> None:
+        super().__init__(len(names), 1, dim, places=False)
+        self.names = {name: number for number, name in enumerate(names)}
+
+    def codes(self, captions: Sequence[str]) -> Tensor:
+        for caption in captions:
+            if caption not in self.names:
+                raise ValueError(f"unknown class {caption!r}; this model knows: {_some(self.names)}")
+        return torch.tensor([[self.names[caption]] for caption in captions])
+
+    def settings(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": list(self.names)}
+
+
+class WordConditioner(CodedConditioner):
+    """One prompt token per word, up to `length`; a shorter caption is filled up with a learned blank (code 0)."""
+
+    kind = "words"
+
+    def __init__(self, dim: int, words: Sequence[str], length: int) -> None:
+        super().__init__(len(words) + 1, length, dim, places=True)
+        self.words = {word: number + 1 for number, word in enumerate(words)}
+
+    def codes(self, captions: Sequence[str]) -> Tensor:
+        rows = torch.zeros(len(captions), self.prompt_len, dtype=torch.int64)
+        for row, caption in zip(rows, captions, strict=True):
+            found = split_words(caption)
+            unknown = [word for word in found if word not in self.words]
+            if unknown:
+                raise ValueError(
+                    f"caption {caption!r}: unknown word {unknown[0]!r}; this model knows: {_some(self.words)}"
+                )
+            if not found or len(found) > self.prompt_len:
+                raise ValueError(f"caption {caption!r} has {len(found)} words; this model reads 1 to {self.prompt_len}")
+            row[: len(found)] = torch.tensor([self.words[word] for word in found])
+        return rows
+
+    def settings(self) -> dict[str, Any]:
+        return {"kind": self.kind, "words": list(self.words), "length": self.prompt_len}
+
+
+def split_words(caption: str) -> list[str]:
+    """Lower-case words and numbers of a caption."""
+    return re.findall(r"\w+", caption.lower())
+
+
+def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner:
+    """The conditioner that `settings` (its own `settings()`) describe, untrained, of width `dim`.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    match settings.get("kind"):
+        case "scenes":
+            return SceneConditioner(dim)
+        case "classes":
+            return ClassConditioner(dim, settings["names"])
+        case "words":
+            return WordConditioner(dim, settings["words"], settings["length"])
+    raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, classes, words")
+
+
+def _some(names: Mapping[str, int], most: int = 30) -> str:
+    listed = ", ".join(list(names)[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,153 @@
+"""The built-in family, and every model that `specfrontier train` makes: a folder of one small weight file per piece.
+
+A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `medusa`, `independent` as safetensors; each
+file's header carries its config, so sizes, captions and grid are the folder's own. The built-in folder draws
+procedural scenes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from search_spaces.trial import Sampling
+from workers.data.scenes import caption, sample_attributes
+from workers.drafters.base import Drafter
+from workers.drafters.eagle import EagleDrafter, EagleLayer
+from workers.drafters.independent import IndependentDrafter
+from workers.drafters.medusa import MedusaDrafter, MedusaHeads
+from workers.models.families.conditioners import SceneConditioner, build_conditioner
+from workers.models.target import Target
+from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.vq import VQConfig, VQModel
+from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, unfilled
+
+M = TypeVar("M", bound=nn.Module)
+
+BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
+DRAFTERS = ("eagle", "medusa", "independent")
+FILES = tuple(f"{piece}.safetensors" for piece in ("tokenizer", "target", *DRAFTERS))
+
+#: Where vanilla decoding of the built-in model is at its own best (`python -m benchmarks.sampling` measures it).
+SAMPLING = Sampling(temperature=1.0, cfg=3.0)
+
+_VOCABULARY, _GRID = 1024, 12
+_HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
+#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer costs the same whatever its width.
+TARGET = TransformerConfig(dim=160, n_layers=14, n_heads=5, ffn_dim=448, vocab_size=_VOCABULARY, **_HEADS)  # type: ignore[arg-type]
+INDEPENDENT = TransformerConfig(dim=128, n_layers=2, n_heads=4, ffn_dim=352, vocab_size=_VOCABULARY, **_HEADS)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenesModels:
+    """A target and the drafters that its folder holds."""
+
+    target: Target
+    drafters: Mapping[str, Drafter]
+    folder: Path
+
+    def drafter(self, kind: str) -> Drafter | None:
+        """The loaded drafter of a kind; None for the kinds that need none.
+
+        Raises:
+            WeightsError: the folder has no such drafter.
+        """
+        if kind in DRAFTERS and kind not in self.drafters:
+            raise WeightsError(f"{self.folder / kind}.safetensors: no such file; train it: specfrontier train {kind}")
+        return self.drafters.get(kind)
+
+    def held_out_captions(self, count: int, seed: int = 1) -> list[str]:
+        """Captions of scenes 0..count-1 of a seed; training used seed 0.
+
+        Raises:
+            ValueError: not a model of procedural scenes.
+        """
+        if not isinstance(self.target.conditioner, SceneConditioner):
+            raise ValueError(f"{self.folder}: {self.target.name} does not draw procedural scenes, so give it captions")
+        return [caption(row) for row in sample_attributes(seed, range(count)).tolist()]
+
+
+def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
+    """Target, codec and the drafters of a folder, in fp32 on the CPU, ready to decode.
+
+    Raises:
+        WeightsError: the tokenizer or the target is missing; a file is damaged or of another kind; sizes do not fit.
+    """
+    codec = read_piece(folder / "tokenizer.safetensors", "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))
+    path = folder / "target.safetensors"
+    parts, config = _load(path, "an AR model", _ar_model)
+    body, conditioner = parts["transformer"], parts["conditioner"]
+    assert isinstance(body, Transformer)
+    if codec.config.codebook_size != body.config.vocab_size:
+        raise WeightsError(
+            f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target {body.config.vocab_size}; "
+            "train the target on this tokenizer's tokens"
+        )
+    sampling = Sampling(**config["sampling"]) if "sampling" in config else SAMPLING
+    target = Target(config.get("name", folder.name), body, conditioner, codec, sampling)
+    target.eval().requires_grad_(False)
+    present = [kind for kind in DRAFTERS if (folder / f"{kind}.safetensors").exists()]
+    drafters = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
+    return ScenesModels(target, drafters, folder)
+
+
+def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
+    """One of `DRAFTERS` from its file.
+
+    Raises:
+        WeightsError: the file is missing, damaged, of another kind, or made for another target.
+        ValueError: its sizes do not fit the target.
+    """
+    drafter: Drafter
+    if kind == "eagle":
+        drafter = EagleDrafter(target, read_piece(path, "an EAGLE layer", build_eagle))
+    elif kind == "medusa":
+        drafter = MedusaDrafter(target, read_piece(path, "Medusa heads", build_medusa))
+    else:
+        assert kind == "independent", kind
+        parts = read_piece(path, "an AR model", _ar_model)
+        body = parts["transformer"]
+        assert isinstance(body, Transformer)
+        drafter = IndependentDrafter(target, body, parts["conditioner"])
+    return drafter.eval().requires_grad_(False)
+
+
+def build_eagle(config: Mapping[str, Any]) -> EagleLayer:
+    """An EAGLE layer from {"transformer": TransformerConfig's fields}."""
+    return EagleLayer(TransformerConfig(**config["transformer"]))
+
+
+def build_medusa(config: Mapping[str, Any]) -> MedusaHeads:
+    """Medusa heads from {"dim", "vocab_size", "heads", "shared_head"}."""
+    return MedusaHeads(config["dim"], config["vocab_size"], config["heads"], shared_head=config["shared_head"])
+
+
+def read_piece(path: Path, what: str, build: Callable[[Mapping[str, Any]], M]) -> M:
+    """A module from a weight file whose header holds its config; `what` says what it should be.
+
+    Raises:
+        WeightsError: the file is missing, damaged, or not `what`.
+    """
+    return _load(path, what, build)[0]
+
+
+def _load(path: Path, what: str, build: Callable[[Mapping[str, Any]], M]) -> tuple[M, dict[str, Any]]:
+    config = read_config(path)
+    try:
+        module = unfilled(lambda: build(config))
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{path}: its header does not describe {what}; is it another piece's file?") from error
+    load_into(module, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    return module.eval(), config
+
+
+def _ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
+    body = TransformerConfig(**config["transformer"])
+    if not body.vocab_size:
+        raise TypeError("no vocabulary")
+    conditioner = build_conditioner(config["conditioner"], body.dim)
+    return nn.ModuleDict({"transformer": Transformer(body), "conditioner": conditioner})

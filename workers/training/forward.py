@@ -1,0 +1,86 @@
+"""The transformer's forward pass as training wants it: whole sequences, real arithmetic, and on a CPU plain attention.
+
+The same function of the same weights as `Transformer.forward` (a test holds them equal). On a CPU it is much faster to
+train: the fused attention's backward is slow at a few hundred positions, and complex rotations do not compile.
+
+Shape legend: R rows, S positions, D width, H heads, K key-value heads, C channels of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workers.models.transformer import Attention, Layer, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Factors for `rotate`, both [S, 1, C]: x * cos + swap(x) * sin turns adjacent channel pairs."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(model: Transformer, positions: Tensor) -> Rotation:
+    """Rotation factors (fp32) at `positions` [S] of the model's own table."""
+    factors = model.rotations[positions]
+    cos = factors.real.repeat_interleave(2, dim=-1)
+    sin = torch.stack([-factors.imag, factors.imag], dim=-1).flatten(-2)
+    return Rotation(cos.unsqueeze(1), sin.unsqueeze(1))
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """x [R, S, heads, C] turned by its positions' angles."""
+    swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    return (x * by.cos + swapped * by.sin).to(x.dtype)
+
+
+def project(attention: Attention, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated, scaled queries and rotated keys, and values, each [R, H, S, C], of normalised inputs x [R, S, D]."""
+    heads, kv_heads = attention.heads, attention.kv_heads
+    q, k, v = attention.wqkv(x).unflatten(-1, (-1, attention.channels)).split([heads, kv_heads, kv_heads], dim=2)
+    if attention.q_norm is not None and attention.k_norm is not None:
+        q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
+    q, k = rotate(q, by) * attention.channels**-0.5, rotate(k, by)
+    if heads != kv_heads:
+        k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def causal_bias(x: Tensor) -> Tensor:
+    """[S, S] for inputs x [R, S, D]: 0 where a position may look, -inf where it may not."""
+    size = x.shape[1]
+    return torch.full((size, size), float("-inf"), device=x.device, dtype=working_dtype(x)).triu(1)
+
+
+def finish(layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
+    """The rest of a layer after attention: x [R, S, D], attended values [R, H, S, C]."""
+    x = x + layer.attention.wo(mixed.transpose(1, 2).flatten(2))
+    out: Tensor = x + layer.feed_forward(layer.ffn_norm(x))
+    return out
+
+
+def features(model: Transformer, x: Tensor, positions: Tensor) -> Tensor:
+    """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast for bf16."""
+    by, bias = rotation(model, positions), causal_bias(x)
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        q, k, v = project(layer.attention, layer.attention_norm(x), by)
+        if x.is_cuda:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+        else:
+            mixed = (q @ k.transpose(-1, -2) + bias).softmax(-1).to(v.dtype) @ v
+        x = finish(layer, x, mixed)
+    out: Tensor = model.norm(x)
+    return out
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What a linear layer puts out here: autocast's type if it is on, else x's own."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
