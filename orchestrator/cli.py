@@ -1,0 +1,51 @@
+"""The `specfrontier` command. Commands import what is heavy when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands import doctor, generate, train
+from orchestrator.errors import CommandError
+
+app = typer.Typer(
+    name="specfrontier",
+    help="Speculative decoding of visual AR models: every published method is one setting of one engine.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    no_args_is_help=True,
+    context_settings={"max_content_width": 110},
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one setting.")(generate.generate)
+app.command(epilog=train.EPILOG, short_help="Train pieces of a model, on scenes or on your own images.")(train.train)
+app.command(short_help="Say what this machine has and what is missing.")(doctor.doctor)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from orchestrator.machine import installed
+
+        typer.echo(f"specfrontier {installed('specfrontier') or '(not installed)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
+def main() -> None:
+    """Run the command line; a `CommandError` ends it with its message and exit code."""
+    try:
+        app()
+    except CommandError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(error.code)

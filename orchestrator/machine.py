@@ -1,0 +1,130 @@
+"""What this machine has: for `doctor`, and for the head of every result file."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> tuple[int | None, int | None]:
+    """Bytes of memory, and how many are free now; a container's limit counts. None: not known on this system."""
+    total = free = None
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total or int(text), int(text))
+    return total, free
+
+
+def versions() -> dict[str, str]:
+    """What a result file says about the software that its numbers come from."""
+    import torch
+
+    return {
+        "specfrontier": installed("specfrontier") or "not installed",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def torch_facts() -> dict[str, Any]:
+    """The torch build and the GPUs that it can use."""
+    import torch
+
+    cuda = torch.version.cuda
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return {
+        "version": torch.__version__,
+        "build": f"CUDA {cuda}" if cuda else "CPU only",
+        "threads": torch.get_num_threads(),
+        "devices": [{"name": device.name, "memory_bytes": device.total_memory} for device in properties],
+    }
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `doctor` tells, as plain data. `problems`: sentences, empty if nothing is missing or broken."""
+    from workers.metrics import clip_score, features
+    from workers.models.families import scenes
+
+    total, free = memory()
+    paths = [*(scenes.BUILTIN / name for name in scenes.FILES), features.BUILTIN, clip_score.BUILTIN]
+    weights = [examine_weights(path) for path in paths]
+    libraries = {name: installed(name) for name in LIBRARIES}
+    problems = [f"{path}: {found['problem']}" for path, found in zip(paths, weights, strict=True) if found["problem"]]
+    problems += [f"{name} is not installed; pip install {name}" for name, found in libraries.items() if found is None]
+    return {
+        "specfrontier": installed("specfrontier") or "not installed",
+        "python": platform.python_version(),
+        "machine": {
+            "system": platform.platform(),
+            "cores": cores(),
+            "memory_bytes": total,
+            "free_bytes": free,
+        },
+        "torch": torch_facts(),
+        "libraries": libraries,
+        "weights_folder": str(scenes.BUILTIN),
+        "weights": weights,
+        "problems": problems or models_that_fail(),
+    }
+
+
+def examine_weights(path: Path) -> dict[str, Any]:
+    """One weight file: "whole" with its size, hash and count of numbers, else "missing" or "broken" with the reason."""
+    from safetensors import safe_open
+
+    from workers.models.checkpoint_files import WeightsError, safetensors_names
+    from workers.models.weights import content_hash
+
+    found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
+    if not path.is_file():
+        return found | {"problem": "missing; check it out again, or train it (specfrontier train)"}
+    found |= {"bytes": path.stat().st_size, "hash": content_hash(path)}
+    try:
+        names = safetensors_names(path)
+    except WeightsError as error:
+        return found | {"state": "broken", "problem": str(error).removeprefix(f"{path}: ")}
+    with safe_open(path, framework="pt") as file:
+        numbers = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    return found | {"state": "whole", "numbers": numbers}
+
+
+def models_that_fail() -> list[str]:
+    """What goes wrong when the built-in models are loaded; empty if nothing does."""
+    from workers.metrics import clip_score, features
+    from workers.models.families import scenes
+
+    problems: list[str] = []
+    for load, path in (
+        (scenes.load_scenes, scenes.BUILTIN),
+        (features.load_features, features.BUILTIN),
+        (clip_score.load_clip, clip_score.BUILTIN),
+    ):
+        try:
+            load(path)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return problems

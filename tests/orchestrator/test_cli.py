@@ -1,0 +1,69 @@
+"""The command as a process: it starts quickly, says what it is, and never shows a traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import pytest
+
+from search_spaces.presets import ALIASES, CATALOGUE
+
+HELP_SECONDS = 0.7
+
+
+def specfrontier(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from orchestrator.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("generate",), ("train",), ("doctor",)])
+def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
+    ran = specfrontier(*arguments, "--help")
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("Usage: ")
+    assert ran.stderr == ""
+
+
+def test_help_is_quick() -> None:
+    """The fastest of five: what the command needs, whatever else the machine is doing."""
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        specfrontier("--help")
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < HELP_SECONDS
+
+
+def test_version() -> None:
+    assert specfrontier("--version").stdout == f"specfrontier {version('specfrontier')}\n"
+
+
+def test_presets_are_listed_with_source() -> None:
+    lines = specfrontier("generate", "--list-presets").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(CATALOGUE)
+    for alias in ALIASES:
+        assert any(f"(also: {alias})" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("no-such-command",), ("generate", "--depth"), ("generate", "a ring", "--seed", "x")]
+)
+def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
+    ran = specfrontier(*arguments)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.count("Error: ") == 1
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_mistake_in_the_setting_is_found_before_any_model_is_loaded() -> None:
+    start = time.perf_counter()
+    ran = specfrontier("generate", "a ring", "--preset", "eagle2", "--depth", "0")
+    assert ran.returncode == 2
+    assert ran.stderr == "Error: --depth: must be at least 1, got 0\n"
+    assert time.perf_counter() - start < 5
