@@ -40,13 +40,14 @@ class ToyConditioner(nn.Module):
 
 
 class ToyCodec(nn.Module):
+    codebook: Tensor
+
     def __init__(self, codebook: Tensor) -> None:
         super().__init__()
         self.register_buffer("codebook", codebook)
 
     def decode_ids(self, ids: Tensor) -> Tensor:
-        colours: Tensor = self.codebook[ids][..., :3]
-        return colours.permute(0, 3, 1, 2)
+        return self.codebook[ids][..., :3].permute(0, 3, 1, 2)
 
 
 BASE = TransformerConfig(
@@ -79,8 +80,8 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Dra
             return EagleDrafter(target, EagleLayer(layer)).eval().requires_grad_(False)
         if kind == "medusa":
             made = MedusaHeads(config.dim, config.vocab_size, heads, shared_head=False)
-            for residual in made.residuals:
-                nn.init.normal_(residual.weight, std=0.1)
+            for parameter in made.residuals.parameters():
+                nn.init.normal_(parameter, std=0.1)
             return MedusaDrafter(target, made).eval().requires_grad_(False)
         if kind == "independent":
             small = replace(config, dim=16, n_layers=1, n_heads=1, ffn_dim=24)

@@ -119,8 +119,8 @@ class FixedTree(TreeDrafting):
         )
 
     def clocks(self, batch: Batch, vocab_size: int) -> Tensor:
-        """Clocks [B, levels, V] for the children drawn at each level. All parents of a level share them: the walk visits
-        one of them, and chooses it by numbers of earlier positions only.
+        """Clocks [B, levels, V] for the children drawn at each level. All parents of a level share them: the walk
+        visits one of them, and chooses it by numbers of earlier positions only.
         """
         position = batch.emitted[:, None, None] + self.ahead
         vocabulary = torch.arange(vocab_size, device=position.device)

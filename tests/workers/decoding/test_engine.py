@@ -75,23 +75,44 @@ def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
             assert stats.step_compression == pytest.approx(16 / (stats.rounds + 1))
 
 
-PRODUCTS = [
-    {"drafter": "eagle", "tree": {"policy": "adjacency", "initialisation": "vertical", "width_range": [2, 6], "start_width": 4, "nodes": 20},
-     "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 2.0, "schedule": "exponential", "budget": 1.5, "nu": 0.2, "resampling": "optimal"}},
-    {"drafter": "medusa", "tree": {"policy": "dynamic", "depth": 4, "width": 4, "nodes": 12},
-     "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "divergence": "jsd", "proximity": "cosine"}},
-    {"drafter": "independent", "tree": {"policy": "static", "name": "eagle1_26"},
-     "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "proximity": "random", "resampling": "optimal", "schedule": "linear", "budget": 0.8, "slope": 0.1}},
-    {"drafter": {"kind": "jacobi", "initialisation": "repeat_left", "redraw": "coupled"}, "tree": {"policy": "chain", "length": 7},
-     "acceptance": {"neighbourhood": "grouped", "schedule": "exponential", "budget": 1.2, "nu": 0.1, "resampling": "optimal"}},
-    {"drafter": "eagle", "tree": {"policy": "chain", "length": 4, "children": "top"},
-     "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 3.0, "resampling": "paper"}},
-]  # fmt: skip
+ANNEALED: dict[str, object] = {"schedule": "exponential", "budget": 1.5, "nu": 0.2, "resampling": "optimal"}
+PRODUCTS: dict[str, dict[str, object]] = {
+    "annealed LANTERN++ on adjacency trees, optimal resampling": {
+        "drafter": "eagle",
+        "tree": {
+            "policy": "adjacency", "initialisation": "vertical", "width_range": [2, 6], "start_width": 4, "nodes": 20,
+        },
+        "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 2.0, **ANNEALED},
+    },
+    "LANTERN by JSD and cosine on Medusa's dynamic tree": {
+        "drafter": "medusa",
+        "tree": {"policy": "dynamic", "depth": 4, "width": 4, "nodes": 12},
+        "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "divergence": "jsd", "proximity": "cosine"},
+    },
+    "random neighbours, annealed below 1, on an independent drafter's static tree": {
+        "drafter": "independent",
+        "tree": {"policy": "static", "name": "eagle1_26"},
+        "acceptance": {
+            "neighbourhood": "additive", "k": 8, "delta": 0.2, "proximity": "random",
+            "resampling": "optimal", "schedule": "linear", "budget": 0.8, "slope": 0.1,
+        },
+    },
+    "GSD, annealed, on a coupled window": {
+        "drafter": {"kind": "jacobi", "initialisation": "repeat_left", "redraw": "coupled"},
+        "tree": {"policy": "chain", "length": 7},
+        "acceptance": {"neighbourhood": "grouped", **ANNEALED},
+    },
+    "LANTERN++ on a chain of top tokens": {
+        "drafter": "eagle",
+        "tree": {"policy": "chain", "length": 4, "children": "top"},
+        "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 3.0, "resampling": "paper"},
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_unpublished_products_run(product: dict[str, object]) -> None:
-    config = replace(DecodingConfig.from_mapping(product), sampling=Sampling(cfg=2.0))
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_unpublished_products_run(name: str) -> None:
+    config = replace(DecodingConfig.from_mapping(PRODUCTS[name]), sampling=Sampling(cfg=2.0))
     results = draw(toy_target(), config)
     assert sum(int(r.statistics.emitted.sum()) for r in results.values()) == 9 * 15
 
@@ -143,7 +164,7 @@ def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
 
 def test_nan_weights_are_an_error_not_an_image() -> None:
     target = toy_target()
-    target.transformer.layers[1].feed_forward.w2.weight.data[0, 0] = torch.nan
+    dict(target.transformer.named_parameters())["layers.1.feed_forward.w2.weight"].data[0, 0] = torch.nan
     with pytest.raises(DecodingError, match="not finite"):
         list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS))
     with pytest.raises(DecodingError, match="not finite"):

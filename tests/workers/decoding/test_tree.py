@@ -10,11 +10,13 @@ from toys import BASE, toy_target
 
 from workers.decoding.state import block_mask
 from workers.decoding.tree import fixed_shape, shape_from_parents
+from workers.models.cache import KVCache
 from workers.models.transformer import Transformer, TransformerConfig
 
 
 def random_parents(nodes: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
-    parents, depth = [], []
+    parents: list[int] = []
+    depth: list[int] = []
     for node in range(nodes):
         parent = int(torch.randint(-1, node, (1,), generator=generator)) if node else -1
         parents.append(parent)
@@ -62,7 +64,9 @@ OPTIONS: dict[str, TransformerConfig] = {
 }
 
 
-def prefill(model: Transformer, prompts: torch.Tensor, lengths: list[int], columns: int) -> tuple[object, torch.Tensor]:
+def prefill(
+    model: Transformer, prompts: torch.Tensor, lengths: list[int], columns: int
+) -> tuple[KVCache, torch.Tensor]:
     """A cache that holds the first lengths[b] of prompts [R, T, D], and the mask of what is in it."""
     cache = model.new_cache(len(lengths), columns)
     order = torch.arange(prompts.shape[1])

@@ -1,0 +1,230 @@
+"""Lossless means lossless: under the exact rule every drafter and tree draws whole images from the target's own law.
+
+Whole images of 4 to 6 tokens over 3 to 6 codes, 200,000 of them per setting, against the enumerated law of the
+*processed* target (guidance, temperature, top-k, top-p) by chi-square. Rounds follow each other, so random numbers that
+leaked from one into the next would show. The models are tables (tests/reference/tabular.py); small real transformers
+repeat every pair with 8,000. A test fails at p < 1e-5: with about 50 settings, a sound engine would fail for one
+seed in 2,000, and the seed is fixed. The planted faults show that the same test does find mistakes.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tabular
+import torch
+from torch import nn
+from toys import BASE, toy_drafter, toy_target
+
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trial import (
+    DecodingConfig,
+    DrafterChoice,
+    Eagle,
+    Independent,
+    Jacobi,
+    Medusa,
+    NoDrafter,
+    Sampling,
+)
+from workers.decoding import walk
+from workers.decoding.engine import Engine
+from workers.decoding.sampling import to_law
+from workers.decoding.state import Job
+from workers.drafters.independent import IndependentDrafter
+from workers.drafters.jacobi import JacobiWindow
+from workers.models.target import Prompt, Target
+
+DRAWS, AT_ONCE, ALARM = 200_000, 20_000, 1e-5
+PLAIN = Sampling()
+FILTERED = Sampling(temperature=1.2, top_k=3, top_p=0.9, cfg=1.5)
+BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+STARTS = ("vertical", "random", "tokenflock")
+SURPLUS = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (0, 3))
+
+
+def adjacency(initialisation: str) -> Adjacency:
+    assert initialisation in ("horizontal", "vertical", "random", "tokenflock")
+    return Adjacency(
+        initialisation=initialisation,  # type: ignore[arg-type]
+        width_step=1, depth_range=(1, 3), width_range=(1, 3), start_depth=2, start_width=2, nodes=6,
+    )  # fmt: skip
+
+
+POLICIES: dict[str, TreePolicy] = {
+    "chain": Chain(3),
+    "chain, top": Chain(3, children="top"),
+    "static": Static(paths=BUSHY),
+    "static, top": Static(paths=BUSHY, children="top"),
+    "dynamic": Dynamic(depth=3, width=2, nodes=6),
+    "adjacency": adjacency("horizontal"),
+}
+CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
+    # name: drafter, policy, sampling, codes, tokens of an image
+    "vanilla": (NoDrafter(), NoTree(), FILTERED, 4, 5),
+    **{f"eagle, {name}": (Eagle(), policy, PLAIN, 4, 5) for name, policy in POLICIES.items()},
+    **{f"eagle, {name}, filtered": (Eagle(), policy, FILTERED, 4, 5) for name, policy in POLICIES.items()},
+    **{f"medusa, {name}": (Medusa(), policy, FILTERED, 4, 5) for name, policy in POLICIES.items()},
+    **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
+    "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 4),
+    "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
+    "jacobi, random": (Jacobi(), Chain(3), PLAIN, 4, 5),
+    "jacobi, random, filtered": (Jacobi(redraw="coupled"), Chain(3), FILTERED, 4, 5),
+    "jacobi, repeat": (Jacobi("repeat_left", "coupled"), Chain(2), PLAIN, 4, 5),
+    "jacobi, sample": (Jacobi("sample_left"), Chain(3), FILTERED, 4, 5),
+}
+
+
+def tables(codes: int, length: int, sampling: Sampling, images: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target, and a drafter that knows something of it."""
+    streams = 1 if sampling.cfg == 1 else 2
+    target = tabular.random_logits(codes, length, 11, streams, images)
+    return target, 0.5 * target + 0.7 * tabular.random_logits(codes, length, 12, streams, images)
+
+
+def p_of_draws(drafter: DrafterChoice, policy: TreePolicy, sampling: Sampling, codes: int, length: int) -> float:
+    target, draft = tables(codes, length, sampling)
+    engine = tabular.TabularEngine(
+        DecodingConfig(drafter, policy, sampling=sampling), target, draft, length, blind=isinstance(drafter, Medusa)
+    )
+    counts = np.zeros(codes**length)
+    weights = codes ** torch.arange(length - 1, -1, -1)
+    for start in range(0, DRAWS, AT_ONCE):
+        cells = (engine.images(AT_ONCE, start) * weights).sum(1)
+        counts += torch.bincount(cells, minlength=len(counts)).numpy()
+    return tabular.p_value(counts, tabular.exact_law(target, sampling, length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_images_follow_the_targets_law(name: str) -> None:
+    assert p_of_draws(*CASES[name]) > ALARM
+
+
+class OneCaption(nn.Module):
+    """A conditioner that reads a caption once, however often it is asked for."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, captions: Sequence[str]) -> Prompt:
+        prompt: Prompt = self.inner(captions[:1])
+        return Prompt(prompt.embeds.expand(len(captions), -1, -1), prompt.valid.expand(len(captions), -1))
+
+    def null(self, prompt: Prompt) -> Prompt:
+        nothing: Prompt = self.inner.null(prompt)  # type: ignore[operator]
+        return nothing
+
+
+@torch.inference_mode()
+def law_of_model(target: Target, sampling: Sampling) -> np.ndarray:
+    """The law of whole images of a real target, from plain causal passes over every image there is."""
+    codes, length = target.vocab_size, target.grid.tokens
+    images = torch.cartesian_prod(*[torch.arange(codes)] * length)
+    prompt = target.encode(["ab"] * len(images), guided=True)
+    x = torch.cat([prompt.embeds, target.embed(images.repeat(2, 1))], dim=1)
+    logits = target.head(target.transformer(x, torch.arange(x.shape[1])))[:, target.prompt_len - 1 : -1].double()
+    conditional, unconditional = logits.chunk(2)
+    guided = unconditional + sampling.cfg * (conditional - unconditional)
+    joint = np.ones(len(images))
+    for place in range(length):
+        laws = tabular.processed(guided[:, place].numpy(), sampling)
+        joint *= laws[np.arange(len(images)), images[:, place].numpy()]
+    return joint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "policy"), [*itertools.product(["eagle", "medusa", "independent"], POLICIES), ("jacobi", "chain")]
+)
+def test_real_models_follow_the_targets_law(kind: str, policy: str) -> None:
+    """The whole engine with small random transformers: caches, tree masks, commits and catch-ups included."""
+    config = replace(
+        BASE, dim=8, n_layers=1, n_heads=1, ffn_dim=8, vocab_size=3, prompt_len=2, rows=2, cols=2,
+    )  # fmt: skip
+    sampling = Sampling(cfg=1.5) if policy in ("static", "chain") else Sampling(temperature=0.9, top_p=0.95)
+    target = toy_target(4, temper=4.0, config=config)
+    target.conditioner = OneCaption(target.conditioner)
+    drafter = toy_drafter(kind, target, heads=3)
+    if isinstance(drafter, IndependentDrafter):
+        drafter.conditioner = OneCaption(drafter.conditioner)
+    choice = {"eagle": Eagle(), "medusa": Medusa(), "independent": Independent(), "jacobi": Jacobi()}[kind]
+    draws, weights = 8_000, 3 ** torch.arange(3, -1, -1)
+    engine = Engine(target, DecodingConfig(choice, POLICIES[policy], sampling=sampling), drafter, batch_size=draws)
+    cells = torch.stack([result.tokens for result in engine.run(Job(i, "ab") for i in range(draws))]) @ weights
+    counts = torch.bincount(cells, minlength=81).numpy().astype(float)
+    assert tabular.p_value(counts, law_of_model(target, sampling)) > ALARM
+
+
+@pytest.mark.slow
+def test_fault_residual_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AcceptanceRule, "residual", lambda self, r, *_: r)
+    assert p_of_draws(*CASES["eagle, chain"]) < ALARM
+    assert p_of_draws(*CASES["eagle, dynamic"]) < ALARM
+
+
+@pytest.mark.slow
+def test_fault_bonus_token_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = walk.Walker.sampled
+    calls = itertools.count()
+
+    def fresh_round(*args):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls = itertools.count()
+        return sampled(*args)
+
+    monkeypatch.setattr(walk.Walker, "sampled", fresh_round)
+    # a round's first law is the root's; in a chain of one, the next is the bonus token's
+    monkeypatch.setattr(walk, "to_law", lambda logits, s: logits.softmax(-1) if next(calls) else to_law(logits, s))
+    assert p_of_draws(Eagle(), Chain(1), Sampling(top_p=0.95), 4, 4) < ALARM
+
+
+@pytest.mark.slow
+def test_fault_siblings_law_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        walk, "without", lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law)
+    )
+    assert p_of_draws(*CASES["eagle, static"]) < ALARM
+
+
+@pytest.mark.slow
+def test_fault_rejected_sibling_left_in_the_drafters_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "without", lambda law, x, where: law)
+    assert p_of_draws(*CASES["eagle, static"]) < ALARM
+
+
+@pytest.mark.slow
+def test_fault_window_forgets_the_law_a_token_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = JacobiWindow.commit
+
+    def forget(self, *args):  # type: ignore[no-untyped-def]
+        commit(self, *args)
+        self.laws = torch.full_like(self.laws, 1 / self.laws.shape[-1])
+
+    monkeypatch.setattr(JacobiWindow, "commit", forget)
+    assert p_of_draws(*CASES["jacobi, random"]) < ALARM
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "filtered" not in name])
+def test_greedy_tokens_are_vanillas(name: str) -> None:
+    """300 random tables at once, each its own image; in a third of them the two likeliest codes tie, exactly or so
+    nearly that a softmax cannot tell them apart."""
+    drafter, policy, _, codes, length = CASES[name]
+    for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.0, top_k=2, top_p=0.5, cfg=1.6)):
+        target, draft = tables(codes, length, sampling, images=300)
+        target -= target.amax(-1, keepdim=True) - 0.1
+        second = target[:, :100].topk(2, dim=-1).indices[..., 1:]
+        gap = torch.tensor([0.0, 1.5e-8]).repeat(50)[None, :, None, None]
+        target[:, :100] = target[:, :100].scatter(-1, second, (0.1 - gap).expand(second.shape))
+        made = [
+            tabular.TabularEngine(config, target, draft, length, blind=isinstance(drafter, Medusa)).images(300)
+            for config in (
+                DecodingConfig(sampling=sampling),
+                DecodingConfig(drafter, policy, sampling=sampling),
+            )
+        ]
+        assert torch.equal(*made)

@@ -1,0 +1,225 @@
+"""Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the law of all 64 next triples.
+
+The enumeration (tests/reference) shares nothing with the code under test. Everything exact is float64; the recorded
+form is compared within 4.5 of its own standard errors (false alarms: 1 in 150,000 per number), with fixed seeds.
+"""
+
+import itertools
+import math
+
+import pytest
+import rounds
+import rules
+import torch
+from torch import Tensor
+
+from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NoNeighbourhood, Tables
+from search_spaces.schedules import Constant, Exponential, Linear
+from workers.decoding.theory import Estimate, enumerated, recorded
+
+CODES, DEPTH, TABLES = 4, 2, 200
+CHAIN: rounds.Shape = (((),),)
+ORDER = [[0, 1, 2, 3], [1, 3, 0, 2], [2, 0, 3, 1], [3, 2, 1, 0]]
+BOOK = [[0.0], [0.5], [0.6], [1.2]]
+LOOKUP = Tables(torch.tensor(ORDER), torch.tensor(BOOK, dtype=torch.float64))
+GROUP = Grouped(below=1, above=1, tolerance=0.3, radius=0.3)
+
+RULES = {
+    "exact": AcceptanceRule(),
+    "uniform 1.1": AcceptanceRule(schedule=Constant(1.1)),
+    "uniform 2": AcceptanceRule(schedule=Constant(2.0)),
+    "under 0.7": AcceptanceRule(schedule=Constant(0.7)),
+    "cool": AcceptanceRule(schedule=Exponential(1.1, 0.5)),
+    "cool linear": AcceptanceRule(schedule=Linear(1.1, 0.4)),
+    "lantern": AcceptanceRule(Additive(3, 0.3), Constant(1.0), "paper"),
+    "lantern optimal": AcceptanceRule(Additive(3, 0.3), Constant(1.0), "optimal"),
+    "lantern jsd": AcceptanceRule(Additive(4, 0.2, "jsd"), Constant(1.0), "paper"),
+    "lantern++": AcceptanceRule(Multiplicative(4, 2.5), Constant(1.0), "paper"),
+    "lantern++ annealed": AcceptanceRule(Multiplicative(4, 2.5), Exponential(1.0, 0.6), "optimal"),
+    "grouped": AcceptanceRule(GROUP, Constant(1.0), "paper"),
+    "grouped optimal": AcceptanceRule(GROUP, Constant(1.2), "optimal"),
+}
+
+
+def plain(rule: AcceptanceRule) -> rules.Rule:
+    """The reference's description of a rule."""
+    n = rule.neighbourhood
+    if isinstance(n, Additive):
+        kind = "tvd" if n.divergence == "tvd" else "jsd"
+        return rules.Rule(kind, rule.resampling, n.k, delta=n.delta, order=ORDER)
+    if isinstance(n, Multiplicative):
+        return rules.Rule("multiplicative", rule.resampling, n.k, lam=n.lam, order=ORDER)
+    if isinstance(n, Grouped):
+        return rules.Rule(
+            "grouped", rule.resampling,
+            below=n.below, above=n.above, tolerance=n.tolerance, radius=n.radius, codebook=BOOK,
+        )  # fmt: skip
+    assert isinstance(n, NoNeighbourhood)
+    return rules.Rule()
+
+
+def random_tables(seed: int, depth: int) -> list[Tensor]:
+    """Random laws after every context of 0 .. depth drafts: [V**i, V] each, some of them with zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    laws = []
+    for i in range(depth + 1):
+        masses = torch.rand(CODES**i, CODES, generator=generator, dtype=torch.float64).pow(2)
+        masses = masses * (torch.rand(CODES**i, CODES, generator=generator) > 0.15)
+        masses[masses.sum(-1) == 0] = 1.0
+        laws.append(masses / masses.sum(-1, keepdim=True))
+    return laws
+
+
+def by_context(laws: list[Tensor]) -> dict[rounds.Context, list[float]]:
+    return {
+        context: laws[i][row].tolist()
+        for i in range(len(laws))
+        for row, context in enumerate(itertools.product(range(CODES), repeat=i))
+    }
+
+
+def near(q: list[Tensor], p: list[Tensor], weight: float) -> list[Tensor]:
+    """Drafter laws between p and q: at weight 0 p, at 1 q."""
+    return [weight * a + (1 - weight) * b for a, b in zip(q, p, strict=True)]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_bound_dominates_and_accepted_length_is_exact(name: str) -> None:
+    rule = RULES[name]
+    reference, omegas = plain(rule), rule.schedule.omegas(DEPTH)
+    for seed in range(TABLES):
+        q, p = random_tables(2 * seed, DEPTH), random_tables(2 * seed + 1, DEPTH)
+        p = near(q, p, 0.7 if seed % 3 == 1 else 0.0)[:DEPTH]
+        theory = enumerated(rule, q[:DEPTH], p, LOOKUP)
+        q_table = by_context(q)
+        law = rounds.round_law(reference, q_table, by_context(p), CHAIN, omegas)
+        distance = rounds.total_variation(
+            rounds.completed(law, q_table, DEPTH + 1), rounds.target_law(q_table, DEPTH + 1)
+        )
+        assert distance <= theory.bound.value + 1e-12
+        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(law), abs=1e-12)
+        assert theory.optimal_bound.value <= theory.bound.value + 1e-12
+        if rule.resampling == "optimal" or isinstance(rule.neighbourhood, NoNeighbourhood):
+            assert theory.optimal_bound.value == pytest.approx(theory.bound.value, abs=1e-12)
+        if name in ("exact", "under 0.7"):  # under-acceptance costs speed, never quality
+            assert theory.bound.value < 1e-12
+            assert distance < 1e-12
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_bound_is_an_equality_for_one_draft(name: str) -> None:
+    rule = RULES[name]
+    for seed in range(40):
+        q, p = random_tables(3 * seed, 1), random_tables(3 * seed + 1, 0)
+        theory = enumerated(rule, q[:1], p, LOOKUP)
+        q_table = by_context(q)
+        law = rounds.round_law(plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1))
+        distance = rounds.total_variation(rounds.completed(law, q_table, 2), rounds.target_law(q_table, 2))
+        assert theory.bound.value == pytest.approx(distance, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["uniform 2", "cool", "lantern", "lantern++ annealed", "grouped optimal"])
+def test_no_resampling_beats_the_optimal_one(name: str) -> None:
+    rule = RULES[name]
+    for seed in range(60):
+        q, p = random_tables(5 * seed, 0), random_tables(5 * seed + 1, 0)
+        best = enumerated(rule, q, p, LOOKUP).optimal_bound.value
+        for other in range(10):
+            guess = random_tables(1000 * seed + other, 0)[0][0].tolist()
+            law = rounds.node(
+                plain(rule), q[0][0].tolist(), p[0][0].tolist(), 1, rule.schedule.omegas(1)[0],
+                redraw=lambda *_, guess=guess: guess,
+            ).law()  # fmt: skip
+            assert sum(abs(a - b) for a, b in zip(law, q[0][0].tolist(), strict=True)) / 2 >= best - 1e-12
+
+
+def draw_chains(p: list[Tensor], count: int, seed: int) -> tuple[Tensor, list[Tensor]]:
+    """Drafts [M, L] drawn from p, and the row of each depth's tables that they lead to."""
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.zeros(count, dtype=torch.int64)
+    drafts, rows = [], []
+    for law in p:
+        rows.append(row)
+        x = torch.multinomial(law[row], 1, generator=generator)[:, 0]
+        drafts.append(x)
+        row = row * CODES + x
+    return torch.stack(drafts, 1), rows
+
+
+def assert_covers(got: Estimate, want: Estimate) -> None:
+    assert abs(got.value - want.value) <= 4.5 * got.error + 1e-9
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_recorded_form_agrees_with_the_exact_one(name: str) -> None:
+    rule, depth, chains = RULES[name], 3, 4000
+    for seed in range(4):
+        q, p = random_tables(7 * seed, depth - 1), random_tables(7 * seed + 1, depth - 1)
+        exact = enumerated(rule, q, p, LOOKUP)
+        drafts, rows = draw_chains(p, chains, seed)
+        q_rows = torch.stack([law[row] for law, row in zip(q, rows, strict=True)], 1)
+        p_rows = torch.stack([law[row] for law, row in zip(p, rows, strict=True)], 1)
+        theory = recorded(rule, q_rows, p_rows, drafts, LOOKUP)
+        for got, want in (
+            (theory.accepted, exact.accepted),
+            (theory.bound, exact.bound),
+            (theory.optimal_bound, exact.optimal_bound),
+        ):
+            assert_covers(got, want)
+            assert got.error < 0.02  # it does tell something
+        narrow = Tables(LOOKUP.neighbours, torch.tensor(BOOK))
+        single = recorded(rule, q_rows[:500].float(), p_rows[:500].float(), drafts[:500], narrow)
+        double = recorded(rule, q_rows[:500], p_rows[:500], drafts[:500], LOOKUP)
+        assert single.bound.value == pytest.approx(double.bound.value, abs=1e-5)
+        assert single.accepted.value == pytest.approx(double.accepted.value, abs=1e-5)
+
+
+def test_the_first_draft_is_summed_not_sampled() -> None:
+    q, p = random_tables(1, 0), random_tables(2, 0)
+    exact = enumerated(RULES["lantern"], q, p, LOOKUP)
+    drafts = torch.multinomial(p[0][0], 50, replacement=True, generator=torch.Generator().manual_seed(0))[:, None]
+    theory = recorded(RULES["lantern"], q[0].expand(50, 1, CODES), p[0].expand(50, 1, CODES), drafts, LOOKUP)
+    assert theory.bound.value == pytest.approx(exact.bound.value, abs=1e-12)
+    assert theory.bound.error < 1e-12
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_deterministic_drafts_are_chains_too(name: str) -> None:
+    rule = RULES[name]
+    for seed in range(30):
+        q, p = random_tables(11 * seed, DEPTH), random_tables(11 * seed + 1, DEPTH)
+        tree = rounds.likeliest(by_context(p), CHAIN)
+        first = next(iter(tree))
+        second = next(iter(tree[first]))
+        drafts = torch.tensor([[first, second]])
+        theory = recorded(rule, torch.stack([q[0][0], q[1][first]])[None], None, drafts, LOOKUP)
+        q_table = by_context(q)
+        law = rounds.round_law(plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH))
+        distance = rounds.total_variation(rounds.completed(law, q_table, 3), rounds.target_law(q_table, 3))
+        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(law), abs=1e-12)
+        assert distance <= theory.bound.value + 1e-12
+        assert theory.accepted.error == math.inf  # one chain: no idea of the spread
+
+
+def test_groups_count_as_one_sample() -> None:
+    q, p = random_tables(21, 1), random_tables(22, 1)
+    drafts, rows = draw_chains(p, 300, 3)
+    q_rows = torch.stack([law[row] for law, row in zip(q, rows, strict=True)], 1)
+    p_rows = torch.stack([law[row] for law, row in zip(p, rows, strict=True)], 1)
+    rule = RULES["uniform 2"]
+    once = recorded(rule, q_rows, p_rows, drafts, LOOKUP)
+    # every chain seen four times is no more evidence
+    again = recorded(
+        rule, q_rows.repeat(4, 1, 1), p_rows.repeat(4, 1, 1), drafts.repeat(4, 1), LOOKUP, torch.arange(300).repeat(4)
+    )
+    assert again.bound.value == pytest.approx(once.bound.value)
+    assert again.bound.error == pytest.approx(once.bound.error)
+    assert again.accepted.error == pytest.approx(once.accepted.error)
+
+
+def test_rows_that_do_not_belong_together_are_refused() -> None:
+    q = torch.full((3, 2, CODES), 0.25)
+    with pytest.raises(ValueError, match="expected"):
+        recorded(AcceptanceRule(), q, q[:2], torch.zeros(3, 2, dtype=torch.int64), LOOKUP)
+    with pytest.raises(ValueError, match="expected"):
+        recorded(AcceptanceRule(), q, q, torch.zeros(3, 1, dtype=torch.int64), LOOKUP)
