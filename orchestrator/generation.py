@@ -223,8 +223,9 @@ def write_report(gallery: Gallery, grid: Grid, head: dict[str, Any], wall: float
     contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows]).save(
         folder / "contact_sheet.png"
     )
-    mean = statistics["overall"]["mean_accepted_length"]
-    title = f"accepted length over the image, mean {mean:.2f} ({len(rows)} image{'s' if len(rows) > 1 else ''})"
+    mean, images = statistics["overall"]["mean_accepted_length"], counted(len(rows))
+    # a long round covers more cells than a short one, so the cells lie higher than the mean over rounds
+    title = f"accepted length of each cell's round, {images} (mean over rounds {mean:.2f})"
     heat_map(cells, title).save(folder / "heatmap.png")
     text = json.dumps(statistics, indent=2, ensure_ascii=False)
     (folder / "statistics.json").write_text(text + "\n", "utf-8")
@@ -235,7 +236,7 @@ def write_report(gallery: Gallery, grid: Grid, head: dict[str, Any], wall: float
 def summary(statistics: dict[str, Any], folder: Path) -> str:
     """The statistics in four lines."""
     means = statistics["overall"]
-    images = f"{means['images']} image{'s' if means['images'] > 1 else ''}"
+    images = counted(means["images"])
     return "\n".join(
         [
             f"{images} in {means['wall_seconds']:.2f} s, {means['latency']:.3f} s each at batch {statistics['batch']}",
@@ -244,3 +245,7 @@ def summary(statistics: dict[str, Any], folder: Path) -> str:
             f"{folder / 'contact_sheet.png'} (heatmap.png, statistics.json and config.yaml beside it)",
         ]
     )
+
+
+def counted(images: int) -> str:
+    return f"{images} image{'' if images == 1 else 's'}"

@@ -6,13 +6,11 @@ from every bound, in fp32 and float64. Each example checks every token of the co
 both resamplings. Laws after a rejection are compared to `1e-6 / mass` (fp32), mass being what they were normalised by.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import rules
 import torch
+from cases import KINDS, UNIT, Case, dyadic_case, generic_case, margin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -27,131 +25,9 @@ from search_spaces.acceptance import (
     NoNeighbourhood,
     Tables,
 )
-from search_spaces.schedules import Constant, Exponential, Linear, Schedule
+from search_spaces.schedules import Constant, Exponential, Linear
 
-UNIT = 64
-KINDS = ("none", "tvd", "jsd", "multiplicative", "grouped")
-SCHEDULES: tuple[Schedule, ...] = (
-    Constant(1.0),
-    Constant(1.5),
-    Constant(0.75),
-    Linear(1.25, 0.25),
-    Exponential(1.25, 0.5),
-)
 few = settings(derandomize=True, deadline=None, max_examples=100, report_multiple_bugs=False)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One target law, one drafter law, one rule; ``plain`` is the reference's description of ``neighbourhood``."""
-
-    r: list[float]
-    p: list[float]
-    plain: rules.Rule
-    neighbourhood: Neighbourhood
-    schedule: Schedule
-    levels: int
-    depth: int
-
-    def rule(self, resampling: str) -> AcceptanceRule:
-        assert resampling in ("paper", "optimal")
-        return AcceptanceRule(self.neighbourhood, self.schedule, "paper" if resampling == "paper" else "optimal")
-
-    def tables(self, dtype: torch.dtype) -> Tables:
-        return Tables(
-            neighbours=torch.tensor(self.plain.order) if self.plain.order else None,
-            codebook=torch.tensor(self.plain.codebook, dtype=dtype) if self.plain.codebook else None,
-        )
-
-
-def in_words(plain: rules.Rule) -> Neighbourhood:
-    """The production object for a reference rule."""
-    if plain.kind == "none":
-        return NoNeighbourhood()
-    if plain.kind == "tvd":
-        return Additive(k=plain.k, delta=plain.delta, divergence="tvd")
-    if plain.kind == "jsd":
-        return Additive(k=plain.k, delta=plain.delta, divergence="jsd")
-    if plain.kind == "multiplicative":
-        return Multiplicative(k=plain.k, lam=plain.lam)
-    return Grouped(plain.below, plain.above, plain.tolerance, plain.radius)
-
-
-@st.composite
-def dyadic_law(draw: st.DrawFn, codes: int) -> list[float]:
-    """A law whose masses are multiples of 1/64; zeros and ties are common."""
-    cuts = sorted(draw(st.lists(st.integers(0, UNIT), min_size=codes - 1, max_size=codes - 1)))
-    return [(b - a) / UNIT for a, b in zip([0, *cuts], [*cuts, UNIT], strict=True)]
-
-
-@st.composite
-def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
-    codes = draw(st.integers(2, 6))
-    r = draw(dyadic_law(codes))
-    p = draw(st.one_of(dyadic_law(codes), st.just(r)))
-    others = [[y for y in range(codes) if y != x] for x in range(codes)]
-    plain = rules.Rule(
-        kind=kind,
-        k=draw(st.integers(1, codes)),
-        delta=draw(st.integers(0, UNIT)) / UNIT,
-        lam=draw(st.sampled_from([1.0, 1.25, 1.5, 2.0, 3.0, 8.0])),
-        order=[[x, *draw(st.permutations(others[x]))] for x in range(codes)],
-        below=draw(st.integers(0, 3)),
-        above=draw(st.integers(0, 3)),
-        tolerance=draw(st.integers(0, 24)) / UNIT,
-        radius=float(draw(st.integers(0, 9))),
-        codebook=draw(st.lists(st.tuples(*[st.integers(0, 3).map(float)] * 2), min_size=codes, max_size=codes)),
-    )
-    levels = draw(st.integers(1, 5))
-    schedule = draw(st.sampled_from(SCHEDULES))
-    return Case(r, p, plain, in_words(plain), schedule, levels, draw(st.integers(0, levels - 1)))
-
-
-@st.composite
-def generic_case(draw: st.DrawFn, kind: str) -> Case:
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    codes = int(rng.integers(3, 14))
-
-    def law() -> list[float]:
-        masses = rng.dirichlet(np.full(codes, rng.choice([0.1, 0.5, 2.0])))
-        masses[rng.random(codes) < rng.choice([0.0, 0.4])] = 0.0
-        masses = masses if masses.sum() > 1e-3 else np.ones(codes)
-        return [float(m) for m in masses / masses.sum()]
-
-    order = [[x, *(int(y) for y in rng.permutation(codes) if y != x)] for x in range(codes)]
-    plain = rules.Rule(
-        kind=kind,
-        k=int(rng.integers(1, codes + 1)),
-        delta=float(rng.random()),
-        lam=1 + float(rng.exponential(2)),
-        order=order,
-        below=int(rng.integers(0, 8)),
-        above=int(rng.integers(0, 8)),
-        tolerance=float(rng.random() * 0.3),
-        radius=float(rng.random() * 4),
-        codebook=[[float(c) for c in row] for row in rng.normal(size=(codes, 3)).astype(np.float32)],
-    )
-    levels = int(rng.integers(1, 7))
-    schedule = SCHEDULES[int(rng.integers(len(SCHEDULES)))]
-    return Case(law(), law(), plain, in_words(plain), schedule, levels, int(rng.integers(levels)))
-
-
-def margin(plain: rules.Rule, r: Sequence[float]) -> float:
-    """How far the nearest comparison with a bound is from an equality: what fp32 must not be asked to decide."""
-    gaps = [1.0]
-    for x in range(len(r)):
-        running = 0.0
-        for y in plain.order[x][1 : plain.k]:
-            running += r[y]
-            if plain.kind == "tvd":
-                gaps.append(abs(running - plain.delta))
-            elif plain.kind == "multiplicative":
-                gaps.append(abs(r[x] + running - plain.lam * r[x]) if r[x] or running else 1.0)
-            elif plain.kind == "jsd" and plain.delta > 0:
-                gaps.append(abs(rules.jsd_of_move(r[x], running) - plain.delta))
-        if plain.kind == "grouped":
-            gaps.extend(abs(abs(r[y] - r[x]) - plain.tolerance) for y in range(len(r)) if y != x)
-    return min(gaps)
 
 
 def check(case: Case, dtype: torch.dtype, precision: float) -> None:
@@ -200,9 +76,7 @@ def check_credit(case: Case, p: list[float] | None, credit: Credit, precision: f
             assert admitted == rules.members(case.plain, case.r, x)
 
 
-def check_law(
-    case: Case, law: list[float], attempts: list[rules.Law], precision: float, carried: int | None
-) -> None:
+def check_law(case: Case, law: list[float], attempts: list[rules.Law], precision: float, carried: int | None) -> None:
     """``law`` is the first of ``attempts`` that has mass, or else r itself.
 
     ``carried``: where LANTERN's own residual puts its neighbours' mass, which the target alone may not allow.
@@ -252,12 +126,15 @@ def test_greedy_agrees_with_the_reference(kind: str) -> None:
         codes, rule = len(case.r), case.rule("paper")
         omega = case.schedule.omegas(case.levels)[case.depth]
         # budgets that are no dyadic numbers may turn an equality either way
-        gaps = [abs(omega * sum(case.r[z] for z in [x, *rules.members(case.plain, case.r, x)]) - case.r[y])
-                for x in range(codes) for y in range(codes)]
+        gaps = [
+            abs(omega * sum(case.r[z] for z in [x, *rules.members(case.plain, case.r, x)]) - case.r[y])
+            for x in range(codes)
+            for y in range(codes)
+        ]
         assume(not isinstance(case.schedule, Exponential) or all(gap > 1e-6 for gap in gaps))
         q = torch.tensor(case.r).expand(codes, -1)
         got = rule.greedy(q, torch.arange(codes), torch.full((codes,), omega), case.tables(torch.float32)).tolist()
-        if not rule.loose:
+        if rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact:  # the argmax alone, also among equals
             want = [x == case.r.index(max(case.r)) for x in range(codes)]
         else:
             want = [rules.greedy(case.plain, case.r, x, omega) for x in range(codes)]
@@ -273,8 +150,7 @@ def test_schedules_agree_with_the_reference(levels: int, budget: float, fraction
     assert Constant(budget).omegas(levels) == pytest.approx(rules.constant(levels, budget))
     assert Linear(budget, slope).omegas(levels) == pytest.approx(rules.linear(levels, budget, slope))
     assert Exponential(budget, nu).omegas(levels) == pytest.approx(rules.exponential(levels, budget, nu))
-    for schedule in (Constant(budget), Linear(budget, slope), Exponential(budget, nu)):
-        omegas = schedule.omegas(levels)
+    for omegas in (schedule.omegas(levels) for schedule in (Linear(budget, slope), Exponential(budget, nu))):
         assert sum(omegas) / levels == pytest.approx(budget)
         assert all(omega > 0 for omega in omegas)
         assert list(omegas) == sorted(omegas, reverse=True)
@@ -341,9 +217,8 @@ def test_multiplicative_is_bounded_by_lambda_and_additive_by_delta() -> None:
     generator = torch.Generator().manual_seed(5)
     r = torch.rand(200, 16, generator=generator).pow(4)
     r = r / r.sum(1, keepdim=True)
-    tables = Tables(neighbours=torch.rand(16, 16, generator=generator).argsort(1))
-    tables = Tables(neighbours=torch.stack([torch.cat([row[row == i], row[row != i]])
-                                            for i, row in enumerate(tables.neighbours)]))  # type: ignore[arg-type]
+    distance = torch.rand(16, 16, generator=generator).fill_diagonal_(-1)
+    tables = Tables(neighbours=distance.argsort(1))
     x = torch.randint(16, (200,), generator=generator)
     own = r.gather(1, x[:, None])[:, 0]
     assert (Multiplicative(16, 2.5).credit(r, None, x, tables).target <= 2.5 * own * (1 + 1e-6)).all()

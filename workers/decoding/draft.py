@@ -9,7 +9,7 @@ from torch import Tensor
 
 from search_spaces.trees import StaticTree
 from search_spaces.trial import Sampling
-from workers.decoding import rng
+from workers.decoding.rng import Purpose
 from workers.decoding.sampling import guide, to_law
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
@@ -90,7 +90,7 @@ class FixedTree(TreeDrafting):
             row += level.parents
         self.law_of_node = self.law_of.gather(1, self.shape.parents + 1)  # [1, N] the law each node was drawn from
         self.levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
-        self.ahead = torch.arange(self.max_levels, device=device)[:, None]
+        self.all_exist = torch.ones(1, self.shape.nodes, dtype=torch.bool, device=device)
 
     def draft(self, batch: Batch) -> DraftTree:
         levels: list[Tensor] = []
@@ -102,29 +102,25 @@ class FixedTree(TreeDrafting):
                 logits = self.drafter.expand(batch, _select(levels[-1], level.expanded), level.parent_rank)
             law = self.law(logits)
             if index == 0 and self.drawn:
-                clocks = self.clocks(batch, law.shape[2])
+                # all parents of a level share its clocks: the walk visits one of them, and chooses it by numbers of
+                # earlier positions only
+                place = batch.emitted[:, None] + (self.shape.steps - 1)
+                clocks = batch.numbers.clocks(Purpose.DRAFT, place, law.shape[2])
             odds = law / clocks[:, index, None] if self.drawn else law
             order = odds.topk(level.width, dim=-1).indices if level.width > 1 else odds.argmax(-1, keepdim=True)
             levels.append(_select(order.flatten(1), level.picked))
             laws.append(law)
         tokens, every_law = torch.cat(levels, dim=1), torch.cat(laws, dim=1)
-        chance = every_law.flatten(1).gather(1, tokens + self.law_of_node * every_law.shape[2])
+        if self.shape.width > 1:  # the drafter's support may be smaller than the tree is wide
+            chance = every_law.flatten(1).gather(1, tokens + self.law_of_node * every_law.shape[2])
         return DraftTree(
             tokens=tokens,
-            exists=chance > 0,  # the drafter's support may be smaller than the tree is wide
+            exists=chance > 0 if self.shape.width > 1 else self.all_exist.expand(batch.size, -1),
             shape=self.shape,
             levels=self.levels.expand(batch.size),
             laws=every_law if self.drawn else None,
             law_of=self.law_of if self.drawn else None,
         )
-
-    def clocks(self, batch: Batch, vocab_size: int) -> Tensor:
-        """Clocks [B, levels, V] for the children drawn at each level. All parents of a level share them: the walk
-        visits one of them, and chooses it by numbers of earlier positions only.
-        """
-        position = batch.emitted[:, None, None] + self.ahead
-        vocabulary = torch.arange(vocab_size, device=position.device)
-        return rng.exponential(batch.keys[:, None, None], position, rng.Purpose.DRAFT, vocabulary)
 
 
 def _select(x: Tensor, index: Tensor | None) -> Tensor:
@@ -169,8 +165,8 @@ def _level_plan(layout: StaticTree, device: torch.device) -> list[_Level]:
         picked = [parents.index(layout.parents[n]) * width + layout.rank[n] for n in nodes]
         above = list(layout.levels[index - 1]) if index else []
         expanded = [above.index(p) for p in parents] if index else []
-        # parents of the expanded nodes among those expanded one level up; the root's children have none
-        ranks = [expanded_before.index(layout.parents[p]) for p in parents] if index > 1 else []
+        # where several nodes were expanded one level up, the expanded nodes' parents among them
+        ranks = [expanded_before.index(layout.parents[p]) for p in parents] if len(expanded_before) > 1 else []
         plan.append(_Level([p + 1 for p in parents], len(above), expanded, ranks, width, picked, device))
         expanded_before = parents
     return plan

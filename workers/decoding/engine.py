@@ -109,7 +109,7 @@ class Engine:
         features, logits = self.verify(batch, tree)
         clock.lap("target")
         guided = guide(logits, self.sampling.cfg)
-        walk = self.walker(tree, guided, batch.keys, batch.emitted, batch.missing)
+        walk = self.walker(tree, guided, batch.numbers, batch.emitted, batch.missing)
         clock.lap("acceptance")
         self.commit(batch, tree, walk, guided, features)
         clock.lap("commit")
@@ -122,15 +122,9 @@ class Engine:
         start = batch.per_row(root)
         columns = start[:, None] + torch.arange(slots, device=self.device)
         positions = batch.per_row(root[:, None] + tree.shape.offsets)
-        visible = tree.shape.visible
+        block = tree.shape.barrier
         span = self.target.prompt_len + batch.furthest + slots - 1
-        mask = block_mask(
-            batch.seen,
-            start,
-            visible if visible.shape[0] == 1 else batch.per_row(visible),
-            span,
-            batch.cache.storage.dtype,
-        )
+        mask = block_mask(batch.barrier, start, block if block.shape[0] == 1 else batch.per_row(block), span)
         features = self.target.transformer(
             self.target.embed(tokens), positions, mask=mask, cache=batch.cache, columns=columns, span=span
         )
@@ -154,7 +148,13 @@ class Engine:
         columns = prompt_len + self.image_len + self.drafting.max_nodes + 1
         cache = self.target.transformer.new_cache((2 if guided else 1) * size, columns)
         batch = Batch(
-            size, guided=guided, prompt_len=prompt_len, image_len=self.image_len, cache=cache, device=self.device
+            size,
+            guided=guided,
+            prompt_len=prompt_len,
+            image_len=self.image_len,
+            cache=cache,
+            device=self.device,
+            dtype=cache.storage.dtype,
         )
         self.drafting.prepare(batch)
         return batch
@@ -175,7 +175,7 @@ class Engine:
         )
         law = to_law(guide(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
         keys = rng.image_keys(self.seed, [j.caption_id for j in jobs], [j.sample for j in jobs], self.device)
-        first = self.walker.draw(law, keys, torch.zeros_like(keys)) if self.sampling.temperature else law.argmax(-1)
+        first = self.walker.draw(law, rng.Numbers(keys, 1), torch.zeros_like(keys))
         where = torch.tensor(places, device=self.device)
         batch.cache.put(batch.rows(where), scratch)
         batch.admit(where, keys, first, prompt.valid)

@@ -10,7 +10,7 @@ what was decided before it looked only at numbers of earlier positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import torch
@@ -78,3 +78,61 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
     """Standard exponential fp32 numbers, finite and positive, fine-grained near 0 where a race is decided."""
     fraction = ((bits(keys, positions, purpose, slots) >> 33) & 0x7FFFFFFF).float().add_(0.5)
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
+
+
+_TABLE_ENTRIES = 1 << 25  # the largest table of numbers kept, 128 MiB
+
+
+class Numbers:
+    """The random numbers of B images, by token position.
+
+    Every position's numbers are asked for at least once, and drafted ones in several rounds. So a caption's numbers are
+    made when it is first asked for them and looked up from then on, as long as the table is of moderate size; the
+    numbers are the same either way. Positions past the image's end, which no kept token has, share the last one's.
+    """
+
+    def __init__(self, keys: Tensor, positions: int) -> None:
+        self.keys, self.positions = keys, positions
+        self._tables: dict[tuple[Purpose, int], Tensor] = {}
+        self._slots: dict[int, Tensor] = {}
+        self._rows = torch.arange(0, keys.shape[0] * positions, positions, device=keys.device)[:, None]
+
+    def clocks(self, purpose: Purpose, positions: Tensor, vocabulary: int) -> Tensor:
+        """Standard exponential numbers [B, n, vocabulary] for positions [B, n]."""
+        return self._numbers(exponential, purpose, positions, vocabulary)
+
+    def chances(self, positions: Tensor, ranks: int) -> Tensor:
+        """Uniform numbers [B, n, ranks] of the acceptance tests at positions [B, n]."""
+        return self._numbers(uniform, Purpose.ACCEPT, positions, ranks)
+
+    def admit(self, captions: Tensor, keys: Tensor) -> None:
+        """New images at indices [n], with these keys [n]."""
+        self.keys = self.keys.index_copy(0, captions, keys)
+        for (purpose, count), table in self._tables.items():
+            for caption in captions.tolist():
+                table[caption] = self._image(
+                    uniform if purpose == Purpose.ACCEPT else exponential, purpose, caption, count
+                )
+
+    def keep(self, captions: Tensor) -> None:
+        """Keep only images [n] (indices), in that order."""
+        self.keys = self.keys[captions]
+        self._rows = self._rows[: len(captions)]
+        self._tables = {key: table[captions] for key, table in self._tables.items()}
+
+    def _numbers(self, make: Callable[..., Tensor], purpose: Purpose, positions: Tensor, count: int) -> Tensor:
+        if count not in self._slots:
+            self._slots[count] = torch.arange(count, device=positions.device)
+        last = self.positions - 1
+        if self.keys.shape[0] * self.positions * count > _TABLE_ENTRIES:
+            return make(self.keys[:, None, None], positions.clamp(max=last)[..., None], purpose, self._slots[count])
+        if (purpose, count) not in self._tables:
+            images = [self._image(make, purpose, image, count) for image in range(self.keys.shape[0])]
+            self._tables[purpose, count] = torch.stack(images)
+        table = self._tables[purpose, count].flatten(0, 1)
+        return table.index_select(0, (positions.clamp(max=last) + self._rows).flatten()).view(*positions.shape, count)
+
+    def _image(self, make: Callable[..., Tensor], purpose: Purpose, image: int, count: int) -> Tensor:
+        """One image's numbers [positions, count]; image by image, because that fits a processor's cache."""
+        places = torch.arange(self.positions, device=self.keys.device)[:, None]
+        return make(self.keys[image], places, purpose, self._slots[count])

@@ -50,4 +50,3 @@ def race(law: Tensor, clocks: Tensor) -> Tensor:
     The clocks of one position are the same for every setting, so laws that are close mostly give the same token.
     """
     return (law / clocks).argmax(-1)
-

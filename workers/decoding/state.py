@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.decoding.rng import Numbers
+from workers.decoding.tree import barrier
 from workers.models.cache import KVCache
 
 
@@ -23,22 +25,30 @@ class Batch:
     """B captions in flight. Rows of the transformer are the B conditional streams, then (guided) the B unconditional
     ones.
 
-    keys [B]: random keys. emitted [B]: image tokens drawn so far. tokens [B, image_len]: them. root [B]: the last of
-    them; its keys and values are not cached yet. The cache of row b holds prompt_len + emitted[b] - 1 positions, and
-    `seen` [R, columns] marks those a query may attend to (padding of the prompt excluded).
+    numbers: the images' random numbers. emitted [B]: image tokens drawn so far. tokens [B, image_len]: them. root [B]:
+    the last of them; its keys and values are not cached yet. The cache of row b holds prompt_len + emitted[b] - 1
+    positions; `barrier` [R, columns] is 0 at those a query may attend to (the prompt's padding excluded), else -inf.
     """
 
     def __init__(
-        self, size: int, *, guided: bool, prompt_len: int, image_len: int, cache: KVCache, device: torch.device
+        self,
+        size: int,
+        *,
+        guided: bool,
+        prompt_len: int,
+        image_len: int,
+        cache: KVCache,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.size, self.guided, self.prompt_len, self.image_len, self.cache = size, guided, prompt_len, image_len, cache
         self.streams = 2 if guided else 1
-        self.keys = torch.zeros(size, dtype=torch.int64, device=device)
+        self.numbers = Numbers(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(size, image_len, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
         self.furthest = 1  # the largest of `emitted`, as the host knows it between rounds
-        self.seen = torch.zeros(self.streams * size, cache.columns, dtype=torch.bool, device=device)
+        self.barrier = torch.full((self.streams * size, cache.columns), -torch.inf, dtype=dtype, device=device)
         self._column = torch.arange(cache.columns, device=device)
 
     def rows(self, captions: Tensor) -> Tensor:
@@ -48,6 +58,11 @@ class Batch:
     def per_row(self, x: Tensor) -> Tensor:
         """Repeat a per-caption tensor [B, ...] for every stream: [R, ...]."""
         return torch.cat([x] * self.streams) if self.streams > 1 else x
+
+    @property
+    def keys(self) -> Tensor:
+        """[B] what the images' random numbers are keyed by."""
+        return self.numbers.keys
 
     @property
     def cached(self) -> Tensor:
@@ -61,50 +76,46 @@ class Batch:
 
     def admit(self, captions: Tensor, keys: Tensor, first: Tensor, valid: Tensor) -> None:
         """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""
-        self.keys[captions] = keys
+        self.numbers.admit(captions, keys)
         self.emitted[captions] = 1
         self.tokens[captions, 0] = first
         self.root[captions] = first
-        padded = torch.nn.functional.pad(valid, (0, self.cache.columns - valid.shape[1]))
-        self.seen[self.rows(captions)] = padded
+        padded = torch.nn.functional.pad(valid, (0, self.barrier.shape[1] - valid.shape[1]))
+        self.barrier[self.rows(captions)] = barrier(padded).to(self.barrier.dtype)
 
     def commit(self, path_tokens: Tensor, counts: Tensor, root: Tensor) -> None:
         """Append each row's first counts [B] of path_tokens [B, W] (accepted drafts, then the resampled or bonus
         token).
         """
-        width = path_tokens.shape[1]
-        place = self.emitted[:, None] + self._column[:width]
-        kept = self._column[:width] < counts[:, None]
+        order = self._column[: path_tokens.shape[1]]
+        place = self.emitted[:, None] + order
+        kept = order < counts[:, None]
+        # what was cached for the root and the accepted drafts may be seen from now on; later columns may not
+        shut = torch.where(kept, 0.0, -torch.inf).to(self.barrier.dtype)
+        self.barrier.scatter_(1, self.per_row(place + (self.prompt_len - 1)), self.per_row(shut))
         # surplus entries rewrite the row's first token with itself
-        place = torch.where(kept, place, 0)
-        self.tokens.scatter_(1, place, torch.where(kept, path_tokens, self.tokens[:, :1]))
-        before = self.per_row(self.cached)[:, None]
+        self.tokens.scatter_(1, torch.where(kept, place, 0), torch.where(kept, path_tokens, self.tokens[:, :1]))
         self.emitted = self.emitted + counts
-        after = self.per_row(self.cached)[:, None]
-        self.seen |= (self._column >= before) & (self._column < after)
         self.root = root
 
     def keep(self, captions: Tensor) -> None:
         """Keep only captions [n] (indices), in that order."""
         rows = self.rows(captions)
         self.cache.keep(rows)
-        self.seen = self.seen[rows]
-        self.keys, self.emitted = self.keys[captions], self.emitted[captions]
-        self.tokens, self.root = self.tokens[captions], self.root[captions]
+        self.barrier = self.barrier[rows]
+        self.numbers.keep(captions)
+        self.emitted, self.tokens, self.root = self.emitted[captions], self.tokens[captions], self.root[captions]
         self.size = int(captions.numel())
 
 
-def block_mask(seen: Tensor, start: Tensor, visible: Tensor, span: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The additive attention mask [R, 1, S, span] of a block of queries.
+def block_mask(committed: Tensor, start: Tensor, block: Tensor, span: int) -> Tensor:
+    """The additive attention mask [R, 1, S, span] of a block of S queries.
 
-    A query sees the committed columns `seen` [R, columns] and, of the W block columns from start [R] on, those that
-    visible [R|1, S, W] marks.
+    A query sees what the barrier `committed` [R, columns] leaves open and, of the W columns from start [R] on, what
+    block [R|1, S, W] (additive) does.
     """
-    rows, (_, queries, width) = seen.shape[0], visible.shape
-    # 0 where seen, -inf elsewhere; built from a float so that attention need not convert it in every layer
-    mask = torch.zeros(rows, span, dtype=dtype, device=seen.device).masked_fill_(~seen[:, :span], -torch.inf)
-    mask = mask[:, None].repeat(1, queries, 1)
-    block = torch.zeros(visible.shape, dtype=dtype, device=seen.device).masked_fill_(~visible, -torch.inf)
-    columns = start[:, None] + torch.arange(width, device=seen.device)
-    mask.scatter_(2, columns[:, None].expand(rows, queries, width), block.expand(rows, queries, width))
+    rows, (_, queries, width) = committed.shape[0], block.shape
+    mask = committed[:, None, :span].repeat(1, queries, 1)
+    columns = start[:, None] + torch.arange(width, device=start.device)
+    mask.scatter_(2, columns[:, None].expand(rows, queries, width), block.to(mask.dtype).expand(rows, queries, width))
     return mask[:, None]

@@ -28,9 +28,13 @@ class TreeShape:
     children: Tensor
     max_depth: int
     offsets: Tensor = field(init=False)  # [B|1, N+1] position of each slot relative to the root
+    barrier: Tensor = field(init=False)  # [B|1, N+1, N+1] `visible` as an additive mask
+    steps: Tensor = field(init=False)  # [1, max_depth] the depths 1, 2, ...
 
     def __post_init__(self) -> None:
         self.offsets = torch.nn.functional.pad(self.depth, (1, 0))
+        self.barrier = barrier(self.visible)
+        self.steps = torch.arange(1, self.max_depth + 1, device=self.parents.device)[None]
 
     @property
     def nodes(self) -> int:
@@ -81,6 +85,11 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
         max_depth=max(depth, default=0),
         width=width,
     )
+
+
+def barrier(visible: Tensor) -> Tensor:
+    """The additive attention mask of a boolean one: 0 where True, -inf where False (fp32)."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def pick(table: Tensor, index: Tensor) -> Tensor:

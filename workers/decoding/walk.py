@@ -8,13 +8,16 @@ the rules themselves are deterministic functions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule, Tables
 from search_spaces.trial import Sampling
 from workers.decoding import rng
+from workers.decoding.rng import Numbers
 from workers.decoding.sampling import race, to_law
 from workers.decoding.tree import DraftTree, pick
 
@@ -49,6 +52,17 @@ def settled(pending: Tensor) -> bool:
     return pending.device.type == "cpu" and not bool(pending.any())
 
 
+class _Trial(NamedTuple):
+    """What the trials at one depth have in common: by slot, whether it may be tried and its token, both [B, N+1]; by
+    rank, the uniform numbers [B, C]; the budget omega [B]."""
+
+    tree: DraftTree
+    allowed: Tensor
+    tokens: Tensor
+    chance: Tensor
+    budget: Tensor
+
+
 class Walker:
     """Walks trees by one acceptance rule. `max_levels` bounds the drafted depth."""
 
@@ -60,76 +74,80 @@ class Walker:
         for levels in range(1, max_levels + 1):
             omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.omegas(levels), device=device)
         self.omegas = omegas  # [drafted levels, depth]
+        self.exact_greedy = rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact
 
-    def __call__(self, tree: DraftTree, logits: Tensor, keys: Tensor, emitted: Tensor, missing: Tensor) -> Walk:
+    def __call__(self, tree: DraftTree, logits: Tensor, numbers: Numbers, emitted: Tensor, missing: Tensor) -> Walk:
         """Decide a round.
 
-        logits [B, N+1, V]: the target's guided logits after each slot; keys [B]; emitted [B]: tokens drawn before the
-        round; missing [B]: tokens still to draw. At most missing - 1 drafts are accepted: the token at the end is the
-        last one.
+        logits [B, N+1, V]: the target's guided logits after each slot; emitted [B]: tokens drawn before the round;
+        missing [B]: tokens still to draw. At most missing - 1 drafts are accepted: the token at the end is the last
+        one.
         """
         if self.sampling.temperature == 0:
             return self.greedy(tree, logits, missing)
-        return self.sampled(tree, logits, keys, emitted, missing)
+        return self.sampled(tree, logits, numbers, emitted, missing)
 
-    def sampled(self, tree: DraftTree, logits: Tensor, keys: Tensor, emitted: Tensor, missing: Tensor) -> Walk:
-        batch, width = keys.shape[0], tree.shape.width
+    def sampled(self, tree: DraftTree, logits: Tensor, numbers: Numbers, emitted: Tensor, missing: Tensor) -> Walk:
         node = torch.zeros_like(emitted)
+        path = [node]
         residual = to_law(logits[:, 0], self.sampling)
-        active = torch.ones(batch, dtype=torch.bool, device=keys.device)
-        accepted = torch.zeros_like(emitted)
-        path, tokens = [node], []
-        levels = tree.shape.max_depth
-        depths = torch.arange(1, levels + 1, device=keys.device)
-        ranks = torch.arange(width, device=keys.device)
-        place = emitted[:, None, None] + (depths[:, None] - 1)
-        chance = rng.uniform(keys[:, None, None], place, rng.Purpose.ACCEPT, ranks) if levels else None
-        omegas = self.omegas[tree.levels]
-        for depth in range(1, levels + 1):
-            active = active & (missing > depth)
-            if settled(active):
-                break
-            assert chance is not None
-            omega = omegas[:, depth]
-            kids = pick(tree.shape.children, node)
-            proposal = tree.proposal(node)
-            moved = torch.zeros_like(active)
-            token = torch.zeros_like(node)
-            for rank in range(width):
-                slot = kids[:, rank]
-                index = (slot - 1).clamp(min=0)
-                trying = active & ~moved & (slot > 0) & pick(tree.exists, index)
-                if settled(trying):
+        if tree.shape.max_depth:
+            chance = numbers.chances(emitted[:, None] + (tree.shape.steps - 1), tree.shape.width)
+            budgets = self.omegas[tree.levels]
+            # by slot; the root's own entry, which stands for "no child", is never tried
+            allowed = pad(tree.exists & (tree.shape.depth < missing[:, None]), (1, 0))
+            tokens = pad(tree.tokens, (1, 0))
+            active = torch.ones_like(allowed[:, 0])
+            for depth in range(1, tree.shape.max_depth + 1):
+                trial = _Trial(tree, allowed, tokens, chance[:, depth - 1], budgets[:, depth])
+                child, residual = self.try_children(trial, node, residual, active)
+                active = child > 0
+                if settled(active):
                     break
-                x = pick(tree.tokens, index)
-                credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
-                accept = trying & (chance[:, depth - 1, rank] < self.rule.chance(credit, omega))
-                node = torch.where(accept, slot, node)
-                token = torch.where(accept, x, token)
-                moved = moved | accept
-                rejected = trying & ~accept
-                if not settled(rejected):
-                    rest = self.rule.residual(residual, proposal, x, omega, credit, self.tables)
-                    residual = torch.where(rejected[:, None], rest, residual)
-                    if proposal is not None and rank + 1 < width:
-                        proposal = without(proposal, x, rejected)
-            active = moved
-            accepted = accepted + moved
-            if not settled(moved):
-                residual = torch.where(moved[:, None], to_law(pick(logits, node), self.sampling), residual)
-            path.append(node)
-            tokens.append(token)
-        last = self.draw(residual, keys, emitted + accepted)
-        drafts = torch.stack([*tokens, last], dim=1)
-        ends = torch.arange(drafts.shape[1], device=keys.device) == accepted[:, None]
-        return Walk(
-            torch.stack(path, dim=1), torch.where(ends, last[:, None], drafts), accepted, last, residual[:, 0].isnan()
-        )
+                node = torch.where(active, child, node)
+                residual = torch.where(active[:, None], to_law(pick(logits, node), self.sampling), residual)
+                path.append(node)
+            accepted = pick(tree.shape.offsets, node)
+        else:
+            accepted, tokens = node, node[:, None]
+        last = self.draw(residual, numbers, emitted + accepted)
+        walked = torch.stack(path, dim=1)
+        drafts = pad(tokens.gather(1, walked[:, 1:]), (0, 1))
+        ends = torch.arange(len(path), device=node.device) == accepted[:, None]
+        return Walk(walked, torch.where(ends, last[:, None], drafts), accepted, last, residual[:, 0].isnan())
 
-    def draw(self, law: Tensor, keys: Tensor, position: Tensor) -> Tensor:
-        """Tokens [B] drawn from laws [B, V] for token positions [B]: the same clocks as plain decoding uses there."""
-        vocabulary = torch.arange(law.shape[1], device=law.device)
-        return race(law, rng.exponential(keys[:, None], position[:, None], rng.Purpose.TARGET, vocabulary))
+    def try_children(self, trial: _Trial, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Try the children of slots `node` [B] in order, in rows `active` [B]: the accepted child's slot [B], 0 for
+        none, and what is left of the target's law [B, V] after the rejections before it.
+        """
+        child = torch.zeros_like(node)
+        kids = pick(trial.tree.shape.children, node)
+        proposal = trial.tree.proposal(node)
+        for rank in range(kids.shape[1]):
+            slot = kids[:, rank]
+            trying = active & (child == 0) & pick(trial.allowed, slot)
+            if settled(trying):
+                break
+            x = pick(trial.tokens, slot)
+            credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
+            accept = trying & (trial.chance[:, rank] < self.rule.chance(credit, trial.budget))
+            child = torch.where(accept, slot, child)
+            rejected = trying & ~accept
+            if settled(rejected):
+                break
+            rest = self.rule.residual(residual, proposal, x, trial.budget, credit, self.tables)
+            residual = torch.where(rejected[:, None], rest, residual)
+            if proposal is not None and rank + 1 < kids.shape[1]:
+                proposal = without(proposal, x, rejected)
+        return child, residual
+
+    def draw(self, law: Tensor, numbers: Numbers, position: Tensor) -> Tensor:
+        """Tokens [B] drawn from laws [B, V] for token positions [B]: by the same clocks as plain decoding uses there;
+        at temperature 0, the likeliest.
+        """
+        if self.sampling.temperature == 0:
+            return law.argmax(-1)
+        return race(law, numbers.clocks(rng.Purpose.TARGET, position[:, None], law.shape[1])[:, 0])
 
     def greedy(self, tree: DraftTree, logits: Tensor, missing: Tensor) -> Walk:
         """Temperature 0: a node stands if the rule lets it stand for the most likely token, and so do all its
@@ -142,7 +160,7 @@ class Walker:
         best = torch.zeros(batch, dtype=torch.int64, device=device)
         if slots > 1:
             parent = (tree.shape.parents + 1).expand(batch, -1)
-            if self.rule.loose:
+            if not self.exact_greedy:
                 above = logits.softmax(-1).gather(1, parent[..., None].expand(-1, -1, vocabulary)).flatten(0, 1)
                 omega = self.omegas[tree.levels[:, None], depth].flatten()
                 stands = self.rule.greedy(above, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
@@ -151,8 +169,8 @@ class Walker:
             stands &= tree.exists & (depth < missing[:, None])
             lineage = tree.shape.visible[:, 1:, 1:].expand(batch, -1, -1)
             stands = ~(lineage & ~stands[:, None]).any(-1)
-            best = torch.nn.functional.pad(depth * stands, (1, 0)).argmax(1)
-        accepted = torch.nn.functional.pad(depth, (1, 0))[row, best]
+            best = pad(depth * stands, (1, 0)).argmax(1)
+        accepted = pad(depth, (1, 0))[row, best]
         highest, last = logits[row, best].max(-1)
         path, tokens = self.trace(tree, best, accepted)
         ends = torch.arange(tokens.shape[1], device=device) == accepted[:, None]
@@ -167,7 +185,7 @@ class Walker:
         on_path = lineage[:, None] & (offsets[:, None] == steps[:, None])  # [B, W, N+1]
         path = torch.where(steps <= accepted[:, None], on_path.to(torch.int8).argmax(-1), best[:, None])
         drafts = tree.tokens.gather(1, (path[:, 1:] - 1).clamp(min=0)) if tree.shape.nodes else path[:, 1:]
-        return path, torch.nn.functional.pad(drafts, (0, 1))
+        return path, pad(drafts, (0, 1))
 
 
 def without(law: Tensor, x: Tensor, where: Tensor) -> Tensor:

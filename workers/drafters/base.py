@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.state import Batch, block_mask
+from workers.decoding.state import Batch
+from workers.decoding.tree import barrier
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer
@@ -43,7 +44,8 @@ class Drafter(nn.Module, ABC):
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         """Logits [R, F, V] of the tokens after F nodes of the next level.
 
-        tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous `expand` (None: the root).
+        tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call (None: it had only one,
+        the root at first).
         """
 
     @abstractmethod
@@ -66,7 +68,7 @@ class CachedDrafter(Drafter):
     """
 
     cache: KVCache
-    seen: Tensor
+    committed: Tensor
     pending: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, target: Target, decoder: Transformer, base: int) -> None:
@@ -96,7 +98,10 @@ class CachedDrafter(Drafter):
         columns = self.base + batch.image_len + levels + expanded + 1
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
         device = self.cache.storage.device
-        self.seen = torch.zeros(self.cache.rows, columns, dtype=torch.bool, device=device)
+        # additive masks: what committed tokens may be seen, and (for a round's queries) what the last level's nodes may
+        self.committed = torch.full(
+            (self.cache.rows, columns), -torch.inf, dtype=self.cache.storage.dtype, device=device
+        )
         self.column = torch.arange(columns, device=device)
         width = self.target.transformer.config.dim
         self.pending = (
@@ -119,7 +124,8 @@ class CachedDrafter(Drafter):
             positions = self.prompt_positions(order)
             self.decoder(x, positions, mask=causal[:, None], cache=scratch, columns=order.expand(x.shape[0], -1))
             self.cache.put(rows, scratch)
-        self.seen[rows] = torch.nn.functional.pad(valid, (0, self.seen.shape[1] - self.base))
+        padded = torch.nn.functional.pad(valid, (0, self.committed.shape[1] - self.base))
+        self.committed[rows] = barrier(padded).to(self.committed.dtype)
         self.fed[captions] = 0
         tokens, before, counts = self.pending
         tokens, before, counts = tokens.clone(), before.clone(), counts.clone()
@@ -134,49 +140,49 @@ class CachedDrafter(Drafter):
     def root_logits(self, batch: Batch) -> Tensor:
         tokens, features, counts = self.pending
         width = tokens.shape[1]
-        step = self.column[:width]
-        first = self.per_row(self.fed)[:, None] + step
+        first = self.per_row(self.fed)[:, None] + self.column[:width]
         columns = first + self.base
-        visible = torch.ones(1, width, width, dtype=torch.bool, device=step.device).tril_()
+        mask = self.committed[:, None].repeat(1, width, 1)
+        for query in range(width):  # each token sees those fed before it, and itself
+            mask[:, query:].scatter_(2, columns[:, None, query : query + 1].expand(-1, width - query, 1), 0.0)
         span = self.span(batch, width)
-        mask = block_mask(self.seen, columns[:, 0], visible, span, self.cache.storage.dtype)
         out = self.decoder(
             self.inputs(self.per_row(tokens), features),
             first + self.target.prompt_len,
-            mask=mask,
+            mask=mask[:, None, :, :span],
             cache=self.cache,
             columns=columns,
             span=span,
         )
         self.fed = self.fed + counts
-        ends = self.per_row(self.fed)[:, None] + self.base
-        self.seen |= (self.column >= columns[:, :1]) & (self.column < ends)
-        last = (self.per_row(counts) - 1)[:, None, None].expand(-1, 1, out.shape[2])
-        self.outputs = out.gather(1, last)
-        self.mask = torch.zeros_like(self.seen, dtype=self.cache.storage.dtype).masked_fill_(~self.seen, -torch.inf)
-        self.mask = self.mask[:, None, None]
+        if width > 1:  # the last real token's output and view; what padding fed is forgotten
+            last = (self.per_row(counts) - 1)[:, None, None]
+            out, mask = (
+                out.gather(1, last.expand(-1, 1, out.shape[2])),
+                mask.gather(1, last.expand(-1, 1, mask.shape[2])),
+            )
+        self.outputs, self.mask, self.committed = out, mask, mask[:, 0]
+        self.start = columns[:, :1] + self.per_row(counts)[:, None]
         self.level, self.used = 0, 0
-        return self.logits(self.outputs[:, 0])
+        return self.logits(out[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
         if parents is None:
-            before = self.outputs.expand(-1, nodes, -1)
-            mask = self.mask.repeat(1, 1, nodes, 1)
+            before, mask = self.outputs.expand(-1, nodes, -1), self.mask.repeat(1, nodes, 1)
         else:
             up = self.per_row(parents.expand(batch.size, -1))[..., None]
             before = self.outputs.gather(1, up.expand(-1, -1, self.outputs.shape[2]))
-            mask = self.mask.gather(2, up[:, None].expand(-1, -1, -1, self.mask.shape[3]))
-        start = (self.per_row(self.fed) + self.base)[:, None]
-        columns = start + self.column[self.used : self.used + nodes]
-        # a node sees what its parent sees, and itself
-        self.mask = mask.scatter_(3, columns[:, None, :, None], 0.0)
+            mask = self.mask.gather(1, up.expand(-1, -1, self.mask.shape[2]))
+        columns = self.start + self.column[self.used : self.used + nodes]
+        self.mask = mask.scatter_(2, columns[..., None], 0.0)  # a node sees what its parent sees, and itself
         self.used += nodes
         span = self.span(batch, self.used)
+        position = self.start + (self.target.prompt_len - self.base + self.level)
         self.outputs = self.decoder(
             self.inputs(self.per_row(tokens), before),
-            (start + (self.target.prompt_len - self.base + self.level)).expand(-1, nodes),
-            mask=self.mask[..., :span],
+            position.expand(-1, nodes),
+            mask=self.mask[:, None, :, :span],
             cache=self.cache,
             columns=columns,
             span=span,
@@ -190,7 +196,7 @@ class CachedDrafter(Drafter):
     def keep(self, captions: Tensor) -> None:
         rows = torch.cat([captions + s * self.fed.shape[0] for s in range(self.streams)])
         self.cache.keep(rows)
-        self.seen, self.fed = self.seen[rows], self.fed[captions]
+        self.committed, self.fed = self.committed[rows], self.fed[captions]
         tokens, features, counts = self.pending
         self.pending = (tokens[captions], features[rows], counts[captions])
 

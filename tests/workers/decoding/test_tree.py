@@ -9,7 +9,7 @@ import torch
 from toys import BASE, toy_target
 
 from workers.decoding.state import block_mask
-from workers.decoding.tree import fixed_shape, shape_from_parents
+from workers.decoding.tree import barrier, fixed_shape, shape_from_parents
 from workers.models.cache import KVCache
 from workers.models.transformer import Transformer, TransformerConfig
 
@@ -92,7 +92,7 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     start = torch.tensor(lengths)
     columns = start[:, None] + torch.arange(9)
     positions = start[:, None] + shape.offsets
-    mask = block_mask(seen, start, shape.visible, 20)
+    mask = block_mask(barrier(seen), start, shape.barrier, 20)
     together = model(block, positions, mask=mask, cache=cache, columns=columns, span=20)
     for row, length in enumerate(lengths):
         for node in range(-1, 8):
