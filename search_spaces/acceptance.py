@@ -71,10 +71,10 @@ class AcceptanceRule(Setting):
     def residual(self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables) -> Tensor:
         """The law [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
-        A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has chance
-        0). Then the optimal residual stands in for the paper's and, if that is empty as well, r itself, unchanged.
-        Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they credit S to x even
-        if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
+        A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
+        chance 0). Then the optimal residual stands in for the paper's and, if that is empty as well, r itself,
+        unchanged. Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they
+        credit S to x even if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
         """
         paper = self.neighbourhood.paper_residual(r, p, x, credit) if self.resampling == "paper" else None
         if paper is None:
