@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.state import Batch
+from workers.decoding.state import Batch, block_mask
 from workers.decoding.tree import barrier
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
@@ -103,6 +103,8 @@ class CachedDrafter(Drafter):
             (self.cache.rows, columns), -torch.inf, dtype=self.cache.storage.dtype, device=device
         )
         self.column = torch.arange(columns, device=device)
+        self.levels, self.expanded = levels, expanded
+        self.causal = barrier(torch.ones(1, levels + 1, levels + 1, dtype=torch.bool, device=device).tril())
         width = self.target.transformer.config.dim
         self.pending = (
             torch.zeros(batch.size, 1, dtype=torch.int64, device=device),
@@ -142,14 +144,12 @@ class CachedDrafter(Drafter):
         width = tokens.shape[1]
         first = self.per_row(self.fed)[:, None] + self.column[:width]
         columns = first + self.base
-        mask = self.committed[:, None].repeat(1, width, 1)
-        for query in range(width):  # each token sees those fed before it, and itself
-            mask[:, query:].scatter_(2, columns[:, None, query : query + 1].expand(-1, width - query, 1), 0.0)
+        mask = block_mask(self.committed, columns[:, 0], self.causal[:, :width, :width], self.committed.shape[1])
         span = self.span(batch, width)
         out = self.decoder(
             self.inputs(self.per_row(tokens), features),
             first + self.target.prompt_len,
-            mask=mask[:, None, :, :span],
+            mask=mask[..., :span],
             cache=self.cache,
             columns=columns,
             span=span,
@@ -157,32 +157,31 @@ class CachedDrafter(Drafter):
         self.fed = self.fed + counts
         if width > 1:  # the last real token's output and view; what padding fed is forgotten
             last = (self.per_row(counts) - 1)[:, None, None]
-            out, mask = (
-                out.gather(1, last.expand(-1, 1, out.shape[2])),
-                mask.gather(1, last.expand(-1, 1, mask.shape[2])),
-            )
-        self.outputs, self.mask, self.committed = out, mask, mask[:, 0]
-        self.start = columns[:, :1] + self.per_row(counts)[:, None]
+            out = out.gather(1, last.expand(-1, 1, out.shape[2]))
+            mask = mask.gather(2, last[:, None].expand(-1, 1, 1, mask.shape[3]))
+        self.outputs, self.mask, self.committed = out, mask, mask[:, 0, 0]
+        start = columns[:, :1] + self.per_row(counts)[:, None]
+        self.columns = start + self.column[: self.expanded]
+        self.positions = start + (self.column[: self.levels] + (self.target.prompt_len - self.base))
         self.level, self.used = 0, 0
         return self.logits(out[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
         if parents is None:
-            before, mask = self.outputs.expand(-1, nodes, -1), self.mask.repeat(1, nodes, 1)
+            before, mask = self.outputs.expand(-1, nodes, -1), self.mask.repeat(1, 1, nodes, 1)
         else:
             up = self.per_row(parents.expand(batch.size, -1))[..., None]
             before = self.outputs.gather(1, up.expand(-1, -1, self.outputs.shape[2]))
-            mask = self.mask.gather(1, up.expand(-1, -1, self.mask.shape[2]))
-        columns = self.start + self.column[self.used : self.used + nodes]
-        self.mask = mask.scatter_(2, columns[..., None], 0.0)  # a node sees what its parent sees, and itself
+            mask = self.mask.gather(2, up[:, None].expand(-1, -1, -1, self.mask.shape[3]))
+        columns = self.columns[:, self.used : self.used + nodes]
+        self.mask = mask.scatter_(3, columns[:, None, :, None], 0.0)  # a node sees what its parent sees, and itself
         self.used += nodes
         span = self.span(batch, self.used)
-        position = self.start + (self.target.prompt_len - self.base + self.level)
         self.outputs = self.decoder(
             self.inputs(self.per_row(tokens), before),
-            position.expand(-1, nodes),
-            mask=self.mask[:, None, :, :span],
+            self.positions[:, self.level, None].expand(-1, nodes),
+            mask=self.mask[..., :span],
             cache=self.cache,
             columns=columns,
             span=span,
