@@ -81,6 +81,7 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
 
 
 _TABLE_ENTRIES = 1 << 25  # the largest table of numbers kept, 128 MiB
+_CACHE_ENTRIES = 1 << 17
 
 
 class Numbers:
@@ -109,10 +110,8 @@ class Numbers:
         """New images at indices [n], with these keys [n]."""
         self.keys = self.keys.index_copy(0, captions, keys)
         for (purpose, count), table in self._tables.items():
-            for caption in captions.tolist():
-                table[caption] = self._image(
-                    uniform if purpose == Purpose.ACCEPT else exponential, purpose, caption, count
-                )
+            make = uniform if purpose == Purpose.ACCEPT else exponential
+            table.index_copy_(0, captions, self._table(make, purpose, keys, count))
 
     def keep(self, captions: Tensor) -> None:
         """Keep only images [n] (indices), in that order."""
@@ -127,12 +126,13 @@ class Numbers:
         if self.keys.shape[0] * self.positions * count > _TABLE_ENTRIES:
             return make(self.keys[:, None, None], positions.clamp(max=last)[..., None], purpose, self._slots[count])
         if (purpose, count) not in self._tables:
-            images = [self._image(make, purpose, image, count) for image in range(self.keys.shape[0])]
-            self._tables[purpose, count] = torch.stack(images)
+            self._tables[purpose, count] = self._table(make, purpose, self.keys, count)
         table = self._tables[purpose, count].flatten(0, 1)
         return table.index_select(0, (positions.clamp(max=last) + self._rows).flatten()).view(*positions.shape, count)
 
-    def _image(self, make: Callable[..., Tensor], purpose: Purpose, image: int, count: int) -> Tensor:
-        """One image's numbers [positions, count]; image by image, because that fits a processor's cache."""
-        places = torch.arange(self.positions, device=self.keys.device)[:, None]
-        return make(self.keys[image], places, purpose, self._slots[count])
+    def _table(self, make: Callable[..., Tensor], purpose: Purpose, keys: Tensor, count: int) -> Tensor:
+        """All numbers [n, positions, count] of images with keys [n], made in parts that fit a processor's cache."""
+        places = torch.arange(self.positions, device=keys.device)[:, None]
+        at_once = max(1, _CACHE_ENTRIES // (self.positions * count))
+        parts = torch.split(keys[:, None, None], at_once)
+        return torch.cat([make(part, places, purpose, self._slots[count]) for part in parts])
