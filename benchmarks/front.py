@@ -52,6 +52,7 @@ def plot(rows: Rows, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.close("all")
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
     families = list(dict.fromkeys(name.split()[0] for name in rows))
     for axis, key, label in zip(
@@ -88,6 +89,13 @@ def line(name: str, row: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def keep(out: Path, images: int, rows: Rows) -> None:
+    """Write the rows and their picture so far, so that an interrupted run leaves what it measured."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"images": images, "rows": rows}, indent=1))
+    plot(rows, out.with_suffix(".png"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=384)
@@ -113,9 +121,7 @@ def main() -> None:
             "quality": quality_row(quality),
         }
         print(line(name, rows[name]), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"images": args.images, "rows": rows}, indent=1))
-    plot(rows, args.out.with_suffix(".png"))
+        keep(args.out, args.images, rows)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ DRAFTERS = ("eagle", "medusa", "independent")
 FILES = tuple(f"{piece}.safetensors" for piece in ("tokenizer", "target", *DRAFTERS))
 
 #: Where vanilla decoding of the built-in model is at its own best (`python -m benchmarks.sampling` measures it).
-SAMPLING = Sampling(temperature=1.0, cfg=3.0)
+SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 _VOCABULARY, _GRID = 1024, 12
 _HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
