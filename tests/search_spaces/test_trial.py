@@ -196,7 +196,9 @@ def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: di
 
 
 def test_rules_that_are_exact_need_no_table() -> None:
-    DecodingConfig(Eagle(), Chain(2), AcceptanceRule(Additive(k=500, delta=0))).check_model(64)
+    config = DecodingConfig(Eagle(), Chain(2), AcceptanceRule(Additive(k=500, delta=0)))
+    assert config.acceptance.neighbourhood.table is None
+    config.check_model(64)
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
