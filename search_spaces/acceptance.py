@@ -72,17 +72,17 @@ class AcceptanceRule(Setting):
         """The law [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
         A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
-        chance 0). Then the optimal residual stands in for the paper's and, if that is empty as well, r itself,
-        unchanged. Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they
-        credit S to x even if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
+        chance 0). Then the exact rule's residual [r - p]_+ stands in for the paper's (under a budget below 1 as well,
+        where the optimal one differs but costs every token's credit) and, if that is empty too, r itself, unchanged.
+        Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they credit S to x
+        even if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
         """
         paper = self.neighbourhood.paper_residual(r, p, x, credit) if self.resampling == "paper" else None
         if paper is None:
             return _normalised(self._optimal(r, p, x, omega, credit, tables), otherwise=r)
-        if not self.neighbourhood.generous:  # groups: only r = p empties [r - p]_+, and then the optimal law is r too
+        if not self.neighbourhood.generous:  # groups: the paper's is [r - p]_+ itself
             return _normalised(paper, otherwise=r)
-        best = _normalised(self._optimal(r, p, x, omega, credit, tables), otherwise=r)
-        return _normalised(paper, otherwise=best)
+        return _normalised(paper, otherwise=_normalised(_exact(r, p, x), otherwise=r))
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: Tables) -> Tensor:
         """Whether x [B] stands at temperature 0: bool [B]. q [B, V]: the target's softmax at temperature 1, unfiltered.
@@ -101,13 +101,18 @@ class AcceptanceRule(Setting):
         """[r - p f]_+ (Cool-SD, Theorem 2), not normalised."""
         if self.neighbourhood.generous and self.schedule.never_below_one:
             # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
-            return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
+            return _exact(r, p, x)
         if p is None:  # p f is zero but at x
             left = (entry(r, x) - self.chance(credit, omega)).clamp_min(0)
             return r.scatter(1, x[:, None], left[:, None])
         target, proposal = self.neighbourhood.credit_all(r, p, tables)
         share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
         return (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, with no rounding where f is r / p
+
+
+def _exact(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
+    """[r - p]_+ [B, V], not normalised; without p, r less all it has at x."""
+    return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
 
 
 def _normalised(law: Tensor, otherwise: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind", bound="Setting")
@@ -115,8 +115,17 @@ class Setting:
         """Rules between fields. SettingError names the key to change."""
 
 
+_KNOBS: dict[type[Setting], Mapping[str, Knob]] = {}  # resolving annotations takes a millisecond
+
+
 def knobs(setting: type[Setting]) -> Mapping[str, Knob]:
     """The knobs of a setting by mapping key, in order of definition. Fields that hold other settings are left out."""
+    if setting not in _KNOBS:
+        _KNOBS[setting] = MappingProxyType(_find_knobs(setting))
+    return _KNOBS[setting]
+
+
+def _find_knobs(setting: type[Setting]) -> dict[str, Knob]:
     hints = get_type_hints(setting, include_extras=True)
     found: dict[str, Knob] = {}
     for field in dataclasses.fields(setting):  # type: ignore[arg-type]  # every Setting but the base is a dataclass

@@ -217,10 +217,11 @@ def test_optimal_resampling_under_annealing_counts_every_tokens_neighbours() -> 
 def test_retreats_of_an_empty_residual() -> None:
     everything = AcceptanceRule(Additive(k=6, delta=1.0), Constant(0.5))
     law = [0.2, 0.3, 0.5, 0.0, 0.0, 0.0]
-    # the paper zeroes x = 1 and both others; the optimal law is r with f = .5 * 1 taken off x
-    assert residual_of(everything, 0, None, omega=0.5, r=[0.6, 0.3, 0.1, 0, 0, 0]) == normalised(
-        [0.1, 0.3, 0.1, 0, 0, 0]
-    )
+    # the paper zeroes x and both others; the exact rule's law, that stands in for it, zeroes x alone
+    assert residual_of(everything, 0, None, omega=0.5, r=[0.6, 0.3, 0.1, 0, 0, 0]) == normalised([0, 0.3, 0.1, 0, 0, 0])
+    drawn = [0.0, 0.9, 0.1, 0.0, 0.0, 0.0]  # 1 gathers all that there is, no more than p(1) takes away
+    crowded = residual_of(everything, 1, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0], omega=0.5, r=drawn)
+    assert crowded == normalised([0, 0, 0.1, 0, 0, 0])
     assert residual_of(everything, 1, None, omega=0.5, r=law) == normalised([0.2, 0.0, 0.5, 0, 0, 0])
     certain = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     for resampling in ("paper", "optimal"):

@@ -56,9 +56,11 @@ def check(case: Case, dtype: torch.dtype, precision: float) -> None:
         for resampling in ("paper", "optimal"):
             laws = case.rule(resampling).residual(r, p, x, level, credit, tables)
             for y, law in enumerate(laws.tolist()):
-                attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
                 if resampling == "paper":
-                    attempts.insert(0, rules.paper_mass(case.plain, case.r, p_list, y, omega))
+                    paper = rules.paper_mass(case.plain, case.r, p_list, y, omega)
+                    attempts = [paper, rules.exact_mass(case.r, p_list, y)]
+                else:
+                    attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
                 check_law(case, law, attempts, precision, carried=y if resampling == "paper" else None)
 
 

@@ -1,0 +1,95 @@
+"""The flat sections of a sweep's file, each key with its range, sentence and default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from search_spaces.settings import Range, Setting, SettingError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SEEDS = Range(0, 2**63 - 1)  # they are kept as 64-bit integers with sign
+
+
+@dataclass(frozen=True, slots=True)
+class Head(Setting):
+    """The keys of a sweep that stand in no section."""
+
+    name: Annotated[str, "name of the sweep, which becomes a folder's"]
+    about: Annotated[str, "what it is for, in a sentence"] = ""
+    seed: Annotated[int, "seed of all random numbers of images", SEEDS] = 0
+
+    def check(self) -> None:
+        if not NAME.fullmatch(self.name):
+            problem = "use up to 64 of a-z, 0-9, dot, dash and underscore, a letter or digit first"
+            raise SettingError(("name",), f"{self.name!r} cannot be a folder; {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Models(Setting):
+    """The target with its drafters, and where they run."""
+
+    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = "builtin"
+    device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Captions(Setting):
+    """What is drawn: procedural scenes that nothing was trained on, or captions of a file, chosen by hash and seed."""
+
+    source: Annotated[str, "'scenes', or a .txt, .csv, .tsv, .json (COCO) or .parquet file"] = "scenes"
+    count: Annotated[int, "number of captions", Range(1)] = 192
+    seed: Annotated[int, "which scenes, or which captions of a file", SEEDS] = 1
+    column: Annotated[str | None, "column of the captions in a table"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference(Setting):
+    """The real images of `fid`."""
+
+    source: Annotated[str, "'scenes', a folder of images, or a reference.parquet"] = "scenes"
+    count: Annotated[int, "number of images, at most", Range(1)] = 4096
+    seed: Annotated[int, "which scenes", SEEDS] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Quality(Setting):
+    """Shards that measure quality, at the batch size of the best throughput."""
+
+    batch: Annotated[int, "images drawn at once", Range(1)] = 48
+    shard: Annotated[int, "captions per shard", Range(1)] = 48
+    samples: Annotated[int, "images per caption", Range(1)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing(Setting):
+    """Shards that measure speed: vanilla and the setting take turns on the same captions."""
+
+    batch: Annotated[int, "images drawn at once", Range(1)] = 1
+    images: Annotated[int, "captions", Range(1)] = 8
+    repetitions: Annotated[int, "turns", Range(1)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Setting):
+    """How settings are proposed. `options` are what the sampler itself may be told."""
+
+    sampler: Annotated[
+        Literal["tpe", "nsga2", "nsga3", "gp", "random", "qmc", "grid"], "how settings are proposed"
+    ] = "tpe"
+    parallel: Annotated[int, "trials under way at once", Range(1)] = 2
+    seed: Annotated[int, "seed of the proposals", SEEDS] = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget(Setting):
+    """When a sweep ends: at the first limit reached."""
+
+    trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24
+    images: Annotated[int | None, "images drawn", Range(1)] = None
+    hours: Annotated[
+        float | None, "wall clock of one run (a resumed sweep has them anew)", Range(0, open_low=True)
+    ] = None

@@ -1,0 +1,142 @@
+"""YAML with line numbers: what is read, what is refused, and where the complaint points."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.documents import (
+    MOST_NODES,
+    SpaceError,
+    as_node,
+    dotted,
+    overridden,
+    read_document,
+    write_document,
+)
+from search_spaces.settings import SettingError
+
+TEXT = """\
+name: x   # a comment
+
+tree:
+  - policy: chain
+    length: {low: 2,
+             high: 1e1}
+base: &base {a: 1, b: 2}
+more: {<<: *base, b: 3}
+day: 2024-01-01
+"""
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_characters="\x85\u2028\u2029\ufeff", exclude_categories=["Cc", "Cs"]))
+)
+keys = st.text("abk1e-", min_size=1)
+data = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
+)
+
+
+def test_every_value_knows_its_line_and_path() -> None:
+    root = read_document(TEXT, "x.yaml")
+    high = root.mapping()["tree"].entries()[0].mapping()["length"].mapping()["high"]
+    assert (high.value, high.where, dotted(high.path)) == (10.0, "x.yaml:6", "tree[0].length.high")
+    assert root.mapping()["tree"].where == "x.yaml:3"
+    assert root.mapping()["tree"].entries()[0].where == "x.yaml:4"
+    assert root.plain() == {
+        "name": "x",
+        "tree": [{"policy": "chain", "length": {"low": 2, "high": 10.0}}],
+        "base": {"a": 1, "b": 2},
+        "more": {"a": 1, "b": 3},
+        "day": "2024-01-01",
+    }
+
+
+@given(st.dictionaries(keys, data, max_size=5))
+@settings(deadline=None, max_examples=200)
+def test_what_is_written_is_read_back(mapping: dict[str, Any]) -> None:
+    assert read_document(write_document(mapping), "x").plain() == mapping
+    assert as_node(mapping, "x").plain() == mapping
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f:1: the file is empty; give at least a name and objectives"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", "f:4: b.c: given twice, first in line 3; remove one of the two"),
+        ("a: 1\n1: 2\n", "f:2: the key 1 is not a word; put it in quotes"),
+        ("a: {yes: 2}\n", "f:1: a: the key yes is not a word; put it in quotes"),
+        ("? [1, 2]\n: 2\n", "f:1: the key a list or mapping is not a word; put it in quotes"),
+        ("a: 1\nb: !!python/object:os.system x\n",
+         "f:2: b: the tag tag:yaml.org,2002:python/object:os.system is not allowed; use plain YAML"),
+        ("a: !!set {b, c}\n", "f:1: a: the tag tag:yaml.org,2002:set is not allowed; use plain YAML"),
+        ("a: !mine [b]\n", "f:1: a: the tag !mine is not allowed; use plain YAML"),
+        ("a: !!int x\n", "f:1: a: not a value of its kind: invalid literal for int() with base 10: 'x'"),
+        ("a: 1\nb: c: d\n", "f:2: not valid YAML: mapping values are not allowed here"),
+        ("a: [1\n", "f:2: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a: *nobody\n", "f:1: not valid YAML: found undefined alias 'nobody'"),
+        ("a: 1\n---\nb: 2\n", "f:2: not valid YAML: but found another document"),
+        ("a: &a [*a]\n", "f:1: nested too deeply, or an alias that holds itself"),
+        ("[" * 5000, "f:1: nested too deeply, or an alias that holds itself"),
+    ],
+)  # fmt: skip
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        read_document(text, "f")
+    assert str(caught.value) == message
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(SpaceError, match=r"^f:1: not valid YAML: "):
+        read_document(b"a: \xff\xfe\xfa", "f")
+
+
+def test_aliases_cannot_unfold_without_end() -> None:
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+    with pytest.raises(SpaceError, match=f"unfolds to more than {MOST_NODES} values; use fewer aliases$"):
+        read_document(bomb, "f")
+
+
+def test_overrides_replace_and_add() -> None:
+    root = read_document(TEXT, "x.yaml")
+    changed = overridden(root, "tree.0.length.low", 5)
+    low = changed.mapping()["tree"].entries()[0].mapping()["length"].mapping()["low"]
+    assert (low.value, low.where, dotted(low.path)) == (5, "override", "tree[0].length.low")
+    assert overridden(root, "budget.trials", 3).plain() == {**root.plain(), "budget": {"trials": 3}}
+    assert overridden(root, "tree", [1, {"a": 2}]).plain()["tree"] == [1, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("tree.1.length", "override: tree.1: no such place in the list; places: 0 to 0"),
+        ("tree.length", "override: tree.length: no such place in the list; places: 0 to 0"),
+        ("name.first", "override: name.first: nothing stands below name: it is 'x'"),
+    ],
+)
+def test_overrides_that_lead_nowhere(key: str, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        overridden(read_document(TEXT, "x.yaml"), key, 1)
+    assert str(caught.value) == message
+
+
+def test_blame_finds_the_line_of_the_key() -> None:
+    root = read_document("a:\n  b: 1\n", "f")
+    for path, where in ((("a", "b"), "f:2: a.b"), (("a", "c"), "f:1: a.c"), ((), "f:1")):
+        with pytest.raises(SpaceError) as caught, root.blamed():
+            raise SettingError(path, "is wrong")
+        assert str(caught.value) == f"{where}: is wrong"
+
+
+def test_errors_survive_a_process_border() -> None:
+    error = SpaceError("f:3", ("a", "[0]", "b"), "is wrong")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "f:3: a[0].b: is wrong"

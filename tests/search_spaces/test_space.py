@@ -1,0 +1,374 @@
+"""Spaces: what they suggest, what a study sees of it, and what is refused, each with its one line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.documents import Node, as_node, read_document
+from search_spaces.domains import Fixed, Scalar, Span, Values
+from search_spaces.presets import PRESETS
+from search_spaces.settings import SettingError
+from search_spaces.space import Space, SpaceError, Suggests, complete
+from search_spaces.trial import DecodingConfig, Sampling
+
+CONDITIONAL = """
+- drafter: [eagle, independent]
+  tree:
+    - {policy: chain, length: {low: 2, high: 6}}
+    - {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}
+    - {policy: static, paths: {values: [[[0]], [[0], [1]], [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [1], [2], [3]]]}}
+  acceptance:
+    - exact
+    - {neighbourhood: additive, k: {low: 2, high: 200, log: true}, delta: {low: 1e-2, high: 0.5, log: true}}
+    - neighbourhood: multiplicative
+      k: {low: 2, high: 20}
+      lambda: {low: 1.5, high: 3.0, step: 0.5}
+      schedule: [constant, {schedule: exponential, nu: {values: [0.1, 0.2]}}]
+      budget: {low: 1.0, high: 2.0}
+- drafter: jacobi
+  tree: {policy: chain, length: {low: 4, high: 15}}
+  sampling: {cfg: {low: 1.0, high: 3.0}}
+"""
+
+
+class Trial:
+    """Answers at random, or as told, and remembers; a name that comes with two distributions is an error."""
+
+    def __init__(self, seed: int = 0, told: dict[str, Any] | None = None) -> None:
+        self.random, self.told = random.Random(seed), told
+        self.params: dict[str, Any] = {}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        if step is not None:
+            return float(self.answer(name, low + step * self.random.randint(0, round((high - low) / step))))
+        return float(self.answer(name, self.random.uniform(low, high)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self.answer(name, self.random.randrange(low, high + 1, step)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        assert all(isinstance(choice, str | int | float) for choice in choices)
+        chosen: Scalar = self.answer(name, self.random.choice(choices))
+        return chosen
+
+    def answer(self, name: str, value: Any) -> Any:
+        assert name not in self.params, f"{name} was asked for twice"
+        self.params[name] = value if self.told is None else self.told[name]
+        return self.params[name]
+
+
+def read(text: str) -> Space:
+    """The space in YAML text; its first line is line 2 of f, below `space:`."""
+    indented = "".join(f"  {line}\n" for line in text.splitlines())
+    return Space.read(read_document("space:\n" + indented, "f").mapping()["space"])
+
+
+@pytest.fixture(scope="module")
+def conditional() -> Space:
+    return read(CONDITIONAL)
+
+
+def test_a_study_sees_readable_names(conditional: Space) -> None:
+    assert conditional.parameters() == {
+        "space": ("eagle|independent", "jacobi"),
+        "drafter": ("eagle", "independent"),
+        "tree": ("chain", "dynamic", "static"),
+        "tree=chain.length": Span(2, 6, whole=True),
+        "tree.width": Values((2, 4), (2, 4)),
+        "tree.paths": Values(
+            (((0,),), ((0,), (1,)), ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (2,), (3,))),
+            ("[[0]]", "[[0],[1]]", "7 entries"),
+        ),
+        "acceptance": ("exact", "additive", "multiplicative+constant|exponential"),
+        "acceptance=additive.k": Span(2, 200, whole=True, log=True),
+        "acceptance.delta": Span(0.01, 0.5, whole=False, log=True),
+        "acceptance=multiplicative+constant|exponential.k": Span(2, 20, whole=True),
+        "acceptance.lambda": Span(1.5, 3.0, whole=False, step=0.5),
+        "acceptance.schedule": ("constant", "exponential"),
+        "acceptance.nu": Values((0.1, 0.2), (0.1, 0.2)),
+        "acceptance.budget": Span(1.0, 2.0, whole=False),
+        "space=jacobi.tree.length": Span(4, 15, whole=True),
+        "sampling.cfg": Span(1.0, 3.0, whole=False),
+    }
+
+
+def test_alike_branches_share_a_parameter_and_others_do_not() -> None:
+    rule = "{neighbourhood: %s, k: {low: 2, high: %d}, %s: {values: [1, 0.5]}}"
+    text = "drafter: eagle\ntree: {policy: chain, length: 2}\nacceptance: [%s, %s]"
+    additive = rule % ("additive", 9, "delta")
+    shared = read(text % (additive, "{neighbourhood: multiplicative, k: {low: 2, high: 9}, lambda: 2}"))
+    assert "acceptance.k" in shared.parameters()
+    apart = read(text % (additive, "{neighbourhood: multiplicative, k: {low: 2, high: 8}, lambda: 2}"))
+    assert {"acceptance=additive.k", "acceptance=multiplicative.k"} < set(apart.parameters())
+    twins = read(text % (additive, rule % ("additive", 8, "delta")))
+    assert {"acceptance=additive#1.k", "acceptance=additive#2.k"} < set(twins.parameters())
+    detail = read("drafter: eagle\ntree: [{policy: static, name: chain_5}, {policy: static, name: eagle1_26}]")
+    assert detail.parameters() == {"tree": ("static(name=chain_5)", "static(name=eagle1_26)")}
+
+
+@given(st.integers(0, 10**9))
+@settings(deadline=None, max_examples=150)
+def test_a_suggestion_is_a_setting_whose_parameters_are_found_again(seed: int) -> None:
+    space = _CONDITIONAL
+    trial, baseline = Trial(seed), Sampling(cfg=1.5, top_k=7)
+    mapping = space.suggest(trial)
+    setting = complete(mapping, baseline)
+    assert set(mapping) - {"sampling"} == {"drafter", "tree", "acceptance"}
+    assert set(mapping.get("sampling", {})) <= {"cfg"}
+    assert setting.sampling is not None
+    assert setting.sampling.top_k == 7
+    assert trial.params.keys() <= space.parameters().keys()
+    found = space.params_of(setting.to_mapping(), baseline)
+    assert found == trial.params
+    assert space.suggest(Trial(told=found)) == mapping
+    assert space.params_of(setting.with_sampling(Sampling(cfg=1.5, top_k=8)).to_mapping(), baseline) is None
+
+
+_CONDITIONAL = read(CONDITIONAL)
+
+
+def test_optuna_takes_the_suggestions_and_the_enqueued_parameters(conditional: Space) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=5))
+    wanted = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3},
+              "acceptance": {"neighbourhood": "multiplicative", "k": 5, "lambda": 2.0}}  # fmt: skip
+    params = conditional.params_of(wanted)
+    assert params is not None
+    study.enqueue_trial(params)
+    for number in range(25):
+        trial = study.ask()
+        door: Suggests = trial
+        mapping = conditional.suggest(door)
+        assert conditional.params_of(mapping) == trial.params
+        if number == 0:
+            assert DecodingConfig.from_mapping(mapping) == DecodingConfig.from_mapping(wanted)
+        study.tell(trial, float(mapping["tree"].get("length", 0)))
+
+
+@pytest.mark.parametrize("name", ["eagle2", "vanilla", "lantern", "sjd"])
+def test_settings_outside_have_no_parameters(conditional: Space, name: str) -> None:
+    inside = conditional.params_of(PRESETS[name].to_mapping(), Sampling(cfg=2.0))
+    assert (inside is not None) == (name == "sjd")
+    if name == "sjd":
+        assert inside == {"space": "jacobi", "space=jacobi.tree.length": 15, "sampling.cfg": 2.0}
+        assert conditional.params_of(PRESETS[name].to_mapping(), Sampling(cfg=3.5)) is None
+
+
+def test_spaces_that_are_finite_have_a_grid() -> None:
+    space = read(
+        "drafter: eagle\n"
+        "tree: [{policy: chain, length: {low: 2, high: 8, step: 3}}, {policy: static, name: chain_5}]\n"
+        "acceptance: [exact, {schedule: constant, budget: {low: 1.1, high: 1.3, step: 0.1}}]\n"
+        "sampling: {cfg: {values: [1, 2]}, top_p: 0.9}\n"
+    )
+    points = list(space.grid())
+    assert space.size() == len(points) == 4 * 4 * 2
+    assert points[0] == {"tree": "chain", "tree.length": 2, "acceptance": "exact", "sampling.cfg": 1.0}
+    assert {point.get("tree.length") for point in points} == {None, 2, 5, 8}
+    assert {point.get("acceptance.budget") for point in points} == {None, 1.1, 1.2, 1.3}
+    settings_of = [complete(space.suggest(Trial(told=point)), Sampling()) for point in points]
+    assert len(set(settings_of)) == len(points)
+    found = [space.params_of(setting.to_mapping()) for setting in settings_of]
+    assert found == points
+
+
+def test_spaces_without_an_end_have_no_grid(conditional: Space) -> None:
+    assert conditional.size() is None
+    with pytest.raises(SpaceError, match=r"^f:\d+: space\[0\]\.acceptance\[1\]\.delta: any number of the span will do"):
+        next(conditional.grid())
+
+
+def test_one_point_needs_no_parameters() -> None:
+    space = read("drafter: eagle\ntree: [{policy: chain, length: {low: 3, high: 3}}]\nacceptance: {values: [lantern]}")
+    assert space.parameters() == {}
+    assert list(space.grid()) == [{}]
+    assert isinstance(next(space.branches()).leaves[0].domain, Fixed)
+    assert space.suggest(Trial())["acceptance"]["delta"] == 0.1
+    assert Space.read({}).suggest(Trial()) == DecodingConfig().to_mapping()
+
+
+def test_tags_may_be_searched_with_shared_knobs() -> None:
+    space = read(
+        "drafter: eagle\ntree: {policy: chain, length: 3}\n"
+        "acceptance: {schedule: {values: [constant, linear, exponential]}, budget: {low: 1.0, high: 2.0}, nu: 0.3}"
+    )
+    seen = [space.suggest(Trial(seed))["acceptance"] for seed in range(30)]
+    assert {rule["schedule"] for rule in seen} == {"constant", "linear", "exponential"}
+    assert {rule.get("nu") for rule in seen} == {None, 0.3}
+    assert set(space.parameters()) == {"acceptance.schedule", "acceptance.budget"}
+
+
+def test_what_is_impossible_only_inside_speaks_when_suggested() -> None:
+    # each listed value goes with the first and with the last of all others, but the two in the middle not together
+    space = read(
+        "drafter: eagle\n"
+        "tree:\n"
+        "  policy: adjacency\n"
+        "  depth_range: {values: [[2, 10], [2, 5], [2, 9]]}\n"
+        "  start_depth: {values: [3, 8, 4]}\n"
+        "  nodes: {low: 6, high: 9}\n"
+        "  width_step: {low: 1, high: 3}\n"
+    )
+    told = {"tree.depth_range": "[2,5]", "tree.start_depth": 8, "tree.nodes": 6, "tree.width_step": 1}
+    with pytest.raises(SettingError, match=r"^tree\.start_depth: must be within depth_range \[2, 5\], got 8$"):
+        space.suggest(Trial(told=told))
+    assert space.suggest(Trial(told=told | {"tree.start_depth": 4}))["tree"]["start_depth"] == 4
+
+
+def test_lists_of_numbers_keep_their_names() -> None:
+    space = read("drafter: eagle\ntree: {policy: adjacency, width_range: {values: [[4, 13], [2, 10]]}}")
+    assert space.parameters() == {"tree.width_range": Values(((4, 13), (2, 10)), ("[4,13]", "[2,10]"))}
+
+
+def test_many_knobs_are_built_at_a_bounded_number_of_corners() -> None:
+    keys = ("width_step", "depth_step", "nodes", "beta", "radius")
+    spans = "\n".join(f"  {key}: {{low: 1, high: 9}}" for key in keys)
+    text = f"drafter: eagle\ntree:\n  policy: adjacency\n{spans}\n  start_depth: {{low: 2, high: 11}}"
+    with pytest.raises(SpaceError) as caught:
+        read(text)
+    assert str(caught.value) == (
+        "f:10: space.tree.start_depth: must be within depth_range [2, 10], got 11 (at tree.start_depth 11)"
+    )
+
+
+TREE = "drafter: eagle\ntree: {policy: chain, length: 3}\n"
+BROKEN = [
+    ("drafte: eagle",
+     "f:2: space.drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
+    ("3", "f:1: space: must be a mapping of keys to values, got 3"),
+    ("[]", "f:1: space: must not be empty; list the branches, or leave the key out"),
+    ("- drafter: none\n- drafter: none", "f:3: space[1]: is the same branch as [0]; remove one of the two"),
+    ("drafter: eagel",
+     "f:2: space.drafter: must be one of none, eagle, medusa, independent, jacobi, got 'eagel'; did you mean 'eagle'?"),
+    ("drafter: [eagle, eagle]", "f:2: space.drafter[1]: is the same branch as [0]; remove one of the two"),
+    ("drafter: {kind: {values: [eagle, jacoby]}}",
+     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, medusa, independent, jacobi, got 'jacoby'; "
+     "did you mean 'jacobi'?"),
+    ("drafter: eagle\ntree: {policy: chain, lenght: {low: 2, high: 3}}",
+     "f:3: space.tree.lenght: unknown key; did you mean 'length'? known keys: policy, length, children"),
+    ("drafter: eagle\ntree: {policy: chain, depth: {low: 2, high: 3}}",
+     "f:3: space.tree.depth: not a key of policy 'chain' but of 'dynamic'; known keys: policy, length, children"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 6, high: 2}}",
+     "f:3: space.tree.length.low: must be at most high, got 6 and 2; swap the two"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 0, high: 2}}",
+     "f:3: space.tree.length.low: must be at least 1, got 0"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 2.5}}",
+     "f:3: space.tree.length.high: must be a whole number, got 2.5"),
+    ("drafter: eagle\ntree:\n  policy: chain\n  length:\n    low: 1\n    hihg: 3",
+     "f:7: space.tree.length.hihg: unknown key; did you mean 'high'? known keys: low, high, log, step, values"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1}}",
+     "f:3: space.tree.length.high: missing; a span has a low and a high (at least 1)"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 9, step: 3}}",
+     "f:3: space.tree.length.step: steps of 3 from 1 reach 7 and 10 but not 9; make one of them high"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 5}}",
+     "f:3: space.tree.length.step: overshoots: 1 + 5 is more than 3; make it at most 2"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 0.5}}",
+     "f:3: space.tree.length.step: must be a whole number greater than 0, got 0.5"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 1, log: true}}",
+     "f:3: space.tree.length.step: goes not with log; remove one of the two, or list the values"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, log: yess}}",
+     "f:3: space.tree.length.log: must be true or false, got 'yess'"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 1, values: [2]}}",
+     "f:3: space.tree.length.low: goes not with values; give either values, or low and high"),
+    ("drafter: eagle\ntree: {policy: chain, length: {values: []}}",
+     "f:3: space.tree.length.values: must not be empty; list what the search may choose from"),
+    ("drafter: eagle\ntree: {policy: chain, length: {values: [2, 3, 2]}}",
+     "f:3: space.tree.length.values[2]: 2 is listed twice; remove one of the two"),
+    ("drafter: eagle\ntree: {policy: chain, length: {values: 3}}",
+     "f:3: space.tree.length.values: must be a list, got 3"),
+    ("drafter: eagle\ntree: {policy: chain, length: [2, 3]}",
+     "f:3: space.tree.length: to search several values write {values: [2, 3]}"),
+    ("drafter: eagle\ntree: {policy: chain, length: [{low: 2, high: 3}]}",
+     "f:3: space.tree.length: branches stand one level up; write {values: [...]} or {low: ..., high: ...} here"),
+    ("drafter: eagle\ntree: {policy: chain, length: 3, children: {values: [top, sample]}}",
+     "f:3: space.tree.children.values[1]: must be one of sampled, top, got 'sample'; did you mean 'sampled'?"),
+    ("drafter: eagle\ntree: {policy: chain, length: 3, children: {low: 1, high: 2}}",
+     "f:3: space.tree.children: is no number and has no span; write {values: [...]} of sampled, top"),
+    ("drafter: eagle\ntree: {policy: static, paths: {values: [[[0]], [[1]]]}}",
+     "f:3: space.tree.paths: node [1] skips a rank: its sibling [0] is not in the tree; add it "
+     "(at tree.paths ((1,),))"),
+    ("drafter: eagle\ntree: {policy: chain}",
+     "f:3: space.tree.length: missing; give the number of drafted tokens (at least 1)"),
+    ("drafter: eagle", "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, "
+     "adjacency"),
+    ("drafter: [none, eagle]\ntree: {policy: chain, length: 2}",
+     "f:2: space.drafter: nobody drafts the 'chain' tree; choose one of eagle, medusa, independent, jacobi "
+     "(in the branch none)"),
+    ("drafter: jacobi\ntree:\n  - {policy: chain, length: 3}\n  - {policy: dynamic, depth: 2, width: 2, nodes: 3}",
+     "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use 'chain', not 'dynamic' (in the branch dynamic)"),
+    (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0, high: 0.5, log: true}}",
+     "f:4: space.acceptance.delta.low: must be greater than 0 for log, got 0.0; raise it to at least a small number "
+     "such as 0.001"),
+    (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0.1, high: 1.5}}",
+     "f:4: space.acceptance.delta.high: must be in [0, 1], got 1.5"),
+    (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0.1, high: 0.5, step: -1}}",
+     "f:4: space.acceptance.delta.step: must be a number greater than 0, got -1"),
+    (TREE + "acceptance: {schedule: constant, budget: {low: 0, high: 2}}",
+     "f:4: space.acceptance.budget.low: must be greater than 0, got 0"),
+    (TREE + "acceptance: lanter",
+     "f:4: space.acceptance: must be one of exact, uniform, cool, lantern, lantern_pp, grouped, got 'lanter'; "
+     "did you mean 'lantern'?"),
+    (TREE + "acceptance:\n  - exact\n  - {neighbourhood: multiplicative, k: 9, delta: 0.2}",
+     "f:6: space.acceptance[1].delta: not a key of neighbourhood 'multiplicative' but of 'additive'; "
+     "known keys: neighbourhood, schedule, resampling, k, lambda, proximity, budget"),
+    (TREE + "acceptance: {schedule: [constant, {nu: 0.1}]}",
+     "f:4: space.acceptance.schedule[1].schedule: missing; name the schedule of this branch, one of constant, linear, "
+     "exponential"),
+    (TREE + "acceptance: {schedule: [constant, {schedule: exponential, nu: 0.1}], nu: 0.2}",
+     "f:4: space.acceptance.nu: given here and in the branch 'exponential'; remove one of the two"),
+    ("drafter: eagle\ntree: {policy: chain, length: {low: 2, high: 6}}\n"
+     "acceptance: {schedule: linear, budget: 1, slope: {low: 0.1, high: 0.5}}",
+     "f:4: space.acceptance.slope: must be less than 0.4 for a mean budget of 1 over 6 levels, got 0.5: the last "
+     "level's budget would be -0.25 (at tree.length 6, acceptance.slope 0.5)"),
+    ("sampling: {cfg: {low: -1, high: 3}}", "f:2: space.sampling.cfg.low: must be at least 0, got -1"),
+    ("sampling: {temprature: 1}",
+     "f:2: space.sampling.temprature: unknown key; did you mean 'temperature'? known keys: temperature, top_k, top_p, "
+     "cfg"),
+    ("sampling: cold", "f:2: space.sampling: must be a mapping of keys to values, got 'cold'"),
+    ("acceptance: lantern",
+     "f:2: space.acceptance: nothing is drafted, so nothing can be accepted; leave it out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_refusals(text: str, message: str) -> None:
+    assert len(BROKEN) >= 30
+    with pytest.raises(SpaceError) as caught:
+        read(text)
+    assert str(caught.value) == message
+    assert "\n" not in message
+
+
+@given(
+    low=st.integers(1, 50), width=st.integers(0, 40), step=st.none() | st.integers(1, 10), log=st.booleans()
+)
+@settings(deadline=None, max_examples=150)
+def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None, log: bool) -> None:
+    span: dict[str, Any] = {"low": low, "high": low + width, "log": log} | ({} if step is None else {"step": step})
+    node = as_node({"drafter": "eagle", "tree": {"policy": "chain", "length": span}}, "f:1")
+    if step is not None and (log or width % step):
+        with pytest.raises(SpaceError, match=r"^f:1: tree\.length\.step: "):
+            Space.read(node)
+        return
+    space = Space.read(node)
+    lengths = [space.suggest(Trial(told=point))["tree"]["length"] for point in space.grid()]
+    assert lengths == list(range(low, low + width + 1, step or 1))
+    for length in range(max(1, low - 2), low + width + 3):
+        inside = space.params_of({"drafter": "eagle", "tree": {"policy": "chain", "length": length}})
+        assert (inside is not None) == (length in lengths)
+
+
+def test_plain_data_and_nodes_read_alike() -> None:
+    plain: Node = as_node({"drafter": "none"}, "here")
+    assert Space.read(plain) == Space.read({"drafter": "none"}, "here")
+    with pytest.raises(SpaceError, match=r"^here: drafter: must be one of"):
+        Space.read({"drafter": "nobody"}, "here")

@@ -1,0 +1,365 @@
+"""Sweeps: defaults, overrides, round trips, ready spaces, and refusals with their one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.enqueued import Enqueued
+from search_spaces.goals import Constraint, Objective
+from search_spaces.presets import PRESETS
+from search_spaces.settings import SettingError
+from search_spaces.space import SpaceError, complete
+from search_spaces.sweep import DEFAULT_OBJECTIVES, KEYS, SweepConfig, find, ready
+from search_spaces.sweep_sections import Budget, Captions, Models, Quality, Reference, Search, Timing
+from search_spaces.trees import Chain
+from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from tests.search_spaces.test_space import Trial
+
+ROOT = Path(__file__).parents[2]
+SHORT = "name: short\nspace: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}}\n"
+BASELINE = Sampling(cfg=1.5)
+LONG = """\
+name: long.one_2
+about: a sentence
+models: {weights: some/folder, device: cpu}
+captions: {source: captions.csv, column: text, count: 10}
+reference: {source: some/images}
+seed: 3
+quality: {batch: 8, shard: 16, samples: 2}
+timing: {batch: 2, images: 5, repetitions: 1}
+metrics: [fid, drift]
+objectives: [speedup, {metric: fid, direction: minimize}, {metric: drift}]
+constraints: ["clip_score >= 0.9 * vanilla", "drift<=2", fid <= vanilla + 0.5]
+search: {sampler: nsga2, parallel: 4, seed: 1, options: {population_size: 20, nested: {a: [1, 2]}}}
+budget: {trials: 5, images: 1000, hours: 0.5}
+enqueue:
+  - vanilla
+  - {preset: lantern, sampling: {cfg: 3}}
+  - {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, sampling: {cfg: {values: [1, 2]}}}
+"""
+
+
+def read(text: str, overrides: dict[str, Any] | None = None) -> SweepConfig:
+    return SweepConfig.parse(text, "f", overrides)
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    sweep = read(SHORT)
+    assert (sweep.name, sweep.about, sweep.seed) == ("short", "", 0)
+    assert (sweep.models, sweep.captions, sweep.reference) == (Models(), Captions(), Reference())
+    assert (sweep.quality, sweep.timing, sweep.search, sweep.budget) == (Quality(), Timing(), Search(), Budget())
+    assert sweep.objectives == DEFAULT_OBJECTIVES
+    assert (sweep.metrics, sweep.constraints, sweep.enqueue, sweep.sampling) == (None, (), (), None)
+    assert sweep.space.size() == 5
+
+
+def test_everything_can_be_said() -> None:
+    sweep = read(LONG)
+    assert sweep.models == Models("some/folder", "cpu")
+    assert sweep.captions == Captions("captions.csv", 10, 1, "text")
+    assert sweep.metrics == ("fid", "drift")
+    assert sweep.objectives == (Objective("speedup"), Objective("fid", "minimize"), Objective("drift"))
+    assert sweep.search.options == {"population_size": 20, "nested": {"a": [1, 2]}}
+    assert sweep.budget == Budget(5, 1000, 0.5)
+    assert sweep.sampling == BASELINE
+    assert [constraint.text for constraint in sweep.constraints] == [
+        "clip_score >= 0.9 * vanilla", "drift <= 2", "fid <= vanilla + 0.5",
+    ]  # fmt: skip
+
+
+def test_enqueued_settings_carry_the_baselines_sampling() -> None:
+    vanilla, lantern, chain = read(LONG).enqueue
+    assert vanilla == Enqueued("vanilla", DecodingConfig(sampling=BASELINE))
+    assert lantern == Enqueued("eagle dynamic additive constant", PRESETS["lantern"].with_sampling(Sampling(cfg=3.0)))
+    assert chain == Enqueued("exact chain", DecodingConfig(Eagle(), Chain(3), sampling=BASELINE))
+    bare = read(SHORT + "enqueue: [{preset: eagle2}, {drafter: eagle, tree: {policy: chain, length: 2}}]\n").enqueue
+    assert [entry.label for entry in bare] == ["eagle2", "eagle chain exact"]
+    assert all(entry.config.sampling is None for entry in bare)
+
+
+@pytest.mark.parametrize("text", [SHORT, LONG, "name: list\nenqueue: [vanilla, cool]\n"])
+def test_what_is_written_reads_back_equal(text: str) -> None:
+    sweep = read(text)
+    again = read(sweep.to_yaml())
+    assert again == sweep
+    assert again.digest() == sweep.digest()
+    assert again.to_yaml() == sweep.to_yaml()
+    written = yaml.safe_load(sweep.to_yaml())
+    assert set(KEYS) - set(written) <= {"metrics", "sampling"}
+    assert written["timing"] == {name: getattr(sweep.timing, name) for name in ("batch", "images", "repetitions")}
+    assert "options" in written["search"]
+
+
+def test_digests_tell_sweeps_apart() -> None:
+    digests = {read(SHORT, {key: value}).digest() for key, value in CHANGES.items()}
+    assert len(digests | {read(SHORT).digest()}) == len(CHANGES) + 1
+    assert all(re.fullmatch(r"[0-9a-f]{16}", digest) for digest in digests)
+
+
+CHANGES: dict[str, Any] = {
+    "seed": 1, "budget.trials": 3, "captions.count": 5, "space.tree.length.high": 7, "models.device": "cpu",
+    "search.sampler": "random", "sampling": {"temperature": 1, "top_k": 0, "top_p": 1, "cfg": 2},
+}  # fmt: skip
+
+
+def test_overrides_reach_everything() -> None:
+    sweep = read(SHORT, CHANGES | {"captions.source": "1e5", "enqueue": ["lantern"]})
+    assert (sweep.seed, sweep.budget.trials, sweep.captions.count, sweep.space.size()) == (1, 3, 5, 6)
+    assert sweep.sampling == Sampling(cfg=2.0)
+    assert sweep.enqueue[0].config.sampling == Sampling(cfg=2.0)
+    assert read(sweep.to_yaml()).captions.source == "1e5"
+
+
+def test_a_sweep_without_a_space_runs_what_is_enqueued() -> None:
+    assert read("name: list\nenqueue: [vanilla, cool]\n").budget.trials == 2
+    assert read("name: list\nenqueue: [lantern, cool]\n").budget.trials == 3, "vanilla runs as well"
+    assert read("name: list\nenqueue: [vanilla, cool]\nbudget: {trials: 1}\n").budget.trials == 1
+
+
+BROKEN = [
+    ("", "f:1: the file is empty; give at least a name and objectives"),
+    ("- 1\n", "f:1: must be a mapping of keys to values, got [1]"),
+    ("name: x\n", "f:1: space: missing; give a space to search, or settings to enqueue"),
+    ("space: {}\n", "f:1: name: missing; give the name of the sweep, which becomes a folder's"),
+    ("name: ../x\nspace: {}\n",
+     "f:1: name: '../x' cannot be a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
+     "a letter or digit first"),
+    ("space: {}\nname: ..\n",
+     "f:2: name: '..' cannot be a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
+     "a letter or digit first"),
+    (SHORT + "name: y\n", "f:3: name: given twice, first in line 1; remove one of the two"),
+    (SHORT + "budgte: {trials: 3}\n",
+     f"f:3: budgte: unknown key; did you mean 'budget'? known keys: {', '.join(KEYS)}"),
+    (SHORT + "budget:\n  trials: 0\n", "f:4: budget.trials: must be at least 1, got 0"),
+    (SHORT + "budget: {hours: 0}\n", "f:3: budget.hours: must be greater than 0, got 0"),
+    (SHORT + "budget: {trails: 3}\n",
+     "f:3: budget.trails: unknown key; did you mean 'trials'? known keys: trials, images, hours"),
+    (SHORT + "budget: 3\n", "f:3: budget: must be a mapping of keys to values, got 3"),
+    (SHORT + "models: {device: gpu}\n",
+     "f:3: models.device: must be one of auto, cpu, cuda, got 'gpu'; did you mean 'cpu'?"),
+    (SHORT + "quality: {batch: 1.5}\n", "f:3: quality.batch: must be a whole number, got 1.5"),
+    (SHORT + "seed: -1\n", "f:3: seed: must be in [0, 9.22337e+18], got -1"),
+    (SHORT + "search: {sampler: tpee}\n",
+     "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, got 'tpee'; did you mean 'tpe'?"),
+    (SHORT + "search: {options: 3}\n", "f:3: search.options: must be a mapping of keys to values, got 3"),
+    (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for all metrics that the models allow"),
+    (SHORT + "metrics: [fid, FID]\n", "f:3: metrics[1]: must be a metric's name such as fid or clip_score, got 'FID'"),
+    (SHORT + "metrics: [fid, fid]\n", "f:3: metrics[1]: fid is listed twice; remove one of the two"),
+    (SHORT + "objectives: [speedup, {metric: speedup}]\n",
+     "f:3: objectives[1]: speedup is an objective already; remove one of the two"),
+    (SHORT + "objectives: [{metric: fid, direction: min}]\n",
+     "f:3: objectives[0].direction: must be one of maximize, minimize, got 'min'"),
+    (SHORT + "objectives: [{direction: minimize}]\n", "f:3: objectives[0].metric: missing; give the name of a metric"),
+    (SHORT + "objectives: []\n",
+     "f:3: objectives: must not be empty; name what the sweep is for, such as speedup and fid"),
+    (SHORT + "constraints:\n  - drift < 2\n", "f:4: constraints[0]: 'drift < 2' compares by <; use <= or >="),
+    (SHORT + "constraints: [drift <= 2, drift<=2.0]\n",
+     "f:3: constraints[1]: 'drift <= 2' is listed twice; remove one of the two"),
+    (SHORT + "enqueue: [vanilla, lanturn]\n",
+     f"f:3: enqueue[1]: must be one of {', '.join(PRESETS)}, got 'lanturn'; did you mean 'lantern'?"),
+    (SHORT + "enqueue: [adt, peanut]\n", "f:3: enqueue[1]: is the same setting as 'adt'; remove one of the two"),
+    (SHORT + "enqueue:\n  - vanilla\n  - {label: vanilla, preset: cool}\n",
+     "f:5: enqueue[1]: the label 'vanilla' is taken; give each setting a label of its own"),
+    (SHORT + 'enqueue: [{label: "a\\nb", preset: cool}]\n',
+     "f:3: enqueue[0].label: must be a line of 1 to 80 characters, got 'a\\nb'"),
+    (SHORT + "enqueue: [{drafter: eagle, tree: {policy: chain, length: 0}}]\n",
+     "f:3: enqueue[0].tree.length: must be at least 1, got 0"),
+    (SHORT + "enqueue: [{preset: cool, sampling: {cfg: 3}}]\n",
+     "f:3: enqueue[0].sampling: give temperature, top_k, top_p as well, or leave the section out to sample by the "
+     "target's own defaults"),
+    (SHORT + "sampling: {cfg: 3}\n",
+     "f:3: sampling: give temperature, top_k, top_p as well, or leave the section out to sample by the target's own "
+     "defaults"),
+    (SHORT + "sampling: {temperature: 1, top_k: -1, top_p: 1, cfg: 3}\n",
+     "f:3: sampling.top_k: must be at least 0, got -1"),
+    ("name: x\nsearch: {sampler: grid}\nspace: {drafter: none, sampling:\n  {cfg: {low: 1, high: 2}}}\n",
+     "f:4: space.sampling.cfg: has no end of values, which the sampler 'grid' needs; give a step, or values"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        read(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("budget.trials", 0, "override: budget.trials: must be at least 1, got 0"),
+        ("space.tree.length.high", 1, "f:2: space.tree.length.low: must be at most high, got 2 and 1; swap the two"),
+        ("budget.trials.more", 0, "override: budget.trials: must be a whole number, got {'more': 0}"),
+        ("nmae", "x", f"override: nmae: unknown key; did you mean 'name'? known keys: {', '.join(KEYS)}"),
+    ],
+)
+def test_overrides_are_blamed(key: str, value: object, message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        read(SHORT, {key: value})
+    assert str(caught.value) == message
+
+
+# --- constraints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "constraint", "written", "value", "violation"),
+    [
+        ("drift <= 2", Constraint("drift", "<=", 0.0, 2.0), "drift <= 2", 2.5, 0.5),
+        ("drift≤2e0", Constraint("drift", "<=", 0.0, 2.0), "drift <= 2", 1.0, -1.0),
+        ("clip_score >= 0.9 * vanilla", Constraint("clip_score", ">=", 0.9, 0.0), "clip_score >= 0.9 * vanilla", 8, 1),
+        ("clip_score>=vanilla*0.9", Constraint("clip_score", ">=", 0.9, 0.0), "clip_score >= 0.9 * vanilla", 10, -1),
+        ("fid <= vanilla + 0.5", Constraint("fid", "<=", 1.0, 0.5), "fid <= vanilla + 0.5", 11, 0.5),
+        ("fid <= 2*vanilla - 1", Constraint("fid", "<=", 2.0, -1.0), "fid <= 2 * vanilla - 1", 19, 0),
+        ("fid <= vanilla", Constraint("fid", "<=", 1.0, 0.0), "fid <= vanilla", 12, 2),
+    ],
+)
+def test_constraints(text: str, constraint: Constraint, written: str, value: float, violation: float) -> None:
+    found = Constraint.parse(text)
+    assert found == constraint
+    assert found.text == written
+    assert found.relative_to_vanilla == ("vanilla" in text)
+    assert found.violation(value, 10.0) == pytest.approx(violation)
+    assert found.violation(math.nan, 10.0) == math.inf
+    if found.relative_to_vanilla:
+        with pytest.raises(ValueError, match="needs vanilla's"):
+            found.violation(value)
+    else:
+        assert found.violation(value) == found.violation(value, 10.0)
+
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(
+    metric=st.sampled_from(["fid", "clip_score"]),
+    op=st.sampled_from(["<=", ">="]),
+    factor=st.sampled_from([0.0, 1.0]) | numbers,
+    offset=numbers,
+)
+@settings(deadline=None)
+def test_constraints_read_back(metric: str, op: Any, factor: float, offset: float) -> None:
+    constraint = Constraint(metric, op, factor, offset)
+    assert Constraint.parse(constraint.text) == constraint
+
+
+FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= vanilla + 0.5'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (3, f"must be a text, got 3; {FORMS}"),
+        ("drift", f"'drift' is no constraint; {FORMS}"),
+        ("drift <= two", f"cannot read the bound 'two'; {FORMS}"),
+        ("drift <= 2 vanilla", f"cannot read the bound '2 vanilla'; {FORMS}"),
+        ("drift <= 2 * vanilla * 2", f"cannot read the bound '2 * vanilla * 2'; {FORMS}"),
+        ("drift == 2", "'drift == 2' compares by ==; use <= or >="),
+        ("fid <= 0 * vanilla", "'fid <= 0 * vanilla' takes vanilla 0 times; write a plain number"),
+        ("FID <= 3", "must be a metric's name such as fid or clip_score, got 'FID'"),
+    ],
+)
+def test_what_is_no_constraint(text: object, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Constraint.parse(text)
+    assert str(caught.value) == message
+
+
+# --- ready spaces -----------------------------------------------------------------------------------------------------
+
+
+def medusa_heads() -> int:
+    """How many heads the built-in model has, from the header of their file."""
+    data = (ROOT / "workers/models/builtin/scenes/medusa.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    return sum(name.endswith(".weight") and name.startswith("residuals.") for name in json.loads(data[8 : 8 + size]))
+
+
+@pytest.fixture(scope="module")
+def limits() -> dict[str, Any]:
+    drafters = {"eagle", "medusa", "independent"}
+    return {"codebook_size": 1024, "image_tokens": 144, "drafters": drafters, "medusa_heads": medusa_heads()}
+
+
+METHODS = ("speculative", "medusa", "eagle1", "eagle2", "lantern", "lantern_pp", "uniform", "cool", "adt", "sjd", "gsd")
+
+
+def test_there_is_a_ready_space_per_method() -> None:
+    assert {"quickstart", "joint", "vanilla_sampling", *METHODS} <= set(ready())
+
+
+@pytest.mark.parametrize("name", ready())
+def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str, limits: dict[str, Any]) -> None:
+    sweep = SweepConfig.read(name)
+    assert sweep.name == name.rpartition("/")[2].replace("_", "-")
+    assert sweep.about
+    assert read(sweep.to_yaml()) == sweep
+    assert sweep.enqueue[0].config == DecodingConfig(sampling=sweep.sampling)
+    assert sweep.budget.trials >= len(sweep.enqueue)
+    assert sweep.sampling is not None
+    for entry in sweep.enqueue:
+        entry.config.check_model(**limits)
+    for seed in range(200):
+        trial = Trial(seed)
+        setting = complete(sweep.space.suggest(trial), sweep.sampling)
+        setting.check_model(**limits)
+        if seed < 5:
+            assert sweep.space.params_of(setting.to_mapping(), sweep.sampling) == trial.params
+
+
+LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize("key", ["seed", "captions.seed", "reference.seed", "search.seed"])
+def test_seeds_are_what_64_bits_hold(key: str) -> None:
+    sweep = read(SHORT, {key: LARGEST})
+    assert read(sweep.to_yaml()) == sweep
+    with pytest.raises(SpaceError, match=r"seed: must be in \[0, 9\.22337e\+18\], got 9223372036854775808"):
+        read(SHORT, {key: LARGEST + 1})
+
+
+def test_the_quick_start_drafts_little() -> None:
+    sweep = SweepConfig.read("quickstart")
+    configs = [entry.config for entry in sweep.enqueue]
+    configs += [complete(sweep.space.suggest(Trial(seed)), BASELINE) for seed in range(200)]
+    assert max(config.policy.max_nodes for config in configs) <= 8
+
+
+def test_a_methods_own_preset_lies_in_its_space() -> None:
+    for name in METHODS:
+        sweep = SweepConfig.read(name)
+        assert sweep.space.params_of(PRESETS[name].to_mapping(), sweep.sampling) is not None, name
+        assert name in [entry.label for entry in sweep.enqueue]
+
+
+def test_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "own.yaml").write_text(SHORT)
+    assert find("quickstart").name == "quickstart.yaml"
+    assert SweepConfig.read("own.yaml") == SweepConfig.read(tmp_path / "own.yaml") == read(SHORT)
+    known = ", ".join(ready())
+    for name, message in (
+        ("quikstart", f"quikstart: no such file, and no ready space; a name must be one of {known}, got 'quikstart'; "
+                      "did you mean 'quickstart'?"),
+        ("other.yaml", f"other.yaml: no such file; ready spaces go by their names: {known}"),
+        (".", ".: is a folder; give the YAML file of a sweep"),
+    ):  # fmt: skip
+        with pytest.raises(SpaceError) as caught:
+            SweepConfig.read(name)
+        assert str(caught.value) == message
+    (tmp_path / "broken.yaml").write_text(SHORT + "seed: x\n")
+    with pytest.raises(SpaceError, match=r"^broken.yaml:3: seed: must be a whole number, got 'x'$"):
+        SweepConfig.read("broken.yaml")
