@@ -140,6 +140,12 @@ def optimal_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: i
     return [max(0.0, r[y] - p[y] * chance(rule, r, p, y, omega)) for y in range(len(r))]
 
 
+def exact_mass(r: Sequence[float], p: Sequence[float] | None, x: int) -> Law:
+    """[r - p]_+, unnormalised."""
+    proposal = [float(y == x) for y in range(len(r))] if p is None else p
+    return [max(0.0, a - b) for a, b in zip(r, proposal, strict=True)]
+
+
 def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
     """What each paper subtracts, unnormalised: [r_A - p]_+ with A's mass carried onto x; GSD [r - p]_+.
 
@@ -160,11 +166,11 @@ def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int
 def residual(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
     """The law that stands in for r after x was rejected.
 
-    When it has no mass left, the optimal one; when that has none either, r itself.
+    When the papers' has no mass left, the exact rule's, [r - p]_+; when that has none either, r itself.
     """
     attempts = [optimal_mass(rule, r, p, x, omega)]
     if rule.resampling == "paper":
-        attempts.insert(0, paper_mass(rule, r, p, x, omega))
+        attempts = [paper_mass(rule, r, p, x, omega), exact_mass(r, p, x)]
     for mass in attempts:
         if sum(mass) > 0:
             return normalised(mass)

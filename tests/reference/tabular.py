@@ -38,6 +38,8 @@ def random_logits(codes: int, length: int, seed: int, streams: int = 1, images: 
 class TabularDrafter(Drafter):
     """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root, like Medusa's heads."""
 
+    kind = "independent"
+
     def __init__(self, logits: Tensor, *, blind: bool) -> None:
         super().__init__()
         self.logits, self.blind = logits, blind
@@ -112,12 +114,17 @@ class TabularEngine:
     def open(self, count: int, first_id: int) -> Batch:
         """``count`` images with their first tokens drawn; their caption ids start at ``first_id``."""
         cache = cast(KVCache, SimpleNamespace(columns=1, keep=lambda rows: None))
+        reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         guided = self.sampling.cfg != 1
         batch = Batch(
-            count, guided=guided, prompt_len=1, image_len=self.image_len, cache=cache, device=torch.device("cpu")
+            count,
+            guided=guided,
+            prompt_len=1,
+            image_len=self.image_len,
+            reach=reach,
+            cache=cache,
+            device=torch.device("cpu"),
         )
-        batch._column = torch.arange(self.image_len + self.drafting.max_nodes + 2)
-        batch.barrier = batch.barrier.expand(-1, len(batch._column)).clone()
         self.image = torch.arange(count)
         self.drafting.prepare(batch)
         keys = rng.image_keys(5, range(first_id, first_id + count), [0] * count)
@@ -140,7 +147,7 @@ class TabularEngine:
             above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
             context.append(below(above, tree.tokens[:, node], self.target))
         logits = guide(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
-        walk = self.walker(tree, logits, batch.numbers, batch.emitted, batch.missing)
+        walk = self.walker(tree, logits, batch)
         self.drafting.commit(batch, tree, walk, logits, logits)
         batch.commit(walk.tokens, walk.emitted, walk.last)
         return walk

@@ -43,6 +43,9 @@ class AdjacencyTree(DynamicTree):
         start = torch.tensor([self.policy.start_depth, self.policy.start_width, _NEVER], device=batch.keys.device)
         self.history = start.expand(batch.size, batch.image_len, 3).clone()
         self.start = start
+        ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=start.device)
+        self.lowest, self.choices = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1  # depth, width
+        self.both = torch.arange(2, device=start.device)
 
     def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
         super().admit(captions, prompt, names, features, first)
@@ -56,9 +59,9 @@ class AdjacencyTree(DynamicTree):
     def bounds(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
         depth, width = self.adapt(*self.inherit(batch))
         self.row_width = width
-        if depth.device.type == "cpu":  # free to read here; elsewhere the policy's own bounds keep shapes static
-            return depth, width, int(depth.max()), int(width.max())
-        return depth, width, self.max_levels, self.ceiling
+        # read even from an accelerator, which is idle now: the policy's own bounds would make the walk ten times longer
+        deepest, widest = torch.stack([depth, width]).amax(1).tolist()
+        return depth, width, deepest, widest
 
     def inherit(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Depth and width (float) [B] to start from for the token about to be drafted, and the alpha to judge them
@@ -69,12 +72,8 @@ class AdjacencyTree(DynamicTree):
         above, left = token - cols, torch.where(token % cols == 0, token - cols, token - 1)
         previous = self.history[row, token - 1]
         if self.policy.initialisation == "random":
-            low = torch.tensor([self.policy.depth_range[0], self.policy.width_range[0]], device=row.device)
-            high = torch.tensor([self.policy.depth_range[1], self.policy.width_range[1]], device=row.device)
-            draw = rng.uniform(
-                batch.keys[:, None], token[:, None], rng.Purpose.SHAPE, torch.arange(2, device=row.device)
-            )
-            shape = low + (draw * (high - low + 1)).floor()
+            draw = rng.uniform(batch.keys[:, None], token[:, None], rng.Purpose.SHAPE, self.both)
+            shape = self.lowest + (draw * self.choices).floor()
             alpha = previous[:, 2]
         elif self.policy.initialisation == "tokenflock":
             shape, alpha = self.flock(batch)
@@ -95,8 +94,11 @@ class AdjacencyTree(DynamicTree):
         distance = (rows**2 + (token % self.grid.cols - cell % self.grid.cols) ** 2).sqrt()
         near = (cell < token) & (distance <= self.policy.radius)
         weight = near * (self.policy.radius - rows + 1)
-        mean = (weight[..., None] * self.history).sum(1) / weight.sum(1, keepdim=True)
-        return mean[:, :2].round(), mean[:, 2]
+        mean = (weight[..., None] * self.history[..., :2]).sum(1) / weight.sum(1, keepdim=True)
+        alpha = self.history[..., 2]
+        judged = weight * (alpha >= 0)  # the prefill's token has no alpha
+        total = judged.sum(1)
+        return mean.round(), torch.where(total > 0, (judged * alpha).sum(1) / total, _NEVER)
 
     def adapt(self, depth: Tensor, width: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the policy: depth and width [B] (int64), clamped. As in the paper, the shallowest tree may be of

@@ -19,13 +19,11 @@ from workers.models.target import Prompt
 
 
 class Drafting(ABC):
-    """Makes one draft tree a round. `max_levels`, `max_nodes` and `expanded` bound it; `reordered` is False where an
-    accepted path always occupies the tree's first slots (a chain), so that nothing needs to move in the cache."""
+    """Makes one draft tree a round. `max_levels`, `max_nodes` and `expanded` bound it."""
 
     max_levels: int
     max_nodes: int
     expanded: int  # nodes that the drafter expands below the root, over all levels of a round
-    reordered: bool = True
 
     @abstractmethod
     def draft(self, batch: Batch) -> DraftTree:
@@ -66,6 +64,9 @@ class TreeDrafting(Drafting):
 
     def law(self, logits: Tensor) -> Tensor:
         """Processed law [B, F, V] of drafter logits [R, F, V]: the same processing as the target's."""
+        nodes = logits.shape[1]
+        if nodes > 1 and logits.stride(1) == 0:  # one law repeated (Medusa): once is enough
+            return self.law(logits[:, :1]).expand(-1, nodes, -1)
         return to_law(guide(logits, self.sampling.cfg), self.sampling)
 
 
@@ -80,7 +81,6 @@ class FixedTree(TreeDrafting):
         self.drawn = drawn and sampling.temperature > 0
         self.shape = fixed_shape(layout.parents, layout.depth, device)
         self.max_levels, self.max_nodes = self.shape.max_depth, self.shape.nodes
-        self.reordered = self.shape.width > 1
         self.plan = _level_plan(layout, device)
         self.expanded = sum(level.parents for level in self.plan[1:])
         self.law_of = torch.zeros(1, self.shape.nodes + 1, dtype=torch.int64, device=device)
@@ -104,9 +104,8 @@ class FixedTree(TreeDrafting):
             if index == 0 and self.drawn:
                 # all parents of a level share its clocks: the walk visits one of them, and chooses it by numbers of
                 # earlier positions only
-                place = batch.emitted[:, None] + (self.shape.steps - 1)
-                clocks = batch.numbers.clocks(Purpose.DRAFT, place, law.shape[2])
-            odds = law / clocks[:, index, None] if self.drawn else law
+                clocks = batch.numbers.clocks(Purpose.DRAFT, batch.places[:, : self.max_levels], law.shape[2])
+            odds = law / clocks.narrow(1, index, 1) if self.drawn else law
             order = odds.topk(level.width, dim=-1).indices if level.width > 1 else odds.argmax(-1, keepdim=True)
             levels.append(_select(order.flatten(1), level.picked))
             laws.append(law)
@@ -120,6 +119,7 @@ class FixedTree(TreeDrafting):
             levels=self.levels.expand(batch.size),
             laws=every_law if self.drawn else None,
             law_of=self.law_of if self.drawn else None,
+            broken=every_law[..., 0].isnan().any(1),  # a law is not a number everywhere or nowhere
         )
 
 
@@ -207,6 +207,8 @@ class DynamicTree(TreeDrafting):
             all_parents.append(frontier.repeat_interleave(width, dim=1))
             if level < depth:
                 score, best = grown.flatten(1).topk(width, dim=1)
+                if row_width is not None:  # a row expands as many nodes as its own width, whatever the others' widths
+                    score = score.masked_fill(beyond(row_width, width), -torch.inf)
                 tokens = children.flatten(1).gather(1, best)
                 links, frontier = best // width, created + best
                 created += width * width
@@ -221,8 +223,7 @@ class DynamicTree(TreeDrafting):
         chance, tokens = self.law(logits).topk(width, dim=-1)
         chance = chance.log()
         if row_width is not None:
-            beyond = torch.arange(width, device=tokens.device) >= row_width[:, None]
-            chance = chance.masked_fill(beyond[:, None], -torch.inf)
+            chance = chance.masked_fill(beyond(row_width, width)[:, None], -torch.inf)
         return chance, tokens
 
     def prune(
@@ -239,6 +240,12 @@ class DynamicTree(TreeDrafting):
         parent = torch.where(parent < 0, -1, place.gather(1, parent.clamp(min=0)))
         level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
         exists = scores.gather(1, order) > -torch.inf
+        broken = scores.isnan().any(1)
         shape = shape_from_parents(parent, level, exists, max_depth=depth, width=min(width, kept))
         levels = torch.full((batch,), depth, device=order.device) if row_depth is None else row_depth
-        return DraftTree(tokens.gather(1, order), exists, shape, levels)
+        return DraftTree(tokens.gather(1, order), exists, shape, levels, broken=broken)
+
+
+def beyond(row_width: Tensor, width: int) -> Tensor:
+    """Which of `width` places [B, width] lie beyond the rows' own widths [B]."""
+    return torch.arange(width, device=row_width.device) >= row_width[:, None]

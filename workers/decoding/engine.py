@@ -16,12 +16,14 @@ from workers.decoding import rng
 from workers.decoding.draft import Drafting
 from workers.decoding.methods import build_drafting, build_tables, resolve
 from workers.decoding.sampling import guide, to_law
-from workers.decoding.state import Batch, Job, block_mask
+from workers.decoding.state import Batch, Job
 from workers.decoding.statistics import ImageStatistics, Ledger, Stopwatch
 from workers.decoding.tree import DraftTree
 from workers.decoding.walk import Walk, Walker
 from workers.drafters.base import Drafter
 from workers.models.target import Target
+
+_TARGET_BROKEN, _DRAFTER_BROKEN = -1, -2  # in place of a row's count
 
 
 class DecodingError(RuntimeError):
@@ -79,21 +81,19 @@ class Engine:
         """Yield every job's result as it finishes.
 
         Raises:
-            ValueError: a caption the target cannot read (before anything is decoded).
-            DecodingError: the target's logits are not finite.
+            ValueError: a caption the target cannot read, when its turn comes; results yielded before stand.
+            DecodingError: the target's or the drafter's logits are not finite.
         """
         queue = deque(jobs)
         if not queue:
             return
         batch = self.open_batch(min(self.batch_size, len(queue)))
-        ledger = Ledger(batch.size, self.image_len, self.device)
+        ledger = Ledger(batch.size, self.image_len, self.stopwatch, self.device)
         self.admit(batch, ledger, list(range(batch.size)), queue)
         while batch.size:
             walk, tree = self.step(batch)
-            ledger.record(walk.emitted, tree, self.stopwatch)
-            if walk.broken.any():
-                raise DecodingError(f"target {self.target.name}: logits are not finite (NaN or infinite weights?)")
-            emitted = batch.emitted.tolist()
+            ledger.record(walk.emitted, tree)
+            emitted = self.read_back(batch, walk, tree)
             batch.furthest = max(emitted)
             done = [index for index, count in enumerate(emitted) if count >= self.image_len]
             if done:
@@ -101,15 +101,30 @@ class Engine:
                 yield from [Result(ledger.jobs[i], tokens[i].clone(), ledger.close(i)) for i in done]
                 self.refill(batch, ledger, done, queue)
 
+    def read_back(self, batch: Batch, walk: Walk, tree: DraftTree) -> list[int]:
+        """Tokens each row has so far: all that the host learns of a round, in one transfer.
+
+        Raises:
+            DecodingError: logits were not finite.
+        """
+        state = batch.emitted if tree.broken is None else torch.where(tree.broken, _DRAFTER_BROKEN, batch.emitted)
+        told: list[int] = torch.where(walk.broken, _TARGET_BROKEN, state).tolist()
+        if min(told) < 0:
+            guilty = "target" if _TARGET_BROKEN in told else f"{self.config.drafter.kind} drafter of target"
+            raise DecodingError(f"{guilty} {self.target.name}: logits are not finite (NaN or infinite weights?)")
+        return told
+
     def step(self, batch: Batch) -> tuple[Walk, DraftTree]:
-        """One round for every row: between its first line and its last nothing is read back from the device."""
+        """One round for every row. Nothing is read back from the device once drafting has begun; only an adjacency tree
+        asks for its size first, when the device has nothing to do yet.
+        """
         clock = self.stopwatch.start()
         tree = self.drafting.draft(batch)
         clock.lap("drafter")
         features, logits = self.verify(batch, tree)
         clock.lap("target")
         guided = guide(logits, self.sampling.cfg)
-        walk = self.walker(tree, guided, batch.numbers, batch.emitted, batch.missing)
+        walk = self.walker(tree, guided, batch)
         clock.lap("acceptance")
         self.commit(batch, tree, walk, guided, features)
         clock.lap("commit")
@@ -117,41 +132,46 @@ class Engine:
 
     def verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
         """The target's features [R, N+1, D] and logits [R, N+1, V] at the root and every drafted node, in one pass."""
-        root, slots = batch.cached, tree.shape.nodes + 1
+        shape, slots = tree.shape, tree.shape.nodes + 1
         tokens = batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1))
-        start = batch.per_row(root)
-        columns = start[:, None] + torch.arange(slots, device=self.device)
-        positions = batch.per_row(root[:, None] + tree.shape.offsets)
-        block = tree.shape.barrier
+        columns = positions = batch.columns[:, :slots]
+        if shape.chain:
+            mask = batch.sight.chain(columns)
+        else:
+            positions = columns[:, :1] + batch.shared(shape.offsets)
+            mask = batch.sight.tree(columns, batch.shared(shape.barrier))
         span = self.target.prompt_len + batch.furthest + slots - 1
-        mask = block_mask(batch.barrier, start, block if block.shape[0] == 1 else batch.per_row(block), span)
         features = self.target.transformer(
-            self.target.embed(tokens), positions, mask=mask, cache=batch.cache, columns=columns, span=span
+            self.target.embed(tokens), positions, mask=mask[..., :span], cache=batch.cache, columns=columns, span=span
         )
         return features, self.target.head(features)
 
     def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
         """Move the accepted path's keys and values into place, tell the drafter, append the tokens."""
-        path = batch.per_row(walk.path)
-        if self.drafting.reordered:
-            start = batch.per_row(batch.cached)[:, None]
-            order = torch.arange(path.shape[1], device=self.device)
-            batch.cache.move(batch.cache.flat(start + path), batch.cache.flat(start + order))
-        along = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
-        self.drafting.commit(batch, tree, walk, logits, along)
+        walked = walk.tokens.shape[1]
+        if walk.path is None:
+            features = features[:, :walked]
+        else:
+            path = batch.per_row(walk.path)
+            batch.cache.move(batch.columns.gather(1, path), batch.columns[:, :walked])
+            features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
+        self.drafting.commit(batch, tree, walk, logits, features)
         batch.commit(walk.tokens, walk.emitted, walk.last)
 
     def open_batch(self, size: int) -> Batch:
         """An empty batch with room for every column that decoding can ever touch."""
         prompt_len = self.target.prompt_len
         guided = self.sampling.cfg != 1.0
-        columns = prompt_len + self.image_len + self.drafting.max_nodes + 1
+        # a round takes up as many columns as its tree has slots, or as its path is wide where the host cannot know it
+        reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
+        columns = prompt_len + self.image_len + reach
         cache = self.target.transformer.new_cache((2 if guided else 1) * size, columns)
         batch = Batch(
             size,
             guided=guided,
             prompt_len=prompt_len,
             image_len=self.image_len,
+            reach=reach,
             cache=cache,
             device=self.device,
             dtype=cache.storage.dtype,
@@ -162,8 +182,8 @@ class Engine:
     def admit(self, batch: Batch, ledger: Ledger, places: list[int], queue: deque[Job]) -> None:
         """Prefill the next captions of the queue and put them at `places`; their first tokens come from the prefill."""
         jobs = [queue.popleft() for _ in places]
-        clock = self.stopwatch.start()
         prompt = self.target.encode([job.caption for job in jobs], guided=batch.guided)
+        clock = self.stopwatch.start()  # latencies leave the reading of captions out, as the papers' do
         length = self.target.prompt_len
         order = torch.arange(length, device=self.device)
         itself = torch.eye(length, dtype=torch.bool, device=self.device)
@@ -181,7 +201,7 @@ class Engine:
         batch.admit(where, keys, first, prompt.valid)
         self.drafting.admit(where, prompt, [job.caption for job in jobs], features, first)
         clock.lap("prefill")
-        ledger.open(places, jobs, self.stopwatch)
+        ledger.open(places, jobs)
 
     def refill(self, batch: Batch, ledger: Ledger, done: list[int], queue: deque[Job]) -> None:
         """Give finished rows to waiting captions; drop the rows for which none is left."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from search_spaces.acceptance import Tables, neighbour_key
@@ -21,15 +23,23 @@ class Plain(Drafting):
     """Vanilla AR: nothing is drafted; the target's pass has one query, the root."""
 
     max_levels = max_nodes = expanded = 0
-    reordered = False
 
     def __init__(self, device: torch.device) -> None:
-        self.shape = fixed_shape((), (), device)
-        self.nothing = torch.zeros(1, 0, dtype=torch.int64, device=device)
+        self.tree = DraftTree(
+            tokens=torch.zeros(1, 0, dtype=torch.int64, device=device),
+            exists=torch.ones(1, 0, dtype=torch.bool, device=device),
+            shape=fixed_shape((), (), device),
+            levels=torch.zeros(1, dtype=torch.int64, device=device),
+        )
 
     def draft(self, batch: Batch) -> DraftTree:
-        empty = self.nothing.expand(batch.size, 0)
-        return DraftTree(empty, empty.bool(), self.shape, torch.zeros_like(batch.emitted))
+        nothing = self.tree
+        return replace(
+            nothing,
+            tokens=nothing.tokens.expand(batch.size, 0),
+            exists=nothing.exists.expand(batch.size, 0),
+            levels=nothing.levels.expand(batch.size),
+        )
 
 
 def resolve(config: DecodingConfig, target: Target, drafter: Drafter | None) -> tuple[DecodingConfig, Sampling]:
@@ -50,6 +60,10 @@ def resolve(config: DecodingConfig, target: Target, drafter: Drafter | None) -> 
         need = "no drafter" if drafts_itself else f"the {config.drafter.kind} drafter's weights"
         raise ValueError(
             f"drafter: this setting needs {need}, but {'none was' if drafter is None else 'one was'} given"
+        )
+    if drafter is not None and drafter.kind != config.drafter.kind:
+        raise ValueError(
+            f"drafter: this setting needs the {config.drafter.kind} drafter's weights, but {drafter.kind}'s were given"
         )
     return config, sampling
 

@@ -1,7 +1,7 @@
 """The neighbour table: for every code, the codes nearest to it.
 
-It depends only on the codebook, so it is computed once per codebook, proximity and k, in chunks, and large ones are
-kept on disk under their content's hash.
+It depends only on the codebook, so it is computed once per codebook and proximity, in chunks, wide enough for most k,
+and kept by the process; large ones are kept on disk under their content's hash as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from workers.decoding import rng
 
 _CHUNK_ENTRIES = 1 << 24  # distances held at once
 _WORTH_KEEPING = 1 << 22  # codebook pairs above which the table goes to disk
+_WIDTH = 1024  # columns computed at least: the sort behind them finds all, and every smaller k is a slice
+_KNOWN: dict[tuple[str, str, torch.device], Tensor] = {}  # tables of this process, the latest last
+_KNOWN_TABLES = 4
 
 
 def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None = None) -> Tensor:
@@ -35,16 +38,28 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None
         raise ValueError(f"neighbourhood size k={k} does not fit a codebook of {size} codes: choose 1 <= k <= {size}")
     if proximity not in ("l2", "cosine", "random"):
         raise ValueError(f"unknown proximity {proximity!r}: use l2, cosine or random")
-    if size * size <= _WORTH_KEEPING:
-        return _compute(codebook, proximity, k)
     digest = hashlib.sha256(codebook.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
-    path = (cache or _default_cache()) / f"neighbours-{digest}-{proximity}-{k}.safetensors"
+    key = (digest, proximity, codebook.device)
+    if key not in _KNOWN or _KNOWN[key].shape[1] < k:
+        width = min(size, max(k, _WIDTH))
+        if size * size <= _WORTH_KEEPING:
+            _KNOWN[key] = _compute(codebook, proximity, width).int()
+        else:
+            path = (cache or _default_cache()) / f"neighbours-{digest}-{proximity}-{width}.safetensors"
+            _KNOWN[key] = _stored(codebook, proximity, width, path)
+        while len(_KNOWN) > _KNOWN_TABLES:
+            del _KNOWN[next(iter(_KNOWN))]
+    return _KNOWN[key][:, :k].long()
+
+
+def _stored(codebook: Tensor, proximity: str, k: int, path: Path) -> Tensor:
+    """The table [V, k] (int32) at `path`, computed and put there if it is not."""
     if path.exists():
-        return load_file(path)["neighbours"].to(codebook.device, torch.int64)
-    table = _compute(codebook, proximity, k)
+        return load_file(path)["neighbours"].to(codebook.device)
+    table = _compute(codebook, proximity, k).int()
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({"neighbours": table.to("cpu", torch.int32)}, scratch)
+    save_file({"neighbours": table.cpu()}, scratch)
     scratch.replace(path)
     return table
 

@@ -15,6 +15,7 @@ from enum import IntEnum
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -37,10 +38,10 @@ def _mix(z: Tensor) -> Tensor:
     """SplitMix64's finaliser. Shifts are logical: torch's int64 shift is arithmetic, so the copied sign bits are
     cut.
     """
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX_1
-    z ^= (z >> 27) & 0x1FFFFFFFFF
+    z = (z >> 30).bitwise_and_(0x3FFFFFFFF).bitwise_xor_(z).mul_(_MIX_1)
+    z ^= (z >> 27).bitwise_and_(0x1FFFFFFFFF)
     z *= _MIX_2
-    z ^= (z >> 31) & 0x1FFFFFFFF
+    z ^= (z >> 31).bitwise_and_(0x1FFFFFFFF)
     return z
 
 
@@ -71,17 +72,18 @@ def uniform(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) ->
     """Uniform fp32 numbers in [0, 1), multiples of 2^-24. 1 is never drawn: an acceptance chance of 1 always
     accepts.
     """
-    return ((bits(keys, positions, purpose, slots) >> 40) & 0xFFFFFF).float().mul_(2.0**-24)
+    return (bits(keys, positions, purpose, slots) >> 40).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
 
 
 def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
     """Standard exponential fp32 numbers, finite and positive, fine-grained near 0 where a race is decided."""
-    fraction = ((bits(keys, positions, purpose, slots) >> 33) & 0x7FFFFFFF).float().add_(0.5)
+    fraction = (bits(keys, positions, purpose, slots) >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
 
 
 _TABLE_ENTRIES = 1 << 25  # the largest table of numbers kept, 128 MiB
-_CACHE_ENTRIES = 1 << 17
+_CACHE_ENTRIES = 1 << 15  # of which a processor's cache holds a few copies
+_PART_ENTRIES = 1 << 23  # made at once elsewhere: what they pass through takes up a few times 64 MiB
 
 
 class Numbers:
@@ -111,28 +113,36 @@ class Numbers:
         self.keys = self.keys.index_copy(0, captions, keys)
         for (purpose, count), table in self._tables.items():
             make = uniform if purpose == Purpose.ACCEPT else exponential
-            table.index_copy_(0, captions, self._table(make, purpose, keys, count))
+            fresh = self._table(make, purpose, keys, count)
+            table.view(-1, self.positions, count).index_copy_(0, captions, fresh.view(-1, self.positions, count))
 
     def keep(self, captions: Tensor) -> None:
         """Keep only images [n] (indices), in that order."""
         self.keys = self.keys[captions]
         self._rows = self._rows[: len(captions)]
-        self._tables = {key: table[captions] for key, table in self._tables.items()}
+        for (purpose, count), table in self._tables.items():
+            self._tables[purpose, count] = table.view(-1, self.positions, count)[captions].flatten(0, 1)
 
     def _numbers(self, make: Callable[..., Tensor], purpose: Purpose, positions: Tensor, count: int) -> Tensor:
-        if count not in self._slots:
-            self._slots[count] = torch.arange(count, device=positions.device)
-        last = self.positions - 1
+        inside = positions.clamp(max=self.positions - 1)
         if self.keys.shape[0] * self.positions * count > _TABLE_ENTRIES:
-            return make(self.keys[:, None, None], positions.clamp(max=last)[..., None], purpose, self._slots[count])
+            return make(self.keys[:, None, None], inside[..., None], purpose, self._slots_up_to(count))
         if (purpose, count) not in self._tables:
             self._tables[purpose, count] = self._table(make, purpose, self.keys, count)
-        table = self._tables[purpose, count].flatten(0, 1)
-        return table.index_select(0, (positions.clamp(max=last) + self._rows).flatten()).view(*positions.shape, count)
+        return embedding(inside.add_(self._rows), self._tables[purpose, count])
 
     def _table(self, make: Callable[..., Tensor], purpose: Purpose, keys: Tensor, count: int) -> Tensor:
-        """All numbers [n, positions, count] of images with keys [n], made in parts that fit a processor's cache."""
-        places = torch.arange(self.positions, device=keys.device)[:, None]
-        at_once = max(1, _CACHE_ENTRIES // (self.positions * count))
-        parts = torch.split(keys[:, None, None], at_once)
-        return torch.cat([make(part, places, purpose, self._slots[count]) for part in parts])
+        """All numbers [n * positions, count] of images with keys [n], made in parts that fit a processor's cache; on
+        other devices, where every part is a launch, in parts of bounded memory.
+        """
+        key = keys.repeat_interleave(self.positions)[:, None]
+        place = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
+        entries = _CACHE_ENTRIES if keys.device.type == "cpu" else _PART_ENTRIES
+        slots, at_once = self._slots_up_to(count), max(1, entries // count)
+        parts = zip(torch.split(key, at_once), torch.split(place, at_once), strict=True)
+        return torch.cat([make(some, where, purpose, slots) for some, where in parts])
+
+    def _slots_up_to(self, count: int) -> Tensor:
+        if count not in self._slots:
+            self._slots[count] = torch.arange(count, device=self.keys.device)
+        return self._slots[count]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding, pad
 
 from workers.decoding.rng import Numbers
 from workers.decoding.tree import barrier
@@ -25,10 +26,15 @@ class Batch:
     """B captions in flight. Rows of the transformer are the B conditional streams, then (guided) the B unconditional
     ones.
 
-    numbers: the images' random numbers. emitted [B]: image tokens drawn so far. tokens [B, image_len]: them. root [B]:
-    the last of them; its keys and values are not cached yet. The cache of row b holds prompt_len + emitted[b] - 1
-    positions; `barrier` [R, columns] is 0 at those a query may attend to (the prompt's padding excluded), else -inf.
+    numbers: the images' random numbers. emitted [B]: image tokens drawn so far. root [B]: the last of them; its keys
+    and values are not cached yet. The cache of row b holds prompt_len + emitted[b] - 1 positions.
+
+    A round's first numbers, the same for all that take part in it: places [B, reach]: indices of the image tokens from
+    the next one on; columns [R, reach]: the cache's columns from the root's on, which are also their positions.
     """
+
+    places: Tensor
+    columns: Tensor
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class Batch:
         guided: bool,
         prompt_len: int,
         image_len: int,
+        reach: int,
         cache: KVCache,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
@@ -45,11 +52,12 @@ class Batch:
         self.streams = 2 if guided else 1
         self.numbers = Numbers(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
-        self.tokens = torch.zeros(size, image_len, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
         self.furthest = 1  # the largest of `emitted`, as the host knows it between rounds
-        self.barrier = torch.full((self.streams * size, cache.columns), -torch.inf, dtype=dtype, device=device)
-        self._column = torch.arange(cache.columns, device=device)
+        self.sight = Sight(self.streams * size, cache.columns, dtype=dtype, device=device)
+        self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
+        self._ahead = torch.arange(reach, device=device)
+        self._look_ahead()
 
     def rows(self, captions: Tensor) -> Tensor:
         """Transformer rows of captions [n]: the conditional ones, then the unconditional ones."""
@@ -59,15 +67,19 @@ class Batch:
         """Repeat a per-caption tensor [B, ...] for every stream: [R, ...]."""
         return torch.cat([x] * self.streams) if self.streams > 1 else x
 
+    def shared(self, x: Tensor) -> Tensor:
+        """`per_row` of a tensor [B|1, ...], left as it is where one entry serves all."""
+        return x if x.shape[0] == 1 else self.per_row(x)
+
     @property
     def keys(self) -> Tensor:
         """[B] what the images' random numbers are keyed by."""
         return self.numbers.keys
 
     @property
-    def cached(self) -> Tensor:
-        """[B] cached positions, which is also the column and the position of the root."""
-        return self.emitted + (self.prompt_len - 1)
+    def tokens(self) -> Tensor:
+        """[B, image_len] the image tokens; from index emitted[b] on they mean nothing."""
+        return self._tokens[:, : self.image_len]
 
     @property
     def missing(self) -> Tensor:
@@ -78,44 +90,67 @@ class Batch:
         """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""
         self.numbers.admit(captions, keys)
         self.emitted[captions] = 1
-        self.tokens[captions, 0] = first
+        self._tokens[captions, 0] = first
         self.root[captions] = first
-        padded = torch.nn.functional.pad(valid, (0, self.barrier.shape[1] - valid.shape[1]))
-        self.barrier[self.rows(captions)] = barrier(padded).to(self.barrier.dtype)
+        self.sight.admit(self.rows(captions), valid)
+        self._look_ahead()
 
     def commit(self, path_tokens: Tensor, counts: Tensor, root: Tensor) -> None:
         """Append each row's first counts [B] of path_tokens [B, W] (accepted drafts, then the resampled or bonus
         token).
         """
-        order = self._column[: path_tokens.shape[1]]
-        place = self.emitted[:, None] + order
-        kept = order < counts[:, None]
-        # what was cached for the root and the accepted drafts may be seen from now on; later columns may not
-        shut = torch.where(kept, 0.0, -torch.inf).to(self.barrier.dtype)
-        self.barrier.scatter_(1, self.per_row(place + (self.prompt_len - 1)), self.per_row(shut))
-        # surplus entries rewrite the row's first token with itself
-        self.tokens.scatter_(1, torch.where(kept, place, 0), torch.where(kept, path_tokens, self.tokens[:, :1]))
+        # surplus entries lie where the next round writes
+        self._tokens.scatter_(1, self.places[:, : path_tokens.shape[1]], path_tokens)
         self.emitted = self.emitted + counts
         self.root = root
+        self._look_ahead()
 
     def keep(self, captions: Tensor) -> None:
         """Keep only captions [n] (indices), in that order."""
         rows = self.rows(captions)
         self.cache.keep(rows)
-        self.barrier = self.barrier[rows]
+        self.sight.keep(rows)
         self.numbers.keep(captions)
-        self.emitted, self.tokens, self.root = self.emitted[captions], self.tokens[captions], self.root[captions]
+        self.emitted, self._tokens, self.root = self.emitted[captions], self._tokens[captions], self.root[captions]
         self.size = int(captions.numel())
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        self.places = self.emitted[:, None] + self._ahead
+        self.columns = self.per_row(self.places) + (self.prompt_len - 1)
 
 
-def block_mask(committed: Tensor, start: Tensor, block: Tensor, span: int) -> Tensor:
-    """The additive attention mask [R, 1, S, span] of a block of S queries.
+class Sight:
+    """What the queries of R rows may attend to: every column of the cache up to their own, except the prompt's padding.
 
-    A query sees what the barrier `committed` [R, columns] leaves open and, of the W columns from start [R] on, what
-    block [R|1, S, W] (additive) does.
+    Masks are additive (0 or -inf), in the cache's own dtype. What a round leaves behind needs no bookkeeping: accepted
+    tokens fill the columns up to the next root, and no query looks past itself.
     """
-    rows, (_, queries, width) = committed.shape[0], block.shape
-    mask = committed[:, None, :span].repeat(1, queries, 1)
-    columns = start[:, None] + torch.arange(width, device=start.device)
-    mask.scatter_(2, columns[:, None].expand(rows, queries, width), block.to(mask.dtype).expand(rows, queries, width))
-    return mask[:, None]
+
+    def __init__(self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        order = torch.arange(columns, device=device)
+        self.upto = barrier(order[:, None] >= order).to(dtype)  # [columns, columns]
+        self.padding = torch.zeros(rows, columns, dtype=dtype, device=device)
+
+    def admit(self, rows: Tensor, valid: Tensor) -> None:
+        """New captions at rows [n], with these prompts' validity [n, P]."""
+        everything = pad(valid, (0, self.padding.shape[1] - valid.shape[1]), value=True)
+        self.padding[rows] = barrier(everything).to(self.padding.dtype)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only rows [n], in that order."""
+        self.padding = self.padding[rows]
+
+    def chain(self, columns: Tensor) -> Tensor:
+        """The mask [R, 1, S, columns] of S queries at `columns` [R, S]."""
+        return embedding(columns, self.upto).add_(self.padding[:, None])[:, None]
+
+    def tree(self, columns: Tensor, block: Tensor) -> Tensor:
+        """The mask [R, 1, S, columns] of a root and the tree below it at `columns` [R, S].
+
+        All see what the root sees; of the tree's own columns, a slot sees what block [R|1, S, S] (additive) leaves it.
+        """
+        rows, slots = columns.shape
+        seen = self.chain(columns[:, :1])[:, 0].expand(rows, slots, -1)
+        own = columns[:, None].expand(rows, slots, slots)
+        return seen.scatter(2, own, block.to(seen.dtype).expand(rows, slots, slots))[:, None]

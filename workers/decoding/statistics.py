@@ -98,37 +98,36 @@ class ImageStatistics:
 
 
 class Ledger:
-    """The rounds of every row of a batch, until its image is finished."""
+    """The rounds of every row of a batch, until its image is finished.
 
-    def __init__(self, size: int, image_len: int, device: torch.device) -> None:
+    A round is only noted; notes are entered in the log when an image is closed. Rows come and go only then.
+    """
+
+    def __init__(self, size: int, image_len: int, stopwatch: Stopwatch, device: torch.device) -> None:
         self.log = torch.zeros(size, image_len, 3, dtype=torch.int64, device=device)
+        self.notes: list[tuple[Tensor, Tensor, Tensor]] = []
         self.rounds = [0] * size
-        self.round = torch.zeros(size, dtype=torch.int64, device=device)
         self.jobs: list[Job] = [Job(0, "")] * size
+        self.stopwatch = stopwatch
         self.share = dict.fromkeys(PHASES, 0.0)  # one row's share of all rounds so far
         self.opened: list[dict[str, float]] = [{}] * size
 
-    def open(self, places: list[int], jobs: list[Job], stopwatch: Stopwatch) -> None:
+    def open(self, places: list[int], jobs: list[Job]) -> None:
         """New images at these rows; what the stopwatch holds is their prefill."""
-        prefill = stopwatch.take()["prefill"] / len(places)
+        prefill = self.stopwatch.take()["prefill"] / len(places)
         for place, job in zip(places, jobs, strict=True):
             self.jobs[place] = job
             self.opened[place] = {**self.share, "prefill": self.share["prefill"] - prefill}
             self.rounds[place] = 0
-            self.round[place] = 0
 
-    def record(self, emitted: Tensor, tree: DraftTree, stopwatch: Stopwatch) -> None:
+    def record(self, emitted: Tensor, tree: DraftTree) -> None:
         """One round of every row."""
-        size = emitted.shape[0]
-        entry = torch.stack([emitted, tree.levels, tree.exists.sum(1)], dim=1)
-        self.log.scatter_(1, self.round[:, None, None].expand(-1, 1, 3), entry[:, None])
-        self.round += 1
-        self.rounds = [count + 1 for count in self.rounds]
-        for phase, seconds in stopwatch.take().items():
-            self.share[phase] += seconds / size
+        self.notes.append((emitted, tree.levels, tree.exists.sum(1)))
 
     def close(self, row: int) -> ImageStatistics:
         """The finished image at this row."""
+        if self.notes:
+            self._enter()
         log = self.log[row, : self.rounds[row]].to("cpu", copy=True)  # the row is about to be reused
         emitted = log[:, 0].clone()
         seconds = {phase: total - self.opened[row][phase] for phase, total in self.share.items()}
@@ -136,8 +135,17 @@ class Ledger:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""
-        where = torch.tensor(rows, dtype=torch.int64, device=self.log.device)
-        self.log, self.round = self.log[where], self.round[where]
+        self.log = self.log[torch.tensor(rows, dtype=torch.int64, device=self.log.device)]
         self.rounds = [self.rounds[r] for r in rows]
         self.jobs = [self.jobs[r] for r in rows]
         self.opened = [self.opened[r] for r in rows]
+
+    def _enter(self) -> None:
+        """Enter the noted rounds, and the seconds that they took, in the log."""
+        fresh = torch.stack([torch.stack(column, dim=1) for column in zip(*self.notes, strict=True)], dim=2)
+        for row, first in enumerate(self.rounds):
+            self.log[row, first : first + len(self.notes)] = fresh[row]
+            self.rounds[row] += len(self.notes)
+        for phase, seconds in self.stopwatch.take().items():
+            self.share[phase] += seconds / len(self.rounds)
+        self.notes.clear()

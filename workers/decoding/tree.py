@@ -27,14 +27,13 @@ class TreeShape:
     visible: Tensor
     children: Tensor
     max_depth: int
+    chain: bool = False  # every slot hangs below the one before it
     offsets: Tensor = field(init=False)  # [B|1, N+1] position of each slot relative to the root
     barrier: Tensor = field(init=False)  # [B|1, N+1, N+1] `visible` as an additive mask
-    steps: Tensor = field(init=False)  # [1, max_depth] the depths 1, 2, ...
 
     def __post_init__(self) -> None:
         self.offsets = torch.nn.functional.pad(self.depth, (1, 0))
         self.barrier = barrier(self.visible)
-        self.steps = torch.arange(1, self.max_depth + 1, device=self.parents.device)[None]
 
     @property
     def nodes(self) -> int:
@@ -78,13 +77,15 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     parent_row = torch.tensor([list(parents)], dtype=torch.int64, device=device)
     depth_row = torch.tensor([list(depth)], dtype=torch.int64, device=device)
     width = max((list(parents).count(p) for p in set(parents)), default=1)
-    return shape_from_parents(
+    shape = shape_from_parents(
         parent_row,
         depth_row,
         torch.ones_like(parent_row, dtype=torch.bool),
         max_depth=max(depth, default=0),
         width=width,
     )
+    shape.chain = shape.max_depth == shape.nodes
+    return shape
 
 
 def barrier(visible: Tensor) -> Tensor:
@@ -106,7 +107,8 @@ class DraftTree:
     tokens [B, N]; exists [B, N]: False for a node that could not be drafted (beyond the drafter's support, or beyond
     this row's own depth or width). `laws` [B, M, V] are the laws the sampled children were drawn from and `law_of`
     [B|1, N+1] says which of them drew the children of a slot; None means that children were chosen, not drawn: their
-    proposal probability counts as 1. `levels` [B]: depth drafted for each row.
+    proposal probability counts as 1. `levels` [B]: depth drafted for each row. `broken` [B]: a law of the drafter's
+    was not finite (None: nothing to tell).
     """
 
     tokens: Tensor
@@ -115,6 +117,7 @@ class DraftTree:
     levels: Tensor
     laws: Tensor | None = None
     law_of: Tensor | None = None
+    broken: Tensor | None = None
 
     def proposal(self, slot: Tensor) -> Tensor | None:
         """The law [B, V] that drew the children of slots [B], or None where children are chosen."""

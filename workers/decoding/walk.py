@@ -1,24 +1,25 @@
 """The walk: from the root down the draft tree, accepting children one trial at a time.
 
-One loop serves every rule, tree and drafter. It follows section 4 of the SpecInfer/EAGLE sibling scheme: children are
-tried in order, each against what its rejected siblings left of the target's law; the random numbers stay here, so that
-the rules themselves are deterministic functions.
+One loop serves every rule, tree and drafter; a chain, which has no siblings, does without. As in SpecInfer and EAGLE,
+children are tried in order, each against what its rejected siblings left of the target's law; the random numbers stay
+here, so that the rules themselves are deterministic functions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from search_spaces.acceptance import AcceptanceRule, Tables
+from search_spaces.acceptance import AcceptanceRule, Credit, Tables
 from search_spaces.trial import Sampling
 from workers.decoding import rng
 from workers.decoding.rng import Numbers
 from workers.decoding.sampling import race, to_law
+from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, pick
 
 
@@ -26,21 +27,21 @@ from workers.decoding.tree import DraftTree, pick
 class Walk:
     """What a round decided, for B rows. W = deepest level walked + 1.
 
-    path [B, W]: slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
-    tokens [B, W]: accepted drafts, then the resampled or bonus token, at the row's `accepted` index; arbitrary after
-    it. accepted [B]: accepted drafts; `emitted` = accepted + 1. last [B]: the token at the end, the next root. broken
-    [B]: the law it was taken from was not finite.
+    path [B, W]: slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot. None:
+    the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token, at the row's
+    `accepted` index; arbitrary after it. accepted [B]: accepted drafts; `emitted` = accepted + 1. last [B]: the token
+    at the end, the next root. broken [B]: the law it was taken from was not finite.
     """
 
-    path: Tensor
+    path: Tensor | None
     tokens: Tensor
     accepted: Tensor
     last: Tensor
     broken: Tensor
+    emitted: Tensor = field(init=False)
 
-    @property
-    def emitted(self) -> Tensor:
-        return self.accepted + 1
+    def __post_init__(self) -> None:
+        self.emitted = self.accepted + 1
 
 
 def settled(pending: Tensor) -> bool:
@@ -50,6 +51,11 @@ def settled(pending: Tensor) -> bool:
     would stall the queue: there the loops run to their fixed bounds and masks do the rest.
     """
     return pending.device.type == "cpu" and not bool(pending.any())
+
+
+def furthest(depth: Tensor, bound: int) -> int:
+    """The largest of depths [B] where the host may know it for free, else their bound."""
+    return int(depth.max()) if depth.device.type == "cpu" else bound
 
 
 class _Trial(NamedTuple):
@@ -76,45 +82,79 @@ class Walker:
         self.omegas = omegas  # [drafted levels, depth]
         self.exact_greedy = rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact
 
-    def __call__(self, tree: DraftTree, logits: Tensor, numbers: Numbers, emitted: Tensor, missing: Tensor) -> Walk:
-        """Decide a round.
+    def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+        """Decide a round. logits [B, N+1, V]: the target's guided logits after each slot.
 
-        logits [B, N+1, V]: the target's guided logits after each slot; emitted [B]: tokens drawn before the round;
-        missing [B]: tokens still to draw. At most missing - 1 drafts are accepted: the token at the end is the last
-        one.
+        At most batch.missing - 1 drafts are accepted: the token at the end is the last one.
         """
         if self.sampling.temperature == 0:
-            return self.greedy(tree, logits, missing)
-        return self.sampled(tree, logits, numbers, emitted, missing)
+            return self.greedy(tree, logits, batch.missing)
+        return self.chain(tree, logits, batch) if tree.shape.chain else self.sampled(tree, logits, batch)
 
-    def sampled(self, tree: DraftTree, logits: Tensor, numbers: Numbers, emitted: Tensor, missing: Tensor) -> Walk:
-        node = torch.zeros_like(emitted)
+    def chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+        """A chain has no siblings: each draft is tried against the target's own law, so that all are tried at once."""
+        laws, levels = to_law(logits, self.sampling), tree.shape.max_depth
+        if levels:
+            accepted, residual = self.try_drafts(tree, laws, batch)
+        else:
+            accepted, residual = torch.zeros_like(batch.emitted), laws[:, 0]
+        last = self.draw(residual, batch.numbers, batch.emitted + accepted)[:, None]
+        tokens = torch.cat([tree.tokens, last], dim=1).scatter_(1, accepted[:, None], last)
+        walked = furthest(accepted, levels) + 1
+        return Walk(None, tokens[:, :walked], accepted, last[:, 0], residual[:, 0].isnan())
+
+    def try_drafts(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """How many drafts [B] of a chain stand, and what is left of the target's law [B, V] after them.
+
+        laws [B, N+1, V]: the target's after each slot. Trials are rows: B times N, one for each draft.
+        """
+        levels = tree.shape.max_depth
+        allowed = tree.exists & (batch.places[:, 1 : levels + 1] < batch.image_len)
+        x, omega = tree.tokens.flatten(), self.omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
+        r, p = laws[:, :-1].flatten(0, 1), None if tree.laws is None else tree.laws.flatten(0, 1)
+        credit = self.rule.neighbourhood.credit(r, p, x, self.tables)
+        chance = batch.numbers.chances(batch.places[:, :levels], 1).view_as(allowed)
+        stands = allowed & (chance < self.rule.chance(credit, omega).view_as(allowed))
+        accepted = stands.cumprod(1).sum(1)
+        residual = pick(laws, accepted)
+        decisive = accepted.clamp(max=levels - 1) + torch.arange(0, stands.numel(), levels, device=accepted.device)
+        rejected = (allowed ^ stands).flatten().index_select(0, decisive)
+        if settled(rejected):
+            return accepted, residual
+
+        def of(trials: Tensor) -> Tensor:
+            return trials.index_select(0, decisive)
+
+        credit = Credit(*(part if part is None else of(part) for part in credit))  # type: ignore[arg-type]
+        rest = self.rule.residual(residual, None if p is None else of(p), of(x), of(omega), credit, self.tables)
+        return accepted, torch.where(rejected[:, None], rest, residual)
+
+    def sampled(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+        """A tree: level by level, the children of the node that was accepted last."""
+        node, levels = torch.zeros_like(batch.emitted), tree.shape.max_depth
         path = [node]
         residual = to_law(logits[:, 0], self.sampling)
-        if tree.shape.max_depth:
-            chance = numbers.chances(emitted[:, None] + (tree.shape.steps - 1), tree.shape.width)
-            budgets = self.omegas[tree.levels]
-            # by slot; the root's own entry, which stands for "no child", is never tried
-            allowed = pad(tree.exists & (tree.shape.depth < missing[:, None]), (1, 0))
-            tokens = pad(tree.tokens, (1, 0))
-            active = torch.ones_like(allowed[:, 0])
-            for depth in range(1, tree.shape.max_depth + 1):
-                trial = _Trial(tree, allowed, tokens, chance[:, depth - 1], budgets[:, depth])
-                child, residual = self.try_children(trial, node, residual, active)
-                active = child > 0
-                if settled(active):
-                    break
-                node = torch.where(active, child, node)
-                residual = torch.where(active[:, None], to_law(pick(logits, node), self.sampling), residual)
-                path.append(node)
-            accepted = pick(tree.shape.offsets, node)
-        else:
-            accepted, tokens = node, node[:, None]
-        last = self.draw(residual, numbers, emitted + accepted)
+        chance = batch.numbers.chances(batch.places[:, :levels], tree.shape.width)
+        budgets = self.omegas.index_select(0, tree.levels)
+        # by slot; the root's own entry, which stands for "no child", is never tried
+        allowed = pad(tree.exists & (tree.shape.depth < batch.missing[:, None]), (1, 0))
+        tokens = pad(tree.tokens, (1, 0))
+        active = torch.ones_like(allowed[:, 0])
+        for depth in range(1, levels + 1):
+            trial = _Trial(tree, allowed, tokens, chance[:, depth - 1], budgets[:, depth])
+            child, residual = self.try_children(trial, node, residual, active)
+            active = child > 0
+            if settled(active):
+                break
+            node = torch.where(active, child, node)
+            residual = torch.where(active[:, None], to_law(pick(logits, node), self.sampling), residual)
+            path.append(node)
+        accepted = pick(tree.shape.offsets, node)
+        last = self.draw(residual, batch.numbers, batch.emitted + accepted)[:, None]
         walked = torch.stack(path, dim=1)
-        drafts = pad(tokens.gather(1, walked[:, 1:]), (0, 1))
-        ends = torch.arange(len(path), device=node.device) == accepted[:, None]
-        return Walk(walked, torch.where(ends, last[:, None], drafts), accepted, last, residual[:, 0].isnan())
+        drafts = tokens.gather(1, walked[:, 1:])
+        tokens = torch.cat([drafts, last], dim=1).scatter_(1, accepted[:, None], last)
+        return Walk(walked, tokens, accepted, last[:, 0], residual[:, 0].isnan())
 
     def try_children(self, trial: _Trial, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """Try the children of slots `node` [B] in order, in rows `active` [B]: the accepted child's slot [B], 0 for
@@ -122,19 +162,20 @@ class Walker:
         """
         child = torch.zeros_like(node)
         kids = pick(trial.tree.shape.children, node)
+        allowed, tokens = trial.allowed.gather(1, kids), trial.tokens.gather(1, kids)
         proposal = trial.tree.proposal(node)
         for rank in range(kids.shape[1]):
-            slot = kids[:, rank]
-            trying = active & (child == 0) & pick(trial.allowed, slot)
+            trying = active & allowed.select(1, rank)
             if settled(trying):
                 break
-            x = pick(trial.tokens, slot)
+            x = tokens.select(1, rank)
             credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
-            accept = trying & (trial.chance[:, rank] < self.rule.chance(credit, trial.budget))
-            child = torch.where(accept, slot, child)
-            rejected = trying & ~accept
+            accept = trying & (trial.chance.select(1, rank) < self.rule.chance(credit, trial.budget))
+            child = torch.where(accept, kids.select(1, rank), child)
+            rejected = trying ^ accept
             if settled(rejected):
                 break
+            active = active ^ accept
             rest = self.rule.residual(residual, proposal, x, trial.budget, credit, self.tables)
             residual = torch.where(rejected[:, None], rest, residual)
             if proposal is not None and rank + 1 < kids.shape[1]:
@@ -174,7 +215,8 @@ class Walker:
         highest, last = logits[row, best].max(-1)
         path, tokens = self.trace(tree, best, accepted)
         ends = torch.arange(tokens.shape[1], device=device) == accepted[:, None]
-        return Walk(path, torch.where(ends, last[:, None], tokens), accepted, last, ~highest.isfinite())
+        tokens = torch.where(ends, last[:, None], tokens)
+        return Walk(None if tree.shape.chain else path, tokens, accepted, last, ~highest.isfinite())
 
     def trace(self, tree: DraftTree, best: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """Slots [B, W] from the root to slot `best` [B] at depth `accepted` [B], and the tokens after each of them."""

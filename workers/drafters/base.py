@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.state import Batch, block_mask
-from workers.decoding.tree import barrier
+from workers.decoding.state import Batch, Sight
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer
@@ -22,7 +22,15 @@ class Drafter(nn.Module, ABC):
     once, `expand` once per further level, and after verification `commit`; `keep` when captions have finished.
     """
 
+    kind: ClassVar[str]  # as settings name it
     max_levels: int | None = None  # None: any depth
+
+    def agree(self, what: str, own: int, wanted: int) -> None:
+        """ValueError unless a size of the drafter equals the target's."""
+        if own != wanted:
+            raise ValueError(
+                f"{self.kind} drafter: its {what} is {own}, the target's {wanted}; it was made for another target"
+            )
 
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
@@ -68,11 +76,14 @@ class CachedDrafter(Drafter):
     """
 
     cache: KVCache
-    committed: Tensor
+    sight: Sight
     pending: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, target: Target, decoder: Transformer, base: int) -> None:
         super().__init__()
+        own, wanted = decoder.config, target.transformer.config
+        for what in ("prompt_len", "rows", "cols"):
+            self.agree(what, getattr(own, what), getattr(wanted, what))
         self.decoder = decoder
         self.base = base
         # the target's own embedding, head and prompt length; not registered again as modules of the drafter
@@ -97,18 +108,14 @@ class CachedDrafter(Drafter):
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         columns = self.base + batch.image_len + levels + expanded + 1
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
-        device = self.cache.storage.device
-        # additive masks: what committed tokens may be seen, and (for a round's queries) what the last level's nodes may
-        self.committed = torch.full(
-            (self.cache.rows, columns), -torch.inf, dtype=self.cache.storage.dtype, device=device
-        )
-        self.column = torch.arange(columns, device=device)
-        self.levels, self.expanded = levels, expanded
-        self.causal = barrier(torch.ones(1, levels + 1, levels + 1, dtype=torch.bool, device=device).tril())
+        dtype, device = self.cache.storage.dtype, self.cache.storage.device
+        self.sight = Sight(self.cache.rows, columns, dtype=dtype, device=device)
+        self.order = torch.arange(max(levels, expanded) + 1, device=device)
+        self.expanded = expanded
         width = self.target.transformer.config.dim
         self.pending = (
             torch.zeros(batch.size, 1, dtype=torch.int64, device=device),
-            torch.zeros(self.cache.rows, 1, width, dtype=self.cache.storage.dtype, device=device),
+            torch.zeros(self.cache.rows, 1, width, dtype=dtype, device=device),
             torch.ones(batch.size, dtype=torch.int64, device=device),
         )
         self.streams = batch.streams
@@ -126,8 +133,7 @@ class CachedDrafter(Drafter):
             positions = self.prompt_positions(order)
             self.decoder(x, positions, mask=causal[:, None], cache=scratch, columns=order.expand(x.shape[0], -1))
             self.cache.put(rows, scratch)
-        padded = torch.nn.functional.pad(valid, (0, self.committed.shape[1] - self.base))
-        self.committed[rows] = barrier(padded).to(self.committed.dtype)
+        self.sight.admit(rows, valid)
         self.fed[captions] = 0
         tokens, before, counts = self.pending
         tokens, before, counts = tokens.clone(), before.clone(), counts.clone()
@@ -142,60 +148,62 @@ class CachedDrafter(Drafter):
     def root_logits(self, batch: Batch) -> Tensor:
         tokens, features, counts = self.pending
         width = tokens.shape[1]
-        first = self.per_row(self.fed)[:, None] + self.column[:width]
-        columns = first + self.base
-        mask = block_mask(self.committed, columns[:, 0], self.causal[:, :width, :width], self.committed.shape[1])
-        span = self.span(batch, width)
-        out = self.decoder(
+        numbers = self.per_row(self.fed)[:, None] + self.order[:width]
+        columns, span = numbers + self.base, self.span(batch, width)
+        outputs = self.decoder(
             self.inputs(self.per_row(tokens), features),
-            first + self.target.prompt_len,
-            mask=mask[..., :span],
+            numbers + self.target.prompt_len,
+            mask=self.sight.chain(columns)[..., :span],
             cache=self.cache,
             columns=columns,
             span=span,
         )
-        self.fed = self.fed + counts
-        if width > 1:  # the last real token's output and view; what padding fed is forgotten
+        if width > 1:  # the last real token's output; what padding fed is forgotten
             last = (self.per_row(counts) - 1)[:, None, None]
-            out = out.gather(1, last.expand(-1, 1, out.shape[2]))
-            mask = mask.gather(2, last[:, None].expand(-1, 1, 1, mask.shape[3]))
-        self.outputs, self.mask, self.committed = out, mask, mask[:, 0, 0]
-        start = columns[:, :1] + self.per_row(counts)[:, None]
-        self.columns = start + self.column[: self.expanded]
-        self.positions = start + (self.column[: self.levels] + (self.target.prompt_len - self.base))
-        self.level, self.used = 0, 0
-        return self.logits(out[:, 0])
+            outputs = outputs.gather(1, last.expand(-1, 1, outputs.shape[2]))
+        # the nodes to come stand in the columns after the last token's, level by level in the positions after its
+        root = batch.columns[:, :1]
+        start = root + (self.base + 1 - self.target.prompt_len)
+        self.outputs, self.mask = outputs, self.sight.chain(start - 1)[:, 0]
+        self.columns, self.positions = start + self.order[: self.expanded], root + 1
+        self.used = 0
+        return self.logits(outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
-        if parents is None:
-            before, mask = self.outputs.expand(-1, nodes, -1), self.mask.repeat(1, 1, nodes, 1)
-        else:
-            up = self.per_row(parents.expand(batch.size, -1))[..., None]
-            before = self.outputs.gather(1, up.expand(-1, -1, self.outputs.shape[2]))
-            mask = self.mask.gather(2, up[:, None].expand(-1, -1, -1, self.mask.shape[3]))
+        before, mask = self.above(self.outputs, parents, nodes), self.above(self.mask, parents, nodes)
         columns = self.columns[:, self.used : self.used + nodes]
-        self.mask = mask.scatter_(3, columns[:, None, :, None], 0.0)  # a node sees what its parent sees, and itself
+        # a node sees what its parent sees, and itself
+        self.mask = mask.scatter(2, columns[..., None], 0.0)
         self.used += nodes
         span = self.span(batch, self.used)
         self.outputs = self.decoder(
             self.inputs(self.per_row(tokens), before),
-            self.positions[:, self.level, None].expand(-1, nodes),
-            mask=self.mask[..., :span],
+            self.positions,
+            mask=self.mask[:, None, :, :span],
             cache=self.cache,
             columns=columns,
             span=span,
         )
-        self.level += 1
+        self.positions = self.positions + 1
         return self.logits(self.outputs)
 
+    def above(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
+        """The entries of x [R, F, n] that belong to the parents [B|1, nodes] (None: its only one)."""
+        if parents is None:
+            return x.expand(-1, nodes, -1)
+        if parents.shape[0] == 1:
+            return x.index_select(1, parents[0])
+        return x.gather(1, self.per_row(parents)[..., None].expand(-1, -1, x.shape[2]))
+
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        self.pending = (tokens, features, counts)
+        self.pending, self.fed = (tokens, features, counts), batch.emitted
 
     def keep(self, captions: Tensor) -> None:
         rows = torch.cat([captions + s * self.fed.shape[0] for s in range(self.streams)])
         self.cache.keep(rows)
-        self.committed, self.fed = self.committed[rows], self.fed[captions]
+        self.sight.keep(rows)
+        self.fed = self.fed[captions]
         tokens, features, counts = self.pending
         self.pending = (tokens[captions], features[rows], counts[captions])
 

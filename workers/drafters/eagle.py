@@ -41,11 +41,11 @@ class EagleDrafter(CachedDrafter):
     prompt_len - 1 + n.
     """
 
+    kind = "eagle"
+
     def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0) -> None:
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)
-        if layer.decoder.config.dim != target.transformer.config.dim:
-            width = target.transformer.config.dim
-            raise ValueError(f"EAGLE drafter: width {layer.decoder.config.dim}, but the target's features have {width}")
+        self.agree("dim", layer.decoder.config.dim, target.transformer.config.dim)
         self.layer = layer
         self.filler = filler  # LlamaGen prompts have no token ids: the embedding of this code stands in for them
 

@@ -14,18 +14,11 @@ from workers.models.transformer import Transformer
 class IndependentDrafter(CachedDrafter):
     """Reads captions through a conditioner of its own; knows nothing of the target but its codebook and grid."""
 
+    kind = "independent"
+
     def __init__(self, target: Target, transformer: Transformer, conditioner: nn.Module) -> None:
-        if transformer.config.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"independent drafter: its codebook has {transformer.config.vocab_size} codes, the target's "
-                f"{target.vocab_size}; both must draw from the same one"
-            )
-        if transformer.config.prompt_len != target.prompt_len:
-            raise ValueError(
-                f"independent drafter: its prompt has {transformer.config.prompt_len} positions, the target's "
-                f"{target.prompt_len}; train it on the target's conditioning"
-            )
         super().__init__(target, transformer, base=target.prompt_len)
+        self.agree("vocab_size", transformer.config.vocab_size, target.vocab_size)
         self.conditioner = conditioner
 
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ class JacobiWindow(Drafting):
     "coupled" keeps a position's numbers, so that a law that barely moved gives the same token again.
     """
 
-    reordered = False
     expanded = 0
     tokens: Tensor  # [B, N]
     laws: Tensor  # [B, N, V]
@@ -45,6 +44,8 @@ class JacobiWindow(Drafting):
         # node i's law stands in row i; the law of a slot's child is that child's row
         self.law_of = self.slot.clamp(max=length - 1)[None]
         self.vocabulary = torch.arange(vocab_size, device=device)
+        self.levels = torch.full((1,), length, dtype=torch.int64, device=device)
+        self.all_exist = torch.ones(1, length, dtype=torch.bool, device=device)
 
     def prepare(self, batch: Batch) -> None:
         self.tokens = torch.zeros(batch.size, self.max_levels, dtype=torch.int64, device=batch.keys.device)
@@ -65,13 +66,14 @@ class JacobiWindow(Drafting):
         tokens = torch.where(unknown, fresh, self.tokens)
         certain = torch.zeros_like(self.laws).scatter_(2, tokens[..., None], 1.0)
         laws = torch.where(unknown[..., None], certain, self.laws)
+        drawn = self.sampling.temperature > 0
         return DraftTree(
             tokens=tokens,
-            exists=torch.ones_like(unknown),
+            exists=self.all_exist.expand(batch.size, -1),
             shape=self.shape,
-            levels=torch.full((batch.size,), self.max_levels, dtype=torch.int64, device=tokens.device),
-            laws=laws if self.sampling.temperature > 0 else None,
-            law_of=self.law_of if self.sampling.temperature > 0 else None,
+            levels=self.levels.expand(batch.size),
+            laws=laws if drawn else None,
+            law_of=self.law_of if drawn else None,
         )
 
     def initial(self, batch: Batch) -> Tensor:

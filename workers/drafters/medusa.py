@@ -15,6 +15,7 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, dim: int, vocab_size: int, heads: int, *, shared_head: bool) -> None:
         super().__init__()
+        self.dim, self.vocab_size = dim, vocab_size
         self.residuals = nn.ModuleList(nn.Linear(dim, dim) for _ in range(heads))
         for parameter in self.residuals.parameters():
             nn.init.zeros_(parameter)  # starts as the target's head
@@ -32,10 +33,13 @@ class MedusaHeads(nn.Module):
 class MedusaDrafter(Drafter):
     """All nodes of a level share one law: a head does not see which path it continues."""
 
+    kind = "medusa"
     feature: Tensor
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:
         super().__init__()
+        self.agree("dim", heads.dim, target.transformer.config.dim)
+        self.agree("vocab_size", heads.vocab_size, target.vocab_size)
         self.heads = heads
         self.max_levels = len(heads.residuals)
         self._target = (target,)

@@ -28,29 +28,36 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.rows, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, head_dim
-        self.storage = torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device)
+        self._room = rows  # sequences that the block was made for
+        self._hold(torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device))
+
+    def _hold(self, storage: Tensor) -> None:
+        """Take `storage` and the views of it that every pass needs, by layer: keys and values to write and to read."""
+        self.storage = storage
+        self._flat = [layer.unbind() for layer in storage]
+        blocks = storage.view(*storage.shape[:2], self.rows, self.columns, self.kv_heads, self.head_dim)
+        self._heads = [layer.unbind() for layer in blocks.transpose(3, 4)]
+        self._first = torch.arange(0, self.rows * self.columns, self.columns, device=storage.device)[:, None]
 
     def flat(self, columns: Tensor) -> Tensor:
         """Flat indices [R * S] of per-row columns [R, S]."""
-        offset = torch.arange(0, self.rows * self.columns, self.columns, device=columns.device)
-        return (columns + offset[:, None]).reshape(-1)
+        return (columns + self._first).flatten()
 
     def write(self, layer: int, keys: Tensor, values: Tensor, flat: Tensor) -> None:
         """Store keys and values [R, S, kv_heads, head_dim] of one layer at flat indices [R * S]."""
-        width = self.kv_heads * self.head_dim
-        self.storage[layer, 0].index_copy_(0, flat, keys.reshape(-1, width))
-        self.storage[layer, 1].index_copy_(0, flat, values.reshape(-1, width))
+        for stored, new in zip(self._flat[layer], (keys, values), strict=True):
+            stored.index_copy_(0, flat, new.reshape(-1, stored.shape[1]))
 
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
         """Views of the first `span` columns of one layer: keys and values, each [R, kv_heads, span, head_dim]."""
-        block = self.storage[layer].view(2, self.rows, self.columns, self.kv_heads, self.head_dim)[:, :, :span]
-        return block[0].transpose(1, 2), block[1].transpose(1, 2)
+        keys, values = self._heads[layer]
+        return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy rows from flat indices `source` to `target` (both [n]) in all layers. The two may overlap: read first,
-        then write.
+        """Copy in all layers what stands at columns `source` [R, n] to columns `target` [R, n]. The two may overlap:
+        read first, then write.
         """
-        self.storage.index_copy_(2, target, self.storage.index_select(2, source))
+        self.storage.index_copy_(2, self.flat(target), self.storage.index_select(2, self.flat(source)))
 
     def put(self, rows: Tensor, other: KVCache) -> None:
         """Copy all of `other`'s sequences and columns into the first columns of `rows` [other.rows]."""
@@ -59,8 +66,19 @@ class KVCache:
         block[:, :, rows, : other.columns] = other.storage.view(layers, two, other.rows, other.columns, width)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` [n] (sequence indices), in that order. Frees the others' memory."""
+        """Keep only `rows` [n] (sequence indices), in that order.
+
+        They close ranks within the block, layer by layer; once they fill half of it or less they get one of their own,
+        and the others' memory is free.
+        """
         layers, two, _, width = self.storage.shape
         block = self.storage.view(layers, two, self.rows, self.columns * width)
         self.rows = int(rows.numel())
-        self.storage = block.index_select(2, rows).view(layers, two, self.rows * self.columns, width)
+        if 2 * self.rows <= self._room:
+            block = block.index_select(2, rows)
+            self._room = self.rows
+        else:
+            for layer in block:
+                layer[:, : self.rows] = layer.index_select(1, rows)
+            block = block[:, :, : self.rows]
+        self._hold(block.view(layers, two, self.rows * self.columns, width))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workers.models.cache import KVCache
 
-SPARE_POSITIONS = 64  # drafts may point past the end of the image; such rows are never kept, but must index something
+SPARE_POSITIONS = 64  # drafts may point past the image's end and are never kept then; any further on share the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +178,14 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
+        self.last_position = config.positions - 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and casts as for any module, except that the rotation table stays complex fp32."""
+        del self.rotations  # out of the cast's way, which would drop the imaginary parts
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.rotations = rotation_table(self.config).to(next(self.parameters()).device)
+        table = rotation_table(self.config).to(next(self.parameters()).device)
+        self.register_buffer("rotations", table, persistent=False)
         return self
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
@@ -204,11 +207,12 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
 
-        Without a cache the S inputs see each other, causally unless a boolean `mask` [R, 1, S, S] says otherwise.
-        With one, their keys and values are stored at `columns` [R, S] and every query sees, of the first `span`
-        columns, those that `mask` [R, 1, S, span] marks True (None: all of them, which suits one query at the end).
+        Without a cache the S inputs see each other, causally unless `mask` [R, 1, S, S] says otherwise. With one, their
+        keys and values are stored at `columns` [R, S] and every query sees, of the first `span` columns, those that
+        `mask` [R, 1, S, span] leaves it (None: all of them, which suits one query at the end). A mask is boolean (True:
+        seen) or additive (0: seen, -inf: hidden), in the inputs' dtype.
         """
-        factors = self.rotations[positions]
+        factors = self.rotations[positions.clamp(max=self.last_position)]
         if factors.dim() == 2:
             factors = factors.unsqueeze(0)
         flat = cache.flat(columns) if cache is not None and columns is not None else None

@@ -54,8 +54,8 @@ _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, 
 RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "target": (_TARGET,),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
-    "medusa": (replace(_DRAFTER, steps=220, matrix_lr=6e-3),),
-    "independent": (replace(_DRAFTER, steps=900, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
+    "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
+    "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
 }
 
 
@@ -190,8 +190,8 @@ def _drafter(job: _Job) -> Path:
         drafter = new_eagle(target, job.seed)
         header: dict[str, Any] = {"transformer": asdict(drafter.decoder.config)}
     else:
-        drafter = new_medusa(target, MEDUSA_HEADS, shared_head=True)
-        header = {"dim": body.dim, "vocab_size": body.vocab_size, "heads": MEDUSA_HEADS, "shared_head": True}
+        drafter = new_medusa(target, MEDUSA_HEADS, shared_head=False)
+        header = {"dim": body.dim, "vocab_size": body.vocab_size, "heads": MEDUSA_HEADS, "shared_head": False}
 
     def save_to(average: nn.Module) -> None:
         save(path, average, header)

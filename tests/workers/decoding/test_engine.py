@@ -4,6 +4,8 @@ bookkeeping.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,10 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Job
+from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
-from workers.models.target import Target
+from workers.drafters.medusa import MedusaDrafter, MedusaHeads
+from workers.models.target import Prompt, Target
 
 CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop", "qr", "stu"]
 JOBS = [Job(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(9)]
@@ -169,6 +173,62 @@ def test_nan_weights_are_an_error_not_an_image() -> None:
         list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS))
     with pytest.raises(DecodingError, match="not finite"):
         list(Engine(target, fitted(PRESETS["vanilla"], Sampling(temperature=0.0))).run(JOBS))
+
+
+@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_that_says_nothing_is_an_error_not_a_slow_image(name: str, temperature: float) -> None:
+    target = toy_target()
+    drafter = toy_drafter(PRESETS[name].drafter.kind, target)
+    assert drafter is not None
+    next(weight for weight in drafter.parameters() if weight.dim() == 2).data[0, 0] = torch.nan
+    engine = Engine(target, fitted(PRESETS[name], Sampling(temperature=temperature)), drafter)
+    with pytest.raises(DecodingError, match=rf"{drafter.kind} drafter .*not finite"):
+        list(engine.run(JOBS))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "independent"])
+def test_drafts_may_reach_far_past_the_image(kind: str) -> None:
+    """Deeper than the rotation table has spare positions."""
+    target = toy_target(config=replace(BASE, rows=9, cols=9))
+    config = DecodingConfig.from_mapping({"drafter": kind, "tree": {"policy": "chain", "length": 75}})
+    drafter = toy_drafter(kind, target, heads=75)
+    results = list(Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(JOBS[:2]))
+    assert [int(r.statistics.emitted.sum()) for r in results] == [80, 80]
+
+
+def test_latency_leaves_out_the_reading_of_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = toy_target()
+    read = target.encode
+
+    def slowly(captions: Sequence[str], *, guided: bool) -> Prompt:
+        time.sleep(0.5)
+        return read(captions, guided=guided)
+
+    monkeypatch.setattr(target, "encode", slowly)
+    (result,) = Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS[:1])
+    assert 0 < result.statistics.seconds["prefill"] < 0.5
+
+
+def test_a_drafter_of_another_kind_or_shape_is_refused() -> None:
+    target = toy_target()
+    for wanted, given in (("eagle", "medusa"), ("medusa", "independent"), ("independent", "eagle")):
+        config = DecodingConfig.from_mapping({"drafter": wanted, "tree": {"policy": "chain", "length": 3}})
+        with pytest.raises(ValueError, match=f"needs the {wanted} drafter's weights, but {given}'s were given"):
+            Engine(target, config, toy_drafter(given, target))
+    others = {"rows": replace(BASE, rows=2, cols=8), "prompt_len": replace(BASE, prompt_len=6)}
+    for what, shape in others.items():
+        other = toy_target(config=shape)
+        twin = toy_drafter("eagle", other)
+        assert isinstance(twin, EagleDrafter)
+        with pytest.raises(ValueError, match=f"eagle drafter: its {what} is"):
+            EagleDrafter(target, twin.layer)
+        with pytest.raises(ValueError, match=f"independent drafter: its {what} is"):
+            IndependentDrafter(target, other.transformer, other.conditioner)
+    with pytest.raises(ValueError, match="medusa drafter: its dim is 16, the target's 32"):
+        MedusaDrafter(target, MedusaHeads(16, 24, 2, shared_head=False))
+    with pytest.raises(ValueError, match="medusa drafter: its vocab_size is 30"):
+        MedusaDrafter(target, MedusaHeads(32, 30, 2, shared_head=False))
 
 
 def test_what_does_not_fit_is_refused_in_words() -> None:

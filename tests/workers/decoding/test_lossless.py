@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tabular
 import torch
-from torch import nn
+from torch import Tensor, nn
 from toys import BASE, toy_drafter, toy_target
 
 from search_spaces.acceptance import AcceptanceRule
@@ -169,17 +169,11 @@ def test_fault_residual_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_fault_bonus_token_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = walk.Walker.sampled
-    calls = itertools.count()
+    def unfiltered_below_the_root(logits: Tensor, sampling: Sampling) -> Tensor:
+        return torch.cat([to_law(logits[:, :1], sampling), logits[:, 1:].softmax(-1)], dim=1)
 
-    def fresh_round(*args):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls = itertools.count()
-        return sampled(*args)
-
-    monkeypatch.setattr(walk.Walker, "sampled", fresh_round)
-    # a round's first law is the root's; in a chain of one, the next is the bonus token's
-    monkeypatch.setattr(walk, "to_law", lambda logits, s: logits.softmax(-1) if next(calls) else to_law(logits, s))
+    # in a chain of one, the second law is the bonus token's
+    monkeypatch.setattr(walk, "to_law", unfiltered_below_the_root)
     assert p_of_draws(Eagle(), Chain(1), Sampling(top_p=0.95), 4, 4) < ALARM
 
 

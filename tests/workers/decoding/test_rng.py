@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from scipy import stats
 
@@ -73,3 +74,25 @@ def test_neighbouring_keys_purposes_positions_and_slots_are_uncorrelated() -> No
     }
     for name, (a, b) in pairs.items():
         assert abs(stats.pearsonr(a.flatten().numpy(), b.flatten().numpy())[0]) < 0.0123, name
+
+
+def test_parts_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers stay."""
+    made: list[int] = []
+
+    def make(key: torch.Tensor, *rest: object) -> torch.Tensor:
+        made.append(len(key))
+        return key.float().expand(-1, 1000)
+
+    rng.Numbers(torch.arange(4), 100)._table(make, rng.Purpose.TARGET, torch.arange(4), 1000)
+    assert len(made) == 13
+    made.clear()
+    away = torch.zeros(4, dtype=torch.int64, device="meta")
+    rng.Numbers(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
+    assert made == [400]
+    monkeypatch.setattr(rng, "_CACHE_ENTRIES", 7)
+    few = rng.Numbers(torch.arange(4), 10).clocks(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+    monkeypatch.setattr(rng, "_CACHE_ENTRIES", 1 << 20)
+    assert torch.equal(
+        few, rng.Numbers(torch.arange(4), 10).clocks(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+    )

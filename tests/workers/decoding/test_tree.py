@@ -8,8 +8,8 @@ import pytest
 import torch
 from toys import BASE, toy_target
 
-from workers.decoding.state import block_mask
-from workers.decoding.tree import barrier, fixed_shape, shape_from_parents
+from workers.decoding.state import Sight
+from workers.decoding.tree import fixed_shape, shape_from_parents
 from workers.models.cache import KVCache
 from workers.models.transformer import Transformer, TransformerConfig
 
@@ -64,15 +64,13 @@ OPTIONS: dict[str, TransformerConfig] = {
 }
 
 
-def prefill(
-    model: Transformer, prompts: torch.Tensor, lengths: list[int], columns: int
-) -> tuple[KVCache, torch.Tensor]:
-    """A cache that holds the first lengths[b] of prompts [R, T, D], and the mask of what is in it."""
+def prefill(model: Transformer, prompts: torch.Tensor, lengths: list[int], columns: int) -> KVCache:
+    """A cache that holds the first lengths[b] of prompts [R, T, D]."""
     cache = model.new_cache(len(lengths), columns)
     order = torch.arange(prompts.shape[1])
     causal = (order[:, None] >= order).expand(len(lengths), 1, -1, -1)
     model(prompts, order, mask=causal, cache=cache, columns=order.expand(len(lengths), -1), span=prompts.shape[1])
-    return cache, torch.arange(columns) < torch.tensor(lengths)[:, None]
+    return cache
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -88,11 +86,11 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     lengths = [7, 10]
     prompts = torch.randn(2, 10, config.dim, generator=generator)
     block = torch.randn(2, 9, config.dim, generator=generator)  # root and 8 nodes
-    cache, seen = prefill(model, prompts, lengths, 24)
+    cache = prefill(model, prompts, lengths, 24)
     start = torch.tensor(lengths)
     columns = start[:, None] + torch.arange(9)
     positions = start[:, None] + shape.offsets
-    mask = block_mask(barrier(seen), start, shape.barrier, 20)
+    mask = Sight(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(columns, shape.barrier)[..., :20]
     together = model(block, positions, mask=mask, cache=cache, columns=columns, span=20)
     for row, length in enumerate(lengths):
         for node in range(-1, 8):
@@ -103,13 +101,28 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     deepest = [0, *(a + 1 for a in lineage(parents, depth.index(max(depth))))]
     width = len(deepest)
     paths = torch.tensor([deepest, [0, 1] + [1] * (width - 2)])
-    cache.move(cache.flat(start[:, None] + paths), cache.flat(start[:, None] + torch.arange(width)))
+    cache.move(start[:, None] + paths, start[:, None] + torch.arange(width))
     for row, kept in enumerate([deepest, [0, 1]]):
         sequence = torch.cat([prompts[row, : lengths[row]], block[row, kept]])[None]
-        fresh, _ = prefill(model, sequence, [sequence.shape[1]], sequence.shape[1])
+        fresh = prefill(model, sequence, [sequence.shape[1]], sequence.shape[1])
         for layer in range(config.n_layers):
             for moved, made in zip(cache.read(layer, 24), fresh.read(layer, sequence.shape[1]), strict=True):
                 torch.testing.assert_close(moved[row, :, : sequence.shape[1]], made[0], atol=2e-5, rtol=1e-4)
+
+
+def test_queries_of_a_chain_see_what_is_before_them_but_padding() -> None:
+    """Two rows, one with a padded prompt; the same as the tree that has one node a level, and kept rows keep theirs."""
+    sight = Sight(3, 12, dtype=torch.float32, device=torch.device("cpu"))
+    valid = torch.tensor([[True, True, True], [False, True, True]])
+    sight.admit(torch.tensor([2, 0]), valid)
+    columns = torch.tensor([[3, 4, 5], [6, 7, 8], [7, 8, 9]])
+    shape = fixed_shape((-1, 0), (1, 2), torch.device("cpu"))
+    assert shape.chain
+    assert torch.equal(sight.chain(columns), sight.tree(columns, shape.barrier))
+    sight.keep(torch.tensor([2, 0]))
+    seen = sight.chain(columns[[2, 0]])[:, 0].exp().bool()
+    assert torch.equal(seen[0], torch.arange(12) <= columns[2][:, None])
+    assert torch.equal(seen[1], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
 
 
 def test_cache_put_and_keep() -> None:
@@ -123,3 +136,32 @@ def test_cache_put_and_keep() -> None:
         assert not got[1].any()
     cache.keep(torch.tensor([2]))
     assert torch.equal(cache.read(0, 4)[1][0], small.read(0, 4)[1][0])
+
+
+def test_the_cache_closes_ranks_in_place_until_half_is_empty() -> None:
+    cache = KVCache(layers=3, rows=6, columns=4, kv_heads=1, head_dim=2)
+    cache.storage.normal_(generator=torch.Generator().manual_seed(0))
+    before = cache.storage.clone().view(3, 2, 6, 4, 2)
+    place = cache.storage.data_ptr()
+    cache.keep(torch.tensor([5, 0, 2, 3]))
+    assert cache.storage.data_ptr() == place
+    assert torch.equal(cache.storage.view(3, 2, 4, 4, 2), before[:, :, [5, 0, 2, 3]])
+    cache.move(torch.tensor([[3], [2], [1], [3]]), torch.tensor([[0]]).expand(4, 1))
+    keys, values = cache.read(2, 1)
+    assert torch.equal(keys[:, 0, 0], before[2, 0, [5, 0, 2, 3], [3, 2, 1, 3]])
+    assert torch.equal(values[:, 0, 0], before[2, 1, [5, 0, 2, 3], [3, 2, 1, 3]])
+    cache.keep(torch.tensor([1, 3, 2]))
+    assert cache.storage.untyped_storage().nbytes() == cache.storage.nbytes
+    assert torch.equal(cache.storage.view(3, 2, 3, 4, 2)[..., 1, :], before[:, :, [0, 3, 2], 1])
+    cache.keep(torch.tensor([], dtype=torch.int64))
+    assert cache.storage.numel() == 0
+
+
+def test_a_cast_leaves_the_rotations_alone_and_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    body = Transformer(BASE)
+    table = body.rotations.clone()
+    body.to(torch.bfloat16)
+    assert body.rotations.dtype == torch.complex64
+    assert torch.equal(body.rotations, table)
+    assert "rotations" not in body.state_dict()
+    assert not [w for w in recwarn if "omplex" in str(w.message)]

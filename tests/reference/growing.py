@@ -1,0 +1,116 @@
+"""EAGLE-2's tree and ADT-Tree's way of choosing its size, spelled out: plain lists and floats, one image at a time.
+
+Written from the papers' formulas (EAGLE-2; ADT-Tree, first submitted as PEANUT, with TokenFlock), so that a mistake in
+the fast code cannot repeat itself here. A node is its path: the tokens from the root's child to itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from search_spaces.trees import Adjacency
+
+Path = tuple[int, ...]
+Laws = Callable[[Path], Sequence[float]]
+"""The drafter's law after a path."""
+
+
+def score(laws: Laws, path: Path) -> float:
+    """log of the product of the drafter's chances along the path."""
+    return sum(math.log(laws(path[:depth])[token]) for depth, token in enumerate(path))
+
+
+def children(laws: Laws, path: Path, width: int) -> list[Path]:
+    """The likeliest codes after a path, best first; what the drafter holds impossible is no child."""
+    law = laws(path)
+    ranked = sorted((code for code in range(len(law)) if law[code] > 0), key=lambda code: -law[code])
+    return [(*path, code) for code in ranked[:width]]
+
+
+def eagle2(laws: Laws, depth: int, width: int, nodes: int) -> list[Path]:
+    """Grow `width` children of each of the level's `width` surest nodes, `depth` levels; keep the surest of all."""
+    level = children(laws, (), width)
+    grown = list(level)
+    for _ in range(depth - 1):
+        frontier = sorted(level, key=lambda path: -score(laws, path))[:width]
+        level = [child for path in frontier for child in children(laws, path, width)]
+        grown += level
+    return sorted(grown, key=lambda path: (-score(laws, path), len(path)))[:nodes]
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The tree that a token was drafted with; alpha None: no tree was, as for the first token."""
+
+    depth: float
+    width: float
+    alpha: float | None
+
+
+class Map:
+    """What every token of one image was drafted with. `draws` gives the two uniform numbers of a token's cell."""
+
+    def __init__(self, policy: Adjacency, cols: int, ceiling: int, draws: Callable[[int], Sequence[float]]) -> None:
+        self.policy, self.cols, self.ceiling, self.draws = policy, cols, ceiling, draws
+        self.cells = [Drafted(policy.start_depth, policy.start_width, None)]  # the first token comes from the prefill
+
+    def next_tree(self) -> tuple[int, int]:
+        """Depth and width for the token about to be drafted."""
+        origin = self.inherit(len(self.cells))
+        alpha = origin.alpha if self.policy.alpha == "neighbour" else self.cells[-1].alpha
+        return self.adapt(origin.depth, origin.width, alpha)
+
+    def inherit(self, token: int) -> Drafted:
+        policy = self.policy
+        row, col = divmod(token, self.cols)
+        if policy.initialisation == "random":
+            one, two = self.draws(token)
+            (least_d, most_d), (least_k, most_k) = policy.depth_range, policy.width_range
+            # a random shape is nobody's: the alpha is the previous round's
+            return Drafted(
+                least_d + math.floor(one * (most_d - least_d + 1)),
+                least_k + math.floor(two * (most_k - least_k + 1)),
+                self.cells[-1].alpha,
+            )
+        if policy.initialisation == "tokenflock":
+            return self.flock(row, col)
+        left = policy.initialisation == "horizontal" and col > 0  # in the first column the left one is the upper one
+        neighbour = token - 1 if left else token - self.cols
+        return self.cells[neighbour] if neighbour >= 0 else Drafted(policy.start_depth, policy.start_width, None)
+
+    def flock(self, row: int, col: int) -> Drafted:
+        """Means over the earlier tokens within the radius, weighted by (radius - rows above + 1) / radius."""
+        radius = Fraction(self.policy.radius)  # exact: the means are rounded to whole numbers
+        near: list[tuple[Fraction, Drafted]] = []
+        for token, drafted in enumerate(self.cells):
+            y, x = divmod(token, self.cols)
+            if math.hypot(row - y, col - x) <= radius:
+                near.append(((radius - (row - y) + 1) / radius, drafted))
+        total = sum(weight for weight, _ in near)
+        judged = [(weight, drafted.alpha) for weight, drafted in near if drafted.alpha is not None]
+        return Drafted(
+            round(sum(weight * Fraction(drafted.depth) for weight, drafted in near) / total),
+            round(sum(weight * Fraction(drafted.width) for weight, drafted in near) / total),
+            float(sum(w * Fraction(alpha) for w, alpha in judged) / sum(w for w, _ in judged)) if judged else None,
+        )
+
+    def adapt(self, depth: float, width: float, alpha: float | None) -> tuple[int, int]:
+        """Deeper and narrower where the tree was used up to beta, else shallower and wider; then into the ranges.
+
+        The shallowest tree may be of any width that the codebook and the number of nodes allow.
+        """
+        policy = self.policy
+        if alpha is not None:
+            used = alpha >= policy.beta
+            depth += policy.depth_step if used else -policy.depth_step
+            width += -policy.width_step if used else policy.width_step
+        depth = int(min(max(depth, policy.depth_range[0]), policy.depth_range[1]))
+        if depth > policy.depth_range[0]:
+            width = min(max(width, policy.width_range[0]), policy.width_range[1])
+        return depth, int(min(max(width, 1), self.ceiling))
+
+    def emit(self, depth: int, width: int, accepted: int) -> None:
+        """A round's end: all its tokens, the bonus included, remember its tree and how much of it was used."""
+        used = accepted + (self.policy.numerator == "tokens")
+        self.cells += [Drafted(depth, width, used / depth)] * (accepted + 1)

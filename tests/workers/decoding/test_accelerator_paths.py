@@ -1,0 +1,190 @@
+"""What only an accelerator runs, run without one.
+
+There loops go to their fixed bounds where a CPU stops early, trees are padded, and nothing may be read back within a
+round. The first test takes the CPU's shortcuts away and holds tokens and statistics against those with them. The
+second runs rounds on the meta device, which has shapes but no values: whatever reads one raises, and so does whatever
+mixes devices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from toys import BASE, toy_drafter, toy_target
+
+from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative
+from search_spaces.presets import CATALOGUE
+from search_spaces.schedules import Exponential
+from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
+from workers.decoding import methods, walk
+from workers.decoding.adjacency import AdjacencyTree
+from workers.decoding.engine import Engine
+from workers.decoding.state import Batch, Job
+from workers.decoding.statistics import Ledger
+from workers.drafters.independent import IndependentDrafter
+from workers.models.target import Prompt
+
+META = torch.device("meta")
+JOBS = [Job(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop"])]
+EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(1.2, 0.3))
+LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
+
+
+def adjacency(initialisation: Literal["horizontal", "vertical", "random", "tokenflock"]) -> Adjacency:
+    return Adjacency(
+        initialisation, beta=0.5, width_step=1, depth_range=(1, 4), width_range=(1, 5), start_depth=3, start_width=3,
+        nodes=12,
+    )  # fmt: skip
+
+
+FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
+    "vanilla": (NoDrafter(), NoTree(), EXACT),
+    "chain": (Independent(), Chain(4), LANTERN),
+    "chain of top tokens": (Eagle(), Chain(4, children="top"), EXACT),
+    "static": (Eagle(), Static(name="eagle1_26"), LANTERN_PP),
+    "static of top tokens": (Medusa(), Static(name="eagle1_26", children="top"), LANTERN),
+    "dynamic": (Eagle(), Dynamic(depth=4, width=4, nodes=12), LANTERN),
+    "adjacency, horizontal": (Eagle(), adjacency("horizontal"), EXACT),
+    "adjacency, vertical": (Eagle(), adjacency("vertical"), LANTERN),
+    "adjacency, random": (Independent(), adjacency("random"), LANTERN),
+    "adjacency, tokenflock": (Eagle(), adjacency("tokenflock"), EXACT),
+    "window": (Jacobi(), Chain(6), EXACT),
+    "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
+}
+
+
+def decoded(config: DecodingConfig) -> list[list[list[int]]]:
+    """Tokens, and what every round emitted and drafted, of five captions, three at a time."""
+    target = toy_target()
+    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=3)
+    results = sorted(engine.run(JOBS), key=lambda result: result.job.caption_id)
+    kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]
+    return [[part.tolist() for part in parts] for parts in kept]
+
+
+Bounds = tuple[Tensor, Tensor, int, int]
+
+
+def widest(self: AdjacencyTree, batch: Batch) -> Bounds:
+    """Adjacency trees padded to all that their policy allows."""
+    depth, width = self.adapt(*self.inherit(batch))
+    self.row_width = width
+    return depth, width, self.max_levels, self.ceiling
+
+
+def as_if_read(self: AdjacencyTree, batch: Batch) -> Bounds:
+    """Adjacency trees of some size that might have been read."""
+    return (*widest(self, batch)[:2], 4, 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_the_cpus_shortcuts_all_is_the_same(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
+    with_shortcuts = decoded(config)
+    monkeypatch.setattr(walk, "settled", lambda pending: False)
+    monkeypatch.setattr(walk, "furthest", lambda depth, bound: bound)
+    monkeypatch.setattr(AdjacencyTree, "bounds", widest)
+    assert decoded(config) == with_shortcuts
+
+
+class Shapeless(nn.Module):
+    """A conditioner without values."""
+
+    def __init__(self, prompt_len: int, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.prompt_len, self.dim, self.dtype = prompt_len, dim, dtype
+
+    def forward(self, captions: Sequence[str]) -> Prompt:
+        rows = len(captions)
+        valid = torch.ones(rows, self.prompt_len, dtype=torch.bool, device=META)
+        return Prompt(torch.zeros(rows, self.prompt_len, self.dim, dtype=self.dtype, device=META), valid)
+
+    def null(self, prompt: Prompt) -> Prompt:
+        return prompt
+
+
+class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises at an operation that touches a tensor elsewhere: indices on the host, too, stall an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for part in (*args, *(kwargs or {}).values(), out):
+            for leaf in part if isinstance(part, list | tuple) else (part,):
+                assert not isinstance(leaf, Tensor) or leaf.device == META, f"{func} touches a tensor on {leaf.device}"
+        return out
+
+
+def anybody(codebook: Tensor, proximity: str, k: int) -> Tensor:
+    return torch.zeros(len(codebook), k, dtype=torch.int64, device=META)
+
+
+def on_meta(config: DecodingConfig, dtype: torch.dtype) -> tuple[Engine, Batch]:
+    """An engine without values, and its batch after the prefill. 1,024 codes, so that every preset fits as it is."""
+    sizes = replace(BASE, vocab_size=1024)
+    target = toy_target(config=sizes).to(META, dtype)
+    target.conditioner = Shapeless(sizes.prompt_len, sizes.dim, dtype)
+    drafter = toy_drafter(config.drafter.kind, target)
+    if drafter is not None:
+        drafter.to(META, dtype)
+    if isinstance(drafter, IndependentDrafter):
+        drafter.conditioner = Shapeless(sizes.prompt_len, drafter.decoder.config.dim, dtype)
+    engine = Engine(target, config, drafter, batch_size=3)
+    batch = engine.open_batch(3)
+    engine.admit(batch, Ledger(3, engine.image_len, engine.stopwatch, META), [0, 1, 2], deque(JOBS))
+    return engine, batch
+
+
+# bf16 shows all that fp32 does, and mixed dtypes besides: every preset in bf16, every family in fp32
+ROUNDS: dict[str, tuple[DecodingConfig, torch.dtype]] = {
+    **{f"{name}, bf16": (preset.config, torch.bfloat16) for name, preset in CATALOGUE.items()},
+    **{f"{name}, fp32": (DecodingConfig(*family), torch.float32) for name, family in FAMILIES.items()},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_round_reads_nothing_back_and_stays_on_its_device(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only an adjacency tree's size is, before the round's first pass; neighbours are found once per run, elsewhere."""
+    monkeypatch.setattr(AdjacencyTree, "bounds", as_if_read)
+    monkeypatch.setattr(methods, "neighbour_table", anybody)
+    sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
+    config, dtype = ROUNDS[name]
+    engine, batch = on_meta(replace(config, sampling=sampling), dtype)
+    with torch.inference_mode(), AllOnMeta():
+        for furthest in (1, 4):
+            batch.furthest = furthest
+            decided, tree = engine.step(batch)
+            assert {decided.tokens.device, tree.tokens.device, batch.emitted.device} == {META}
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "a flag": lambda x: bool((x > 0).any()),
+    "a number": lambda x: int(x.max()),
+    "a list": lambda x: x.tolist(),
+    "a mask's size": lambda x: x[x > 0],
+    "the host's indices": lambda x: x[torch.tensor([0])],
+    "the host's numbers": lambda x: x + torch.ones(3),
+    "a transfer": lambda x: x.cpu(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_would_be_noticed(name: str) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError, AssertionError)), AllOnMeta():
+        READS[name](torch.ones(3, device=META))

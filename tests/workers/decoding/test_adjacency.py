@@ -1,0 +1,80 @@
+"""The adjacency policy's arithmetic: rows of different sizes in one batch, TokenFlock's means, random starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import BASE, toy_drafter, toy_target
+
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding.adjacency import AdjacencyTree
+from workers.decoding.engine import Engine, Result
+from workers.decoding.state import Batch, Job
+
+JOBS = [Job(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop", "qr"])]
+
+
+def adjacency(acceptance: object = "exact", **tree: object) -> DecodingConfig:
+    shape = {"policy": "adjacency", "depth_range": [2, 5], "width_range": [2, 6], "start_width": 4, "nodes": 20, **tree}
+    config = DecodingConfig.from_mapping({"drafter": "eagle", "tree": shape, "acceptance": acceptance})
+    return replace(config, sampling=Sampling(cfg=2.0))
+
+
+def engine(config: DecodingConfig, batch: int = 1) -> Engine:
+    target = toy_target(config=replace(BASE, rows=6, cols=6))
+    return Engine(target, config, toy_drafter("eagle", target), batch_size=batch)
+
+
+def opened(config: DecodingConfig, size: int = 1) -> tuple[AdjacencyTree, Batch]:
+    made = engine(config, size)
+    batch = made.open_batch(size)
+    assert isinstance(made.drafting, AdjacencyTree)
+    return made.drafting, batch
+
+
+@pytest.mark.parametrize("initialisation", ["horizontal", "random"])
+@pytest.mark.parametrize("acceptance", ["exact", {"neighbourhood": "additive", "k": 12, "delta": 0.4}])
+def test_a_narrow_row_drafts_the_same_beside_a_wide_one(initialisation: str, acceptance: object) -> None:
+    """Trees of three levels and more, of mixed widths: tokens, rounds and node counts do not depend on the batch."""
+    config = adjacency(acceptance, initialisation=initialisation, nodes=40, beta=0.3)
+
+    def draw(batch: int) -> dict[int, Result]:
+        return {r.job.caption_id: r for r in engine(config, batch).run(JOBS)}
+
+    alone, together = draw(1), draw(6)
+    assert max(int(r.statistics.depth.max()) for r in alone.values()) >= 3
+    for key, result in alone.items():
+        assert torch.equal(result.tokens, together[key].tokens)
+        assert torch.equal(result.statistics.nodes, together[key].statistics.nodes)
+        assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
+
+
+def test_a_flock_judges_by_those_that_were_judged() -> None:
+    """The prefill's token has no alpha: it counts for depth and width, not for alpha."""
+    drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
+    batch.emitted[:] = 3
+    drafting.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
+    shape, alpha = drafting.flock(batch)
+    assert alpha.tolist() == [0.5]
+    start = drafting.start
+    assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
+    batch.emitted[:] = 1
+    assert drafting.flock(batch)[1].tolist() == [-1.0]
+
+
+def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = adjacency(initialisation="random")
+    drafting, batch = opened(config, 50)
+    monkeypatch.delattr(torch, "tensor")
+    depth, width, _ = drafting.inherit(batch)
+    assert 2 <= depth.min() <= depth.max() <= 5
+    assert 2 <= width.min() <= width.max() <= 6
+
+
+def test_the_cache_holds_paths_wider_than_trees() -> None:
+    """Where the host does not know how far a walk went, paths are as wide as the deepest tree, whatever its nodes."""
+    _, batch = opened(adjacency(depth_range=[2, 8], nodes=6))
+    assert batch.cache.columns >= 5 + 36 + 8 + 1
+    assert batch.columns.max() + 35 < batch.cache.columns

@@ -1,0 +1,68 @@
+"""What must not be paid twice, and the benchmark that says when it is."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from toys import toy_drafter, toy_target
+
+from benchmarks import overhead
+from search_spaces.acceptance import AcceptanceRule, Additive, Tables
+from search_spaces.neighbourhoods import CodebookNeighbourhood
+from search_spaces.presets import PRESETS
+from search_spaces.schedules import Constant
+from search_spaces.trial import Sampling
+from workers.decoding import draft
+from workers.decoding.draft import TreeDrafting
+from workers.decoding.methods import build_drafting
+from workers.decoding.sampling import to_law
+
+
+def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medusa's heads do not see the path: all nodes of a level have one law."""
+    target, seen = toy_target(), []
+
+    def noted(logits: Tensor, sampling: Sampling) -> Tensor:
+        seen.append(logits.shape)
+        return to_law(logits, sampling)
+
+    monkeypatch.setattr(draft, "to_law", noted)
+    drafting = build_drafting(PRESETS["medusa"], Sampling(cfg=2.0, top_k=5), target, toy_drafter("medusa", target))
+    assert isinstance(drafting, TreeDrafting)
+    logits = torch.randn(4, 1, 24, generator=torch.Generator().manual_seed(0))
+    shared, apart = drafting.law(logits.expand(-1, 7, -1)), drafting.law(logits.repeat(1, 7, 1))
+    assert torch.equal(shared, apart)
+    assert seen == [(2, 1, 24), (2, 7, 24)]
+
+
+def test_the_papers_residual_never_asks_for_every_tokens_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = AcceptanceRule(Additive(k=3, delta=0.5), Constant(0.5))
+    tables, x = Tables(neighbours=torch.arange(6).expand(6, 6)), torch.tensor([2])
+    r, p = torch.full((1, 6), 1 / 6), torch.full((1, 6), 1 / 6)
+    monkeypatch.delattr(CodebookNeighbourhood, "credit_all")
+    credit = rule.neighbourhood.credit(r, p, x, tables)
+    assert float(rule.residual(r, p, x, torch.tensor([0.5]), credit, tables).sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "share", "status"), [(1.05, 0.10, None), (1.05, 0.13, 1), (1.2, 0.10, 1)], ids=["fair", "share", "ratio"]
+)
+def test_the_overhead_benchmark_says_what_fails(
+    ratio: float, share: float, status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overhead, "load_scenes", SimpleNamespace)
+    monkeypatch.setattr(overhead, "vanilla_against_bare_loop", lambda *_: (ratio, 1.0, 1.3))
+    monkeypatch.setattr(overhead, "share_outside", lambda *_: (share, 2.0, 100.0))
+    for arguments in ([], ["--check"]):
+        monkeypatch.setattr(sys, "argv", ["overhead", "--only", "eagle1", *arguments])
+        if arguments and status:
+            with pytest.raises(SystemExit) as stopped:
+                overhead.main()
+            assert stopped.value.code == status
+        else:
+            overhead.main()
+        assert ("fail" in capsys.readouterr().out) is bool(status)

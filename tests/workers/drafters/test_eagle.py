@@ -1,0 +1,68 @@
+"""The EAGLE drafter against its formula: slot t takes W [e(x_{t+1}) ; f_t] + b and predicts the feature of t+1.
+
+A bad draft is never wrong, only slow, so no lossless test sees one. Here every logit of three rounds' trees is held
+against one plain causal pass (tests/reference/plain_layers.py) over the slots as the paper pairs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import plain_layers
+import pytest
+import torch
+from drafter_rounds import Story, hold
+from torch import Tensor
+from toys import BASE, toy_drafter, toy_target
+
+from workers.drafters.eagle import EagleDrafter
+from workers.models.target import Target
+from workers.models.transformer import TransformerConfig
+
+CONFIGS: dict[str, TransformerConfig] = {
+    "LlamaGen's grid": replace(BASE, prompt_rope="zero"),
+    "grid, prompt not turned": BASE,
+    "line": replace(BASE, rope="line"),
+}
+
+
+def eagle(target: Target, filler: int | None) -> EagleDrafter:
+    made = toy_drafter("eagle", target)
+    assert isinstance(made, EagleDrafter)
+    return EagleDrafter(target, made.layer, filler=filler)
+
+
+def next_law(drafter: EagleDrafter, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
+    """Logits after the tokens so far and a path below them, slot by slot."""
+    target, prompt_len = story.target, story.target.prompt_len
+    tokens = story.tokens[story.caption(row)]
+    slots: list[tuple[int, Tensor, Tensor]] = []  # place, embedding of x_{t+1}, feature f_t
+    for t in story.prompt_slots(row)[:-1]:
+        # prompts without token ids: one code's embedding stands in for the next token's
+        following = story.prompt.embeds[row, t + 1] if drafter.filler is None else target.embed.weight[drafter.filler]
+        slots.append((t - (prompt_len - 1), following, story.features[row, t]))
+    for n, (token, feature) in enumerate(zip(tokens, story.before[row], strict=True)):
+        slots.append((n, target.embed.weight[token], feature))
+    for n, token in enumerate(path, start=len(tokens)):  # a draft's feature is what its parent's slot predicted
+        slots.append((n, target.embed.weight[token], predicted(drafter, slots)))
+    return plain_layers.linear(target.head, predicted(drafter, slots))
+
+
+def predicted(drafter: EagleDrafter, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """The last slot's output."""
+    fused = [plain_layers.linear(drafter.layer.fc, torch.cat([e.double(), f.double()])) for _, e, f in slots]
+    return plain_layers.causal_pass(drafter.layer.decoder, fused, [place for place, _, _ in slots])[-1]
+
+
+@pytest.mark.parametrize("filler", [0, 7, None])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_node_is_what_one_causal_pass_predicts(name: str, filler: int | None) -> None:
+    target = toy_target(config=CONFIGS[name])
+    drafter = eagle(target, filler)
+    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path))
+
+
+def test_without_guidance_there_is_one_stream() -> None:
+    target = toy_target(config=CONFIGS["line"])
+    drafter = eagle(target, 0)
+    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path), streams=1)

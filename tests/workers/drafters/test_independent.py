@@ -1,0 +1,39 @@
+"""The independent drafter: after its own prompt and the tokens so far, the plain causal pass of a small AR model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import plain_layers
+import pytest
+from drafter_rounds import CAPTIONS, Story, hold
+from torch import Tensor
+from toys import BASE, toy_drafter, toy_target
+
+from workers.drafters.independent import IndependentDrafter
+from workers.models.target import Conditioner
+
+
+def next_law(drafter: IndependentDrafter, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
+    """Logits after the tokens so far and a path below them; the target's prompt and features play no part."""
+    model, caption = drafter.decoder, story.caption(row)
+    assert model.embed is not None
+    assert model.head is not None
+    conditioner = cast(Conditioner, drafter.conditioner)
+    prompt = conditioner(CAPTIONS)
+    if row >= len(CAPTIONS):
+        prompt = conditioner.null(prompt)
+    slots = [(t - story.target.prompt_len, prompt.embeds[caption, t]) for t in story.prompt_slots(row)]
+    slots += [(n, model.embed.weight[token]) for n, token in enumerate([*story.tokens[caption], *path])]
+    places, inputs = zip(*slots, strict=True)
+    return plain_layers.linear(model.head, plain_layers.causal_pass(model, inputs, places)[-1])
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize(("rope", "prompt_rope"), [("grid", "zero"), ("grid", "identity"), ("line", "zero")])
+def test_every_node_is_what_one_causal_pass_predicts(rope: str, prompt_rope: str, streams: int) -> None:
+    target = toy_target(config=replace(BASE, rope=rope, prompt_rope=prompt_rope))  # type: ignore[arg-type]
+    drafter = toy_drafter("independent", target)
+    assert isinstance(drafter, IndependentDrafter)
+    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path), streams=streams)
