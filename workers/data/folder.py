@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,6 +77,19 @@ def load_images(paths: Sequence[Path], size: int) -> Tensor:
         square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
         images[i] = torch.from_numpy(np.array(square)).permute(2, 0, 1)
     return images
+
+
+def check_images(paths: Iterable[Path]) -> None:
+    """Read the heads of images, not their pixels.
+
+    Raises:
+        ValueError: a file that is no image.
+    """
+    for path in paths:
+        try:
+            Image.open(path).close()
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
 
 
 def _images(folder: Path) -> list[Path]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from workers.data.scenes import SLOTS, parse
-from workers.metrics.estimate import Estimate, mean_estimate
+from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_estimate
 from workers.metrics.features import SceneFeatures
+from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
 
 _NAMES = [name for name, _ in SLOTS]
 _RELATION, _POSITION = _NAMES.index("relation"), _NAMES.index("position")
@@ -49,3 +50,37 @@ def image_accuracies(net: SceneFeatures, features: Tensor, captions: Sequence[st
 def caption_accuracy(net: SceneFeatures, features: Tensor, captions: Sequence[str]) -> Estimate:
     """Mean over images of `image_accuracies`, with its standard error over images."""
     return mean_estimate(image_accuracies(net, features, captions))
+
+
+def _load_score(subject: Subject) -> Score:
+    net = subject.net
+    if net is None:
+        raise Unmeasurable("no net reads attributes off these images")
+    try:
+        for text in subject.captions:
+            parse(text)
+    except ValueError as error:
+        raise Unmeasurable(f"attributes are those of scenes: {error}") from None
+
+    def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
+        assert features is not None
+        return image_accuracies(net, features, captions)
+
+    return Score(net.identity, read)
+
+
+def _compute(evidence: Evidence) -> Estimate:
+    return grouped_mean(evidence.column("score.caption_accuracy"), evidence.column("caption_id"))
+
+
+SCORERS = (Scorer(name="caption_accuracy", load=_load_score),)
+METRICS = (
+    Metric(
+        name="caption_accuracy",
+        direction="maximize",
+        unit="share",
+        about="share of a scene's attributes that the feature net reads off its image as the caption says",
+        needs=("score.caption_accuracy",),
+        compute=_compute,
+    ),
+)

@@ -1,7 +1,8 @@
 """CLIP score with the built-in tiny CLIP: how well images fit their captions, as a mean cosine.
 
 The model is transformers' CLIPModel built from a small config, with a word-level tokenizer over the scenes' vocabulary.
-Cosines of this model say nothing about OpenAI's CLIP: `identity` stands beside every number.
+Cosines of this model say nothing about OpenAI's CLIP: `identity` stands beside every number. They are taken
+here, because torchmetrics' CLIPScore reads the towers' outputs as tensors, which those of transformers 5 are not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
 from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
-from workers.metrics.estimate import Estimate, mean_estimate
+from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_estimate
+from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
 
 NAME = "scenes-clip"
@@ -150,3 +152,34 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
     model = unfilled(lambda: SceneClip(config, content_hash(path)))
     load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
     return model.eval().requires_grad_(False)
+
+
+def _load_score(subject: Subject) -> Score:
+    own = subject.folder / BUILTIN.name
+    model = load_clip(own if own.is_file() else BUILTIN).to(subject.device)
+    if subject.image_size != model.config.image_size:
+        size = model.config.image_size
+        raise Unmeasurable(f"the scenes CLIP takes images of {size} pixels, the target's have {subject.image_size}")
+    try:
+        for text in subject.captions:
+            parse(text)
+    except ValueError as error:
+        raise Unmeasurable(f"the scenes CLIP reads captions of scenes only: {error}") from None
+    return Score(model.identity, lambda images, captions, _: model.cosines(images, captions))
+
+
+def _compute(evidence: Evidence) -> Estimate:
+    return grouped_mean(evidence.column("score.clip_score"), evidence.column("caption_id"))
+
+
+SCORERS = (Scorer(name="clip_score", load=_load_score),)
+METRICS = (
+    Metric(
+        name="clip_score",
+        direction="maximize",
+        unit="cosine",
+        about="how well images fit their captions: mean cosine of the CLIP that the score names",
+        needs=("score.clip_score",),
+        compute=_compute,
+    ),
+)

@@ -1,4 +1,4 @@
-"""A number with its uncertainty, and two ways to get one: over independent images, and by the jackknife."""
+"""A number with its uncertainty, and the ways to get one: over independent images, and by the jackknife."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+class Unmeasurable(ValueError):
+    """A number that these images cannot give: too few of them, or something that it is measured against is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,39 @@ def block_groups(n: int, groups: int, device: torch.device | str = "cpu") -> Ten
     Blocks, not stripes: several images of one caption lie next to each other and should leave together.
     """
     return torch.arange(n, device=device) * groups // n
+
+
+def caption_groups(captions: Tensor, groups: int | None = None) -> Tensor:
+    """Group [n] of each image from its caption's id [n], sorted: consecutive captions, all images of one together.
+
+    `groups`: at most so many, whose sizes differ by at most one caption; None makes every caption a group.
+    """
+    place: Tensor = torch.unique_consecutive(captions, return_inverse=True)[1]
+    count = int(place[-1]) + 1 if place.numel() else 0
+    return place if groups is None or groups >= count else place * groups // count
+
+
+def ratio_estimate(above: Tensor, below: Tensor, groups: Tensor) -> Estimate:
+    """sum(above) / sum(below) over rows [n], with the jackknife over groups [n] of rows that belong together.
+
+    With `below` all ones it is a mean, whose error counts the rows of a group as one.
+
+    Raises:
+        Unmeasurable: there are fewer than two groups.
+        ValueError: a row is not finite.
+    """
+    size = int(groups.max()) + 1 if groups.numel() else 0
+    if size < 2:
+        raise Unmeasurable(f"an error needs at least 2 independent measurements, there is {size}: measure more")
+    wide = torch.stack([above.double(), below.double()])
+    if not wide.isfinite().all():
+        raise ValueError("a measurement is not finite, so there is no mean of them: drop its row first")
+    parts = torch.zeros(2, size, dtype=torch.float64).index_add_(1, groups, wide)
+    total = parts.sum(1, keepdim=True)
+    top, bottom = total - parts
+    return Estimate((total[0] / total[1]).item(), jackknife_error(top / bottom).item(), above.numel())
+
+
+def grouped_mean(scores: Tensor, captions: Tensor) -> Estimate:
+    """The mean of per-image scores [n] and its standard error over captions [n] (ids, sorted)."""
+    return ratio_estimate(scores, torch.ones_like(scores), caption_groups(captions))

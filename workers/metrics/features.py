@@ -124,6 +124,15 @@ def _block(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn
     )
 
 
+def identity_of(path: Path) -> str:
+    """What a net of this weight file calls itself.
+
+    Raises:
+        WeightsError: nothing is there.
+    """
+    return f"{NAME}@{content_hash(path)}"
+
+
 def load_features(path: Path = BUILTIN) -> SceneFeatures:
     """The feature net of a weight file whose header holds its config; frozen, in evaluation mode, fp32.
 

@@ -1,7 +1,8 @@
 """Frechet distance between two sets of image features, with an uncertainty over images.
 
 d^2 = |m_a - m_b|^2 + Tr A + Tr B - 2 Tr (A^.5 B A^.5)^.5 (Dowson and Landau 1982; Heusel et al. 2017), in float64 and
-by symmetric eigensolvers only. "Distance" is this squared form, as in every FID table.
+by symmetric eigensolvers only. "Distance" is this squared form, as in every FID table. torchmetrics' FID serves as a
+parity test alone: it takes the roots of a product that is not symmetric, and leaves no blocks of captions out.
 
 The distance is biased upwards in n: with n images it exceeds its limit by about c / n, and c depends on the set. So
 compare distances only at equal n (`difference` insists on it), or compare the `debiased` values, from which the
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, block_groups, jackknife_error
+from workers.metrics.estimate import Estimate, Unmeasurable, block_groups, jackknife_error
 
 GROUPS = 25  # the error itself is then known to 1 / sqrt(2 (G - 1)) = 14%; each costs one d x d eigenproblem
 CHUNK_ELEMENTS = 1 << 24  # float64 matrices decomposed at once: 128 MiB
@@ -63,9 +64,9 @@ class FeatureStatistics:
 
     @property
     def covariance(self) -> Tensor:
-        """Unbiased covariance [d, d]. Raises ValueError when n <= d: it would be singular."""
+        """Unbiased covariance [d, d]. Raises Unmeasurable when n <= d: it would be singular."""
         if self.n <= self.dim:
-            raise ValueError(
+            raise Unmeasurable(
                 f"{self.n} images cannot fill a covariance of {self.dim} channels: use more than {self.dim} images"
             )
         return _covariance(torch.tensor(float(self.n)), self.total, self.outer)
@@ -90,14 +91,19 @@ def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
     return _distance(b.mean, b.covariance, _Side(a.mean, a.covariance)).item()
 
 
-def distance_to_reference(features: Tensor, reference: FeatureStatistics, *, groups: int = GROUPS) -> FrechetEstimate:
-    """Distance of images' features [n, d] to a fixed reference, whose own sampling noise is not counted ("fid")."""
+def distance_to_reference(
+    features: Tensor, reference: FeatureStatistics, *, groups: int | Tensor = GROUPS
+) -> FrechetEstimate:
+    """Distance of images' features [n, d] to a fixed reference, whose own sampling noise is not counted ("fid").
+
+    `groups`: how many blocks of images the jackknife leaves out in turn, or each image's block [n] (0, 0, 1, ...).
+    """
     blocks = _Blocks(features, groups)
     side = _Side(reference.mean, reference.covariance)
     return blocks.estimate(blocks.distances(side))
 
 
-def distance_between(a: Tensor, b: Tensor, *, groups: int = GROUPS) -> FrechetEstimate:
+def distance_between(a: Tensor, b: Tensor, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
     """Distance between the images [n, d] of two settings for the same captions in the same order ("drift").
 
     A group leaves out the same captions on both sides, so what the pairing shares does not count as noise.
@@ -109,7 +115,9 @@ def distance_between(a: Tensor, b: Tensor, *, groups: int = GROUPS) -> FrechetEs
     return one.estimate(torch.stack([_distance(mean, covariance, side) for mean, covariance, side in pairs]))
 
 
-def difference(a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int = GROUPS) -> FrechetEstimate:
+def difference(
+    a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int | Tensor = GROUPS
+) -> FrechetEstimate:
     """Distance of a's images minus distance of b's, both to one reference; a, b [n, d] in the same order of captions.
 
     The paired error is what tells two settings apart: difficult captions move both distances alike and cancel.
@@ -132,18 +140,22 @@ class _Side:
 class _Blocks:
     """Means [G + 1, d] and covariances [G + 1, d, d]: of all images (index 0), and of all but one block of them."""
 
-    def __init__(self, features: Tensor, groups: int) -> None:
+    def __init__(self, features: Tensor, blocks: int | Tensor) -> None:
         wide = _checked(features)
         n, dim = wide.shape
-        if groups < 2:
-            raise ValueError(f"a jackknife needs at least 2 groups, got {groups}")
-        if n - -(-n // groups) <= dim:
-            raise ValueError(
+        if isinstance(blocks, int):
+            groups, blocks = blocks, block_groups(n, blocks) if blocks > 1 else blocks
+        else:
+            groups = int(blocks[-1]) + 1
+        if isinstance(blocks, int) or groups < 2:
+            raise Unmeasurable(f"a jackknife needs at least 2 groups, got {groups}")
+        counts = torch.bincount(blocks, minlength=groups)
+        if n - int(counts.max()) <= dim:
+            raise Unmeasurable(
                 f"{n} images less one of {groups} groups cannot fill a covariance of {dim} channels: use at least "
                 f"{(dim + 1) * groups // (groups - 1) + 2} images"
             )
         self.n, self.groups = n, groups
-        counts = torch.bincount(block_groups(n, groups), minlength=groups)
         parts = torch.split(wide, counts.tolist())
         totals = torch.stack([part.sum(0) for part in parts])
         outers = torch.stack([part.mT @ part for part in parts])

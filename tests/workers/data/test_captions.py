@@ -1,0 +1,230 @@
+"""Captions: every format gives the same ones, subsets are stable, and a broken row is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from workers.data.captions import Caption, captions_hash, read_captions, scene_captions
+from workers.data.scenes import render, sample_attributes
+from workers.decoding.rng import image_keys
+from workers.models.families.scenes import load_scenes
+
+PUBLISHED = Path(os.environ.get("SPECFRONTIER_CAPTIONS", "captions"))  # holds captions_val2017.json, PartiPrompts.tsv
+TEXTS = ['a "quoted" cat, asleep', "two dogs", "ein Käfer im Gras", "四つの花"]
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+def formats(folder: Path, texts: list[str] = TEXTS, column: str = "caption") -> list[Path]:
+    """The same captions in every format that has one a row."""
+    pq.write_table(pa.table({"n": range(len(texts)), column: texts}), folder / "a.parquet")
+    return [
+        write(folder, "a.txt", "".join(f"{text}\n" for text in texts)),
+        write(folder, "windows.txt", "\ufeff" + "\r\n".join(texts)),
+        write(folder, "a.csv", f"n,{column}\n" + "".join(f"{i},{quoted(t)}\n" for i, t in enumerate(texts))),
+        write(folder, "a.TSV", f"{column}\tn\n" + "".join(f"{quoted(t)}\t{i}\n" for i, t in enumerate(texts))),
+        write(folder, "a.jsonl", "".join(json.dumps({"n": i, column: t}) + "\n" for i, t in enumerate(texts))),
+        folder / "a.parquet",
+    ]
+
+
+def coco(folder: Path, annotations: list[dict[str, Any]]) -> Path:
+    return write(folder, "captions.json", json.dumps({"images": [], "annotations": annotations}))
+
+
+ANNOTATIONS = [
+    {"image_id": image, "id": 100 * image + view, "caption": f"view {view} of {image}\n"}
+    for image in range(40)
+    for view in range(5)
+]
+
+
+def test_every_format_gives_the_same_captions(tmp_path: Path) -> None:
+    expected = {Caption(i, text) for i, text in enumerate(TEXTS)}
+    for path in formats(tmp_path):
+        assert set(read_captions(path)) == expected, path
+        assert read_captions(path, seed=3) == read_captions(tmp_path / "a.txt", seed=3)
+
+
+@pytest.mark.parametrize("column", ["caption", "text", "Prompt", "TEXT"])
+def test_usual_columns_are_found(column: str, tmp_path: Path) -> None:
+    for path in formats(tmp_path, column=column)[2:]:
+        assert {caption.text for caption in read_captions(path)} == set(TEXTS)
+
+
+def test_a_column_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "caption,long\nno,yes\n")
+    assert read_captions(path, column="long") == [Caption(0, "yes")]
+    assert read_captions(path) == [Caption(0, "no")]
+    for path in formats(tmp_path)[2:]:
+        with pytest.raises(ValueError, match=r"no column 'titel'; its columns are .*'caption'.*; name one") as raised:
+            read_captions(path, column="titel")
+        assert path.name in str(raised.value)
+
+
+def test_quotation_marks_of_published_tabs_stay(tmp_path: Path) -> None:
+    lines = ["Prompt\tn", '"Hi" on a sign\t1', 'a "b"\t2', '"a ""c"""\t3', '"d" and "e"\t4']
+    captions = read_captions(write(tmp_path, "a.tsv", "\n".join(lines)))
+    assert sorted(c.text for c in captions) == ['"Hi" on a sign', '"d" and "e"', 'a "b"', 'a "c"']
+
+
+def test_subsets_are_stable_and_nested(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", "".join(f"caption {i}\n" for i in range(1000)))
+    some = read_captions(path, count=6, seed=1)
+    assert [caption.id for caption in some] == [819, 989, 691, 932, 661, 509]
+    assert all(caption.text == f"caption {caption.id}" for caption in some), "the id stays that of the source"
+    assert read_captions(path, count=60, seed=1)[:6] == some
+    assert read_captions(path, seed=1)[:6] == some
+    assert read_captions(path, count=6, seed=2) != some
+    spread = [caption.id for caption in read_captions(path, count=400, seed=5)]
+    assert abs(sum(spread) / 400 - 499.5) < 45, "three standard errors of a mean of 400 draws"
+
+
+def test_coco_gives_one_caption_an_image_whatever_the_order(tmp_path: Path) -> None:
+    captions = read_captions(coco(tmp_path, ANNOTATIONS), seed=4)
+    assert sorted(caption.id // 100 for caption in captions) == list(range(40))
+    assert all(caption.text == f"view {caption.id % 100} of {caption.id // 100}" for caption in captions)
+    assert len({caption.id % 100 for caption in captions}) == 5, "not always the same annotation"
+    shuffled = random.Random(0).sample(ANNOTATIONS, len(ANNOTATIONS))
+    assert read_captions(coco(tmp_path, shuffled), seed=4) == captions
+    assert {c.id for c in read_captions(coco(tmp_path, ANNOTATIONS), seed=5)} != {c.id for c in captions}
+
+
+def test_a_caption_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'caption\n"  a cat\non a mat "\n')
+    assert read_captions(path) == [Caption(0, "a cat on a mat")]
+
+
+def test_scenes_are_those_that_the_model_holds_out() -> None:
+    captions = scene_captions(20, 1)
+    assert [caption.id for caption in captions] == list(range(20))
+    assert [caption.text for caption in captions] == load_scenes().held_out_captions(20, 1)
+    assert read_captions("scenes", count=20, seed=1) == captions
+    with pytest.raises(ValueError, match="say how many"):
+        read_captions("scenes")
+
+
+def test_the_hash_sees_every_change() -> None:
+    captions = [Caption(0, "a"), Caption(1, "b")]
+    assert captions_hash(captions) == "ed2ad7c772b1dcb657af"
+    others = [captions[:1], captions[::-1], [Caption(0, "a"), Caption(2, "b")], [Caption(0, "a"), Caption(1, "c")]]
+    assert len({captions_hash(each) for each in [captions, *others]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "one\n\ntwo\n", "line 2: blank caption; fill it in or remove the row"),
+        ("a.txt", "", "no captions in it"),
+        ("a.txt", "\n\n", "no captions in it"),
+        ("a.txt", b"one\ntw\xff\n", "line 2: not UTF-8 text; save the file as UTF-8"),
+        ("a.txt", "one".encode("utf-16"), "line 1: not UTF-8"),
+        ("a.csv", "caption,n\none,1\n  ,2\n", "line 3: blank caption"),
+        ("a.csv", "n,caption\n1,one\n2\n", "line 3: blank caption"),
+        ("a.csv", "caption\none\n\ntwo\n", "line 3: blank caption"),
+        ("a.csv", "caption,n\none, two,3\n", "line 2: 3 fields under 2 columns; put the caption in double quotes"),
+        ("a.csv", 'caption\n"one" two\n', 'line 2: .*; write " inside a quoted field as ""'),
+        ("a.csv", 'caption\n"one\n', "line 2: .*end of data"),
+        ("a.tsv", "n\tcaption\n1\ttwo\tfields\n", "line 2: 3 fields under 2 columns; take the tabs out"),
+        ("a.csv", "caption\n", "no captions in it"),
+        ("a.csv", "", "no column caption or text or prompt; its columns are none"),
+        ("a.csv", "titel,n\none,1\n", "no column caption or text or prompt; its columns are 'titel', 'n'"),
+        ("a.csv", "caption,caption\none,1\n", "two columns"),
+        ("a.jsonl", '{"caption": "one"}\n{"caption": \n', "line 2: broken JSON: .*copied whole"),
+        ("a.jsonl", '{"caption": "one"}\n["two"]\n', "line 2: not an object"),
+        ("a.jsonl", '{"caption": "one"}\n{"n": 2}\n', "line 2: no column caption or .*; its columns are 'n'"),
+        ("a.jsonl", '{"caption": "one"}\n\n{"caption": "two"}\n', "line 2: empty"),
+        ("a.jsonl", '{"caption": 7}\n', "line 1: the caption is 7, not text"),
+        ("a.jsonl", '{"caption": null}\n', "line 1: blank caption"),
+        ("a.jsonl", '{"caption": "\\ud800"}\n', "line 1: half a character"),
+        ("a.json", '{"annotations": [\n{"id": 1,}', r"broken JSON: .*\(line 2, column 10\)"),
+        ("a.json", '["one", "two"]', r"not COCO captions .*give lists as \.txt"),
+        ("a.json", "", "empty"),
+        ("a.json", '{"annotations": []}', "no captions in it"),
+        ("a.json", '{"annotations": [{"id": 1, "image_id": 2, "caption": " "}]}', "annotation 0: blank caption"),
+        ("a.json", '{"annotations": [{"id": 1, "image_id": 2}]}', "annotation 0: blank caption"),
+        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 0: needs the whole"),
+        ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 0: needs the whole"),
+        (
+            "a.json",
+            json.dumps({"annotations": [{"id": 1, "image_id": i, "caption": "x"} for i in (1, 2)]}),
+            "annotation 1: the id 1 is there twice",
+        ),
+        ("a.parquet", b"PAR1nothing", "not a readable Parquet file"),
+        ("a.docx", "one\n", r"captions come as \.txt, .*, \.json, not \.docx"),
+        ("captions", "one\n", "a file without an ending"),
+    ],
+)
+def test_broken_sources_are_named(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=message) as raised:
+        read_captions(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_broken_parquet_rows_are_named(tmp_path: Path) -> None:
+    for values, message in ((["one", None], "row 2: blank caption"), ([3, 4], "row 1: the caption is 3, not text")):
+        pq.write_table(pa.table({"caption": values}), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=message):
+            read_captions(tmp_path / "a.parquet")
+
+
+def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", "one\ntwo\n")
+    wrong: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: read_captions(path, count=3), "3 captions are asked for, it has 2 .*; lower the count"),
+        (lambda: read_captions(coco(tmp_path, ANNOTATIONS), count=41), r"it has 40 \(one for each image\)"),
+        (lambda: read_captions(path, count=0), "at least 1"),
+        (lambda: read_captions(path, column="text"), "has no columns"),
+        (lambda: read_captions(tmp_path / "none.txt"), "no such file"),
+        (lambda: read_captions(tmp_path / "none.json"), "No such file"),
+        (lambda: read_captions("~/no/such.csv"), r"such\.csv: no such file"),
+    )
+    for act, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            act()
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match="a folder, not a file of captions"):
+        read_captions(tmp_path / "folder.csv")
+
+
+@pytest.mark.skipif(
+    not (PUBLISHED / "PartiPrompts.tsv").is_file(), reason="SPECFRONTIER_CAPTIONS names no folder of the published sets"
+)
+def test_published_sets_load_quickly() -> None:
+    annotations = json.loads((PUBLISHED / "captions_val2017.json").read_text())["annotations"]
+    by_id = {entry["id"]: entry for entry in annotations}
+    assert len(by_id) == 25_014
+    started = time.process_time()
+    captions = read_captions(PUBLISHED / "captions_val2017.json", seed=0)
+    prompts = read_captions(PUBLISHED / "PartiPrompts.tsv", seed=0)
+    assert time.process_time() - started < 2
+    assert len({by_id[caption.id]["image_id"] for caption in captions}) == len(captions) == 5000
+    assert all(caption.text == " ".join(by_id[caption.id]["caption"].split("\n")).strip() for caption in captions)
+    assert len(prompts) == 1632
+    assert min(prompts, key=lambda prompt: prompt.id) == Caption(0, "bond")
+
+
+def test_the_largest_seed_that_a_sweep_takes_draws() -> None:
+    seed = 2**63 - 1
+    assert len({caption.text for caption in scene_captions(8, seed)}) > 4
+    assert render(sample_attributes(seed, range(2)), seed, range(2)).isfinite().all()
+    assert len(set(image_keys(seed, [0, 1], [0, 0]).tolist())) == 2

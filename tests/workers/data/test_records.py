@@ -1,0 +1,204 @@
+"""Records: what comes back is what went in, in this library and in others, and damage never passes for a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from workers.data.records import (
+    PHASES,
+    Timing,
+    features_of,
+    quality_table,
+    read_shard,
+    timing_table,
+    tokens_of,
+    write_shard,
+)
+from workers.data.storage import Storage
+from workers.decoding.engine import Result
+from workers.decoding.state import Job
+from workers.decoding.statistics import PHASES as ENGINE_PHASES
+from workers.decoding.statistics import ImageStatistics
+
+NAME = "shards/quality-0123.parquet"
+META = {"kind": "quality", "config": {"sampling": {"cfg": 2}}, "worker": 'a "quoted" näme', "versions": {"torch": "2"}}
+
+
+def result(number: int, rounds: int = 3) -> Result:
+    emitted = torch.arange(1, rounds + 1)
+    statistics = ImageStatistics(
+        emitted=emitted,
+        position=emitted.cumsum(0) - emitted + 1,
+        depth=torch.full((rounds,), 4),
+        nodes=torch.full((rounds,), 8),
+        seconds={phase: 0.25 * (i + number) for i, phase in enumerate(PHASES)},
+    )
+    tokens = torch.randint(0, 512, (16,), generator=torch.Generator().manual_seed(number))
+    return Result(Job(number + 7, f"a red ring, «no. {number}»", sample=number % 2), tokens, statistics)
+
+
+RESULTS = [result(0), result(1, rounds=5), result(2, rounds=1)]
+FEATURES = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) * 3
+SCORES = torch.tensor([0.1, 0.2, float("nan")])
+
+
+def table(**changes: Any) -> pa.Table:
+    given: dict[str, Any] = {"features": {"scenes": FEATURES}, "scores": {"clip_score": SCORES}}
+    return quality_table(RESULTS, seed=5, batch=48, **(given | changes))
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    storage = Storage(tmp_path)
+    write_shard(storage, NAME, table(), META)
+    return storage
+
+
+def test_phases_are_those_of_the_engine() -> None:
+    assert PHASES == ENGINE_PHASES
+
+
+@pytest.mark.parametrize("place", ["local", "mock:///a"])
+def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
+    storage = Storage(tmp_path if place == "local" else place)
+    write_shard(storage, NAME, table(), META)
+    read, meta = read_shard(storage, NAME, kind="quality")
+    assert meta == META
+    assert read.num_rows == 3
+    assert torch.equal(tokens_of(read), torch.stack([r.tokens for r in RESULTS]))
+    assert torch.equal(features_of(read, "scenes"), FEATURES.half().float())
+    rows = read.to_pylist()
+    for row, original in zip(rows, RESULTS, strict=True):
+        job, statistics = original.job, original.statistics
+        assert (row["caption_id"], row["caption"], row["sample"]) == (job.caption_id, job.caption, job.sample)
+        assert (row["seed"], row["batch"], row["rounds"]) == (5, 48, statistics.rounds)
+        assert row["accepted"] == statistics.emitted.tolist()
+        assert row["depth"] == statistics.depth.tolist()
+        assert row["nodes"] == statistics.nodes.tolist()
+        assert [row[f"seconds_{phase}"] for phase in PHASES] == [statistics.seconds[phase] for phase in PHASES]
+        assert row["latency"] == pytest.approx(statistics.latency)
+    assert rows[1]["score.clip_score"] == pytest.approx(0.2)
+    assert read.schema.field("tokens").type == pa.list_(pa.int32())
+    assert read.schema.field("features.scenes").type == pa.list_(pa.float32())
+
+
+def test_some_columns_are_enough(storage: Storage) -> None:
+    read, meta = read_shard(storage, NAME, ["caption_id", "features.scenes"])
+    assert read.column_names == ["caption_id", "features.scenes"]
+    assert meta["kind"] == "quality"
+    with pytest.raises(ValueError, match=r"no column 'features\.inception'; it has caption_id, .*features\.scenes"):
+        read_shard(storage, NAME, ["features.inception"])
+
+
+def test_pandas_reads_it(storage: Storage) -> None:
+    frame = pd.read_parquet(str(storage.path(NAME)))
+    assert frame["tokens"][1].tolist() == RESULTS[1].tokens.tolist()
+    assert frame["features.scenes"][2].tolist() == FEATURES[2].half().tolist()
+    assert frame["accepted"].map(sum).tolist() == [6, 15, 1]
+
+
+def test_duckdb_reads_it(storage: Storage) -> None:
+    rows = (
+        duckdb.connect()
+        .execute(
+            f"""select tokens, "features.scenes", list_sum(accepted) / rounds, typeof("features.scenes"), caption
+            from '{storage.path(NAME)}' order by caption_id"""
+        )
+        .fetchall()
+    )
+    assert rows[1][0] == RESULTS[1].tokens.tolist()
+    assert rows[2][1] == FEATURES[2].half().tolist()
+    assert [row[2] for row in rows] == [2.0, 3.0, 1.0]
+    assert rows[0][3:] == ("FLOAT[]", RESULTS[0].job.caption)
+
+
+def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:
+    storage, features = Storage(tmp_path), torch.randn(256, 1024)
+    results = [result(number) for number in range(256)]
+    write_shard(storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), META)
+    assert len(storage.read(NAME)) < 1.05 * features.numel() * 2
+
+
+def test_timings_come_back(tmp_path: Path) -> None:
+    storage, rows = Storage(tmp_path), [Timing((7, 9), 0, 2, 2.0, 1.0, 2.5), Timing((8,), 1, 2, 1.0, 0.5, 2.25)]
+    write_shard(storage, "shards/timing-1.parquet", timing_table(rows), {"kind": "timing"})
+    read, _ = read_shard(storage, "shards/timing-1.parquet", kind="timing")
+    assert read.to_pylist()[0] == {
+        "caption_ids": [7, 9], "repetition": 0, "batch": 2, "images": 2, "seconds_vanilla": 2.0, "seconds": 1.0,
+        "mean_accepted_length": 2.5,
+    }  # fmt: skip
+    assert read["images"].to_pylist() == [2, 1]
+
+
+def test_damage_at_any_place_is_noticed(storage: Storage) -> None:
+    """Every byte of a page, of the footer and every length counts: what is read is right or refused."""
+    whole = storage.read(NAME)
+    right, _ = read_shard(storage, NAME)
+    for length in (0, 3, 4, 100, len(whole) // 2, len(whole) - 9, len(whole) - 1):
+        storage.write(NAME, whole[:length])
+        with pytest.raises(ValueError, match=r"quality-0123\.parquet: damaged .*; delete it, and --resume"):
+            read_shard(storage, NAME)
+    refused = 0
+    for place in range(4, len(whole), len(whole) // 60):
+        storage.write(NAME, whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            read, _ = read_shard(storage, NAME)
+        except ValueError:
+            refused += 1
+        else:  # a byte that no reader looks at, or of the text of the metadata
+            assert read.column("tokens") == right.column("tokens")
+            assert torch.equal(features_of(read, "scenes"), features_of(right, "scenes"))
+    assert refused > 20
+
+
+def test_foreign_files_are_refused(storage: Storage) -> None:
+    path = storage.path(NAME)
+    with pytest.raises(ValueError, match=r"not a timing file but of kind 'quality'; delete it"):
+        read_shard(storage, NAME, kind="timing")
+    for metadata in ({}, {b"specfrontier": b"{"}, {b"specfrontier": b"[]"}):
+        pq.write_table(pa.table({"a": [1]}).replace_schema_metadata(metadata), path)
+        with pytest.raises(ValueError, match=r"quality-0123\.parquet: not a Parquet file of specfrontier; delete it"):
+            read_shard(storage, NAME)
+    storage.write(NAME, b"caption,seconds\n")
+    with pytest.raises(ValueError, match="damaged or no Parquet file"):
+        read_shard(storage, NAME)
+    with pytest.raises(FileNotFoundError):
+        read_shard(storage, "shards/nothing.parquet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": {"scenes": FEATURES[:2]}}, r"features 'scenes': shape \[2, 64\] for 3 images"),
+        ({"features": {"scenes": FEATURES[0]}}, "needed"),
+        ({"features": {"scenes": FEATURES * 1e6}}, "not finite as float16"),
+        ({"features": {"scenes": FEATURES * float("nan")}}, "not finite as float16"),
+        ({"scores": {"clip_score": SCORES[:2]}}, "score 'clip_score'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, dict[str, Tensor]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        table(**changes)
+
+
+def test_nothing_is_no_result(storage: Storage) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        quality_table([], seed=0, batch=1)
+    with pytest.raises(ValueError, match="empty"):
+        timing_table([])
+    with pytest.raises(ValueError, match="JSON"):
+        write_shard(storage, NAME, table(), {"kind": "quality", "x": float("nan")})
+    ragged = quality_table(RESULTS, seed=0, batch=1).set_column(4, "tokens", pa.array([[1], [1, 2], [3]]))
+    with pytest.raises(ValueError, match="lists of 1 to 2 entries"):
+        tokens_of(ragged)
+    with pytest.raises(ValueError, match=r"no column 'features\.x'"):
+        features_of(ragged, "x")

@@ -1,0 +1,172 @@
+"""The reference: the right images, read as they should be, and never another extractor's features."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from workers.data.records import float_lists, write_shard
+from workers.data.reference import (
+    Reference,
+    build_reference,
+    read_reference,
+    real_images,
+    reference_facts,
+    write_reference,
+)
+from workers.data.scenes import render, sample_attributes
+from workers.data.storage import Storage
+from workers.metrics.features import load_features
+
+
+class Means:
+    """An extractor of 12 features: the mean colours of the four quarters."""
+
+    identity = "means@1"
+
+    def extract(self, images: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(images, 2).flatten(1)
+
+
+def pictures(folder: Path, count: int = 20, size: int = 16) -> Path:
+    """Noise in two subfolders, names in another order than their making."""
+    for number in range(count):
+        pixels = torch.randint(0, 256, (size, size + 4, 3), generator=torch.Generator().manual_seed(number))
+        path = folder / ("a" if number % 2 else "b/c") / f"{(7 * number) % count:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.byte().numpy()).save(path)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_scenes_are_the_same_whatever_the_batch() -> None:
+    net = load_features()
+    made = build_reference("scenes", net, size=48, count=300, seed=2)
+    indices = range(300)
+    expected = net.extract(render(sample_attributes(2, indices), 2, indices))
+    torch.testing.assert_close(made.features, expected, rtol=1e-4, atol=1e-4)
+    assert made.facts == {"identity": net.identity, "source": "scenes (seed 2)", "resize": "none", "count": 300}
+    assert reference_facts("scenes", net.identity, size=48, count=300, seed=2) == made.facts
+
+
+def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
+    folder, told = pictures(tmp_path / "photos"), list[tuple[int, int]]()
+    made = build_reference(folder, Means(), size=8, tell=lambda done, total: told.append((done, total)))
+    assert made.count == 20
+    assert told == [(20, 20)]
+    assert made.resize == "centre square, Pillow Lanczos to 8 x 8"
+    assert made.source.startswith("photos@")
+    assert reference_facts(folder, "means@1", size=8) == made.facts
+    with Image.open(folder / "a" / "01.png") as picture:
+        square = picture.crop((2, 0, 18, 16)).resize((8, 8), Image.Resampling.LANCZOS)
+    pixels = torch.tensor(list(square.tobytes())).reshape(8, 8, 3).permute(2, 0, 1)[None] / 255
+    first = Means().extract(pixels)[0]
+    assert (made.features - first).abs().amax(1).min() < 1e-6
+
+
+def test_images_of_the_right_size_are_left_alone(tmp_path: Path) -> None:
+    picture = Image.effect_noise((16, 16), 80).convert("RGB")
+    picture.save(tmp_path / "a.png")
+    loaded = next(real_images(tmp_path, size=16).batches())
+    assert (loaded[0] * 255).permute(1, 2, 0).round().byte().numpy().tobytes() == picture.tobytes()
+
+
+def test_the_source_is_told_by_its_images(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos")
+    source = real_images(folder, size=8).source
+    shutil.copytree(folder, tmp_path / "elsewhere" / "photos")
+    assert real_images(tmp_path / "elsewhere" / "photos", size=8).source == source
+    some = real_images(folder, size=8, count=5, seed=1)
+    assert some.count == 5
+    assert some.source == real_images(folder, size=8, count=5, seed=1).source
+    assert len({source, some.source, real_images(folder, size=8, count=5, seed=2).source}) == 3
+    assert real_images(folder, size=8, count=500).source == source, "at most so many"
+    Image.new("RGB", (8, 8)).save(folder / "a" / "01.png")
+    assert real_images(folder, size=8).source != source
+
+
+@pytest.mark.parametrize("place", ["local", "mock:///sweeps/a"])
+def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
+    storage = Storage(tmp_path if place == "local" else place)
+    made = Reference(torch.randn(30, 12), "x@1", "y@2", "none")
+    write_reference(storage, "reference.parquet", made)
+    read = read_reference(storage, identity="x@1")
+    assert torch.equal(read.features, made.features)
+    assert read.facts == made.facts
+    assert read_reference(storage, "reference.parquet", count=20).features.shape == (20, 12)
+
+
+def test_a_file_serves_as_a_source(tmp_path: Path) -> None:
+    made = Reference(torch.randn(30, 12), "means@1", "y@2", "none")
+    path = tmp_path / "mine.parquet"
+    write_reference(Storage(tmp_path), path.name, made)
+    assert torch.equal(build_reference(path, Means(), size=8, count=4096).features, made.features)
+    assert build_reference(str(path), Means(), size=8, count=20).facts == made.facts | {"count": 20}
+    assert reference_facts(path, "means@1", size=8, count=20) == made.facts | {"count": 20}
+    assert pd.read_parquet(path)["features"][3].tolist() == made.features[3].tolist()
+
+
+def test_another_extractor_is_refused(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    write_reference(storage, "reference.parquet", Reference(torch.randn(30, 12), "inception@1", "y@2", "none"))
+    with pytest.raises(ValueError, match=r"features of inception@1, but images are read by means@1.*make it again"):
+        build_reference(tmp_path / "reference.parquet", Means(), size=8)
+    with pytest.raises(ValueError, match="means@1"):
+        reference_facts(tmp_path / "reference.parquet", "means@1", size=8)
+
+
+def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    made = Reference(torch.randn(30, 12), "x@1", "y@2", "none")
+    write_reference(storage, "reference.parquet", made)
+    whole = storage.read("reference.parquet")
+    storage.write("cut.parquet", whole[:-100])
+    with pytest.raises(ValueError, match=r"cut\.parquet: damaged .*specfrontier reference DIR --out FILE"):
+        read_reference(tmp_path / "cut.parquet")
+    with pytest.raises(ValueError, match=r"none\.parquet: no such file; make it again"):
+        read_reference(tmp_path / "none.parquet")
+    table = pa.table({"features": float_lists(made.features)})
+    write_shard(storage, "shard.parquet", table, {"kind": "quality"})
+    with pytest.raises(ValueError, match="not a reference file but of kind 'quality'"):
+        read_reference(tmp_path / "shard.parquet")
+    write_shard(storage, "short.parquet", table, {"kind": "reference", **made.facts, "count": 40})
+    with pytest.raises(ValueError, match="holds 30 images instead of 40"):
+        read_reference(tmp_path / "short.parquet")
+
+
+def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos")
+    with pytest.raises(ValueError, match=r"12 images cannot fill a covariance of 12 features; give more than 12"):
+        build_reference(folder, Means(), size=8, count=12)
+    with pytest.raises(ValueError, match="no such folder"):
+        build_reference(tmp_path / "nothing", Means(), size=8)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no images \(\.png, .*\) in it or below it"):
+        build_reference(tmp_path / "empty", Means(), size=8)
+    (folder / "a" / "99.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"99\.png: not a readable image"):
+        build_reference(folder, Means(), size=8)
+    for wrong, message in (
+        ({"count": None}, "say how many scenes"),
+        ({"count": 0}, "at least 1"),
+        ({"count": 9, "size": 64}, "scenes are 48 pixels wide"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_reference("scenes", Means(), **({"size": 48} | wrong))
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    class Broken(Means):
+        def extract(self, images: Tensor) -> Tensor:
+            return super().extract(images) / 0
+
+    with pytest.raises(ValueError, match="means@1 gave features that are not finite"):
+        build_reference("scenes", Broken(), size=48, count=20)

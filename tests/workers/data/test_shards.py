@@ -1,0 +1,196 @@
+"""Shards: names that depend on all that matters and on nothing else, and plans that cover the captions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_spaces.trial import DecodingConfig
+from workers.data.shards import (
+    Experiment,
+    MeasureTask,
+    QualityShard,
+    TimingShard,
+    canonical,
+    digest,
+    plan_quality,
+    plan_timing,
+)
+
+ROOT = Path(__file__).parents[3]
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}
+LANTERN = {
+    "drafter": "eagle",
+    "tree": {"policy": "chain", "length": 3},
+    "acceptance": {"neighbourhood": "additive", "k": 100, "delta": 0.1},
+    "sampling": SAMPLING,
+}
+VANILLA = {"sampling": SAMPLING}
+EXPERIMENT = Experiment({"target": "ab", "codec": "cd"}, "cafe", 0, {"features": "scenes-features@1"}, "float32")
+TASK = MeasureTask(LANTERN, ("shards/a",), ("shards/b",), ("shards/c",), ("fid", "speedup"))
+
+
+def reversed_keys(value: Any) -> Any:
+    """The same data with every mapping's keys the other way round."""
+    if isinstance(value, dict):
+        return {key: reversed_keys(entry) for key, entry in reversed(value.items())}
+    return value
+
+
+def test_names_are_the_same_everywhere() -> None:
+    """Written down once: a change of these strands every result that users have."""
+    (shard,) = plan_quality(LANTERN, 3, 48, 1, 4)
+    (timing,) = plan_timing(LANTERN, VANILLA, 3, images=3, batch=1, repetitions=3)
+    assert EXPERIMENT.digest() == "ba27ef938200316a88c6"
+    assert shard.name(EXPERIMENT) == "shards/quality-7f1f6309d9a6d615d96c.parquet"
+    assert timing.name(EXPERIMENT) == "shards/timing-e8a0a6b1f5322bf69e8b.parquet"
+    assert TASK.name() == "measures/39ce9e32ad1325d5ad60.json"
+
+
+def test_names_do_not_depend_on_the_process() -> None:
+    code = (
+        "from tests.workers.data.test_shards import EXPERIMENT, LANTERN, plan_quality\n"
+        "print(plan_quality(LANTERN, 3, 48, 1, 4)[0].name(EXPERIMENT))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "77"}
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
+    assert said.stdout.decode().strip() == plan_quality(LANTERN, 3, 48, 1, 4)[0].name(EXPERIMENT)
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    turned = Experiment(
+        reversed_keys(dict(EXPERIMENT.models)), "cafe", 0, reversed_keys(dict(EXPERIMENT.extractors)), "float32"
+    )
+    for config in (reversed_keys(LANTERN), DecodingConfig.from_mapping(LANTERN).to_mapping()):
+        names = [shard.name(turned) for shard in plan_quality(config, 100, 48, 2, 4)]
+        assert names == [shard.name(EXPERIMENT) for shard in plan_quality(LANTERN, 100, 48, 2, 4)]
+    shard = plan_quality(LANTERN, 3, 48, 1, 4)[0]
+    assert dataclasses.replace(shard, config=reversed_keys(shard.config)).name(EXPERIMENT) == shard.name(EXPERIMENT)
+    assert dataclasses.replace(TASK, metrics=("speedup", "fid")).name() == TASK.name()
+
+
+def test_all_that_matters_moves_the_name() -> None:
+    shard = plan_quality(LANTERN, 96, 48, 1, 4)[0]
+    timing = plan_timing(LANTERN, VANILLA, 96, images=3, batch=1, repetitions=3)[0]
+    vanilla = plan_quality(VANILLA, 96, 48, 1, 4)[0].config
+    shards: list[QualityShard | TimingShard] = [
+        shard,
+        *(
+            dataclasses.replace(shard, **change)
+            for change in ({"config": vanilla}, {"start": 1}, {"stop": 47}, {"samples": 2})
+        ),
+        timing,
+        *(
+            dataclasses.replace(timing, **change)
+            for change in (
+                {"config": vanilla}, {"baseline": timing.config}, {"start": 0, "stop": 4}, {"stop": timing.stop + 1},
+                {"batch": 3}, {"repetitions": 4},
+            )
+        ),
+    ]  # fmt: skip
+    others: tuple[dict[str, Any], ...] = (
+        {"models": {"target": "ab", "codec": "ce"}}, {"captions": "beef"}, {"seed": 1}, {"extractors": {}},
+        {"precision": "bfloat16"},
+    )  # fmt: skip
+    experiments = [EXPERIMENT, *(dataclasses.replace(EXPERIMENT, **change) for change in others)]
+    names = {each.name(experiment) for each in shards for experiment in experiments}
+    assert len(names) == len(shards) * len(experiments)
+    changes: tuple[dict[str, Any], ...] = (
+        {"config": vanilla}, {"quality": ()}, {"timing": ("shards/a",)}, {"baseline_quality": ()},
+        {"metrics": ("fid",)},
+    )  # fmt: skip
+    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 6
+
+
+def test_the_batch_does_not_move_the_name_of_images() -> None:
+    shard = plan_quality(LANTERN, 96, 48, 1, 4)[0]
+    assert dataclasses.replace(shard, batch=1).name(EXPERIMENT) == shard.name(EXPERIMENT)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        EXPERIMENT,
+        plan_quality(LANTERN, 96, 48, 1, 4)[1],
+        plan_timing(LANTERN, VANILLA, 96, images=3, batch=1, repetitions=3)[0],
+        TASK,
+    ],
+)
+def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | TimingShard | MeasureTask) -> None:
+    sent = json.loads(json.dumps({"kind": piece.kind, **piece.to_mapping()}))
+    assert type(piece).from_mapping(sent) == piece
+    assert type(piece).from_mapping(piece.to_mapping()) == piece
+    other: type[Any] = TimingShard if isinstance(piece, QualityShard) else QualityShard
+    with pytest.raises(ValueError, match="not a piece of kind"):
+        other.from_mapping(sent)
+
+
+@settings(deadline=None, max_examples=40)
+@given(count=st.integers(1, 500), shard=st.integers(1, 60), samples=st.integers(1, 3))
+def test_quality_shards_cover_every_caption_once(count: int, shard: int, samples: int) -> None:
+    shards = plan_quality(VANILLA, count, shard, samples, 4)
+    assert [position for each in shards for position in range(each.start, each.stop)] == list(range(count))
+    assert all(each.stop - each.start <= shard for each in shards)
+    assert sum(each.images for each in shards) == count * samples
+
+
+@settings(deadline=None, max_examples=60)
+@given(count=st.integers(1, 500), images=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 99))
+def test_the_timing_shard_is_of_whole_batches_of_the_captions(count: int, images: int, batch: int, seed: int) -> None:
+    def plan() -> list[TimingShard]:
+        return plan_timing(LANTERN, VANILLA, count, images=images, batch=batch, repetitions=3, seed=seed)
+
+    size = -(-images // batch) * batch
+    if count < size:
+        with pytest.raises(ValueError, match=r"lower timing\.images"):
+            plan()
+        return
+    (found,) = plan()
+    assert [found] == plan()
+    assert found.images == size
+    assert 0 <= found.start < found.stop <= count
+
+
+def test_where_timing_lies_follows_the_seed() -> None:
+    def start(seed: int) -> int:
+        return plan_timing(LANTERN, VANILLA, 1000, images=3, batch=1, repetitions=3, seed=seed)[0].start
+
+    assert len({start(seed) for seed in range(20)}) > 10
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: plan_quality(VANILLA, 0, 48, 1, 4), "count must be at least 1"),
+        (lambda: plan_quality(VANILLA, 9, 0, 1, 4), "shard must be at least 1"),
+        (lambda: plan_quality(VANILLA, 9, 3, 0, 4), "samples must be at least 1"),
+        (lambda: plan_quality(VANILLA, 9, 3, 1, 0), "batch must be at least 1"),
+        (lambda: plan_quality({}, 9, 3, 1, 1), "has no sampling"),
+        (lambda: QualityShard({}, 3, 3, 1, 1), "is empty"),
+        (lambda: TimingShard({}, {}, -1, 3, 1, 1), "before the first"),
+        (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
+        (lambda: canonical(float("nan")), "not JSON compliant"),
+        (lambda: digest({"a": object()}), "no identity"),
+    ],
+)
+def test_what_cannot_be_is_refused(act: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+def test_planning_needs_no_heavy_library() -> None:
+    code = (
+        "import sys, workers.data.shards, workers.data.storage, workers.data.captions\n"
+        "print(sorted({'torch', 'pyarrow'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert said.stdout.decode().strip() == "[]"

@@ -1,0 +1,255 @@
+"""Storage: whole files or none, whoever is killed; places that are no local folder; nothing secret in sight."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from workers.data.storage import Storage
+
+ROOT = Path(__file__).parents[3]
+
+
+def places(folder: Path) -> Iterator[Storage]:
+    yield Storage(str(folder / "plain"))
+    yield Storage("mock:///sweeps/a")
+    yield Storage("anything", filesystem=fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()))
+    yield Storage("", filesystem=fs.SubTreeFileSystem("/deep/er", fs.FileSystem.from_uri("mock:///")[0]))
+
+
+@pytest.fixture(params=range(4), ids=["local", "mock", "subtree", "root of a subtree"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    number: int = request.param
+    return list(places(tmp_path))[number]
+
+
+def test_what_is_written_is_there(storage: Storage) -> None:
+    storage.write("shards/quality-1.parquet", b"one")
+    storage.write("shards/quality-1.parquet", b"two")
+    storage.write("shards/a/b.json", b"")
+    storage.write("sweep.yaml", b"\x00\xff")
+    assert storage.read("shards/quality-1.parquet") == b"two"
+    assert storage.read("shards/a/b.json") == b""
+    assert storage.names("shards") == ["quality-1.parquet"]
+    assert storage.names() == ["sweep.yaml"]
+    assert storage.exists("shards/a/b.json")
+
+
+def test_what_is_not_there(storage: Storage) -> None:
+    assert storage.names("trials") == []
+    assert not storage.exists("trials/00001.json")
+    with pytest.raises(FileNotFoundError, match=r"trials/00001\.json"):
+        storage.read("trials/00001.json")
+    storage.write("trials/00001.json", b"{}")
+    assert not storage.exists("trials"), "a folder is no file"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/", ".", "a/.hidden", "a\\b", "a\0b"]
+)
+def test_names_cannot_lead_elsewhere(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be a file's name"):
+        Storage(tmp_path).write(name, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_and_file_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "with space").mkdir()
+    for given, root in {
+        "sweeps/../sweeps/a": tmp_path / "sweeps" / "a",
+        "~/sweeps": tmp_path / "home" / "sweeps",
+        f"file://{tmp_path}/with%20space": tmp_path / "with space",
+        f"file://localhost{tmp_path}/b": tmp_path / "b",
+    }.items():
+        storage = Storage.open(given)
+        assert storage.path("x/y.json") == root / "x" / "y.json"
+        assert storage.uri == storage.shown == str(root)
+    assert Storage("mock:///a").path("x") is None
+    for wrong, message in {"": "empty", "file://elsewhere/a": "names no host", "~nobody-here/a": "full path"}.items():
+        with pytest.raises(ValueError, match=message):
+            Storage(wrong)
+
+
+def test_the_storage_that_holds_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given, root in {"a.parquet": tmp_path, "x/a.parquet": tmp_path / "x", "file:///y/a.parquet": "/y"}.items():
+        storage, name = Storage.holding(given)
+        assert (storage.shown, name) == (str(root), "a.parquet")
+    storage, name = Storage.holding("s3://KEYID:hunter22@bucket/a/b.parquet?region=x")
+    assert (storage.shown, name) == ("s3://bucket/a?region=x", "b.parquet")
+    with pytest.raises(ValueError, match=r"^s3://bucket/a: names no file"):
+        Storage.holding("s3://KEYID:hunter22@bucket/a/")
+
+
+def test_one_storage_serves_other_processes() -> None:
+    storage = pickle.loads(pickle.dumps(Storage("/tmp/a")))
+    assert storage.uri == "/tmp/a"
+
+
+WRITER = """
+import os, sys
+from workers.data.storage import Storage
+storage = Storage(sys.argv[1])
+print("ready", flush=True)
+value = os.urandom(1) * (1 << 24)
+while True:
+    storage.write("shards/one.bin", value)
+"""
+
+
+def test_a_killed_writer_leaves_nothing_torn(tmp_path: Path) -> None:
+    """Killed at several moments of a stream of writes: what is visible is always one whole value."""
+    storage = Storage(tmp_path)
+    for delay in (0.0, 0.013, 0.031, 0.052):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(delay)
+            os.kill(writer.pid, signal.SIGKILL)
+        assert storage.names("shards") in ([], ["one.bin"])
+        if storage.exists("shards/one.bin"):
+            value = storage.read("shards/one.bin")
+            assert len(value) == 1 << 24
+            assert value == value[:1] * len(value)
+
+
+DIES_IN_THE_MIDDLE = """
+import os, signal, sys
+from workers.data.storage import Storage
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+Storage(sys.argv[1]).write("one.bin", b"half")
+"""
+
+
+def test_a_writer_killed_before_the_end_is_not_seen(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", DIES_IN_THE_MIDDLE, str(tmp_path)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.name[:9] for path in tmp_path.iterdir()] == [".one.bin."], "it did get as far as writing"
+    storage = Storage(tmp_path)
+    assert storage.names() == []
+    assert not storage.exists("one.bin")
+
+
+def test_a_failed_write_keeps_the_old_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(tmp_path)
+    storage.write("a", b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        storage.write("a", b"new")
+    assert storage.read("a") == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("storage", [0, 2], indirect=True)  # pyarrow's mock is not for threads
+def test_writers_of_one_name_do_not_mix(storage: Storage) -> None:
+    values = [bytes([65 + i]) * 100_000 for i in range(4)]
+    seen: list[bytes] = []
+
+    def write(value: bytes) -> None:
+        for _ in range(5):
+            storage.write("one", value)
+            seen.append(storage.read("one"))
+
+    threads = [threading.Thread(target=write, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 20
+    assert set(seen) <= set(values)
+    assert storage.names() == ["one"]
+
+
+def test_many_names_are_listed_quickly(tmp_path: Path) -> None:
+    folder = tmp_path / "trials"
+    folder.mkdir()
+    for number in range(5_000):
+        os.close(os.open(folder / f"{number:05d}.json", os.O_CREAT | os.O_WRONLY))
+    storage = Storage(tmp_path)
+    started = time.process_time()
+    names = storage.names("trials")
+    assert time.process_time() - started < 0.5
+    assert names[:2] == ["00000.json", "00001.json"]
+    assert len(names) == 5_000
+
+
+SECRET = "wJalr%2FXUtnFEMI"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (f"s3://AKIAKEY:{SECRET}@bucket/sweeps/?region=x", "s3://bucket/sweeps?region=x"),
+        (f"s3://AKIAKEY:{SECRET}@bucket/a?region=eu-1&scheme=http", "s3://bucket/a?region=eu-1&scheme=http"),
+        (
+            f"s3://bucket/a?endpoint_override=localhost:9000&session_token={SECRET}",
+            "s3://bucket/a?endpoint_override=localhost:9000",
+        ),
+    ],
+)
+def test_credentials_are_not_shown(uri: str, shown: str) -> None:
+    try:
+        storage = Storage(uri)
+    except ValueError as error:  # an option that this pyarrow does not know
+        assert "session_token" in uri
+        seen = str(error)
+        assert seen.startswith(shown)
+    else:
+        assert storage.shown == shown
+        assert storage.uri == uri, "workers connect with what the user gave"
+        seen = repr(storage) + storage.shown
+    assert not any(part in seen for part in (SECRET, "wJalr/XUtnFEMI", "AKIAKEY"))
+
+
+@pytest.mark.parametrize(
+    "uri", ["nope://AKIAKEY:hunter22@host/a", "s3://AKIAKEY:hun/ter22@bucket/a", "s3://AKIAKEY:99/hunter22@bucket/a"]
+)
+def test_credentials_are_not_in_errors(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"storage") as raised:
+        Storage(uri)
+    for part in ("AKIAKEY", "hunter22", "ter22", "99/"):
+        assert part not in str(raised.value)
+    assert raised.value.__context__ is None, "the original error, URI and all, must not be printed along"
+
+
+def test_errors_of_a_place_elsewhere_are_cleaned() -> None:
+    class Broken:
+        """Refuses everything, and says the password."""
+
+        type_name = "s3"
+
+        def refuse(self, *arguments: object, **options: object) -> None:
+            raise OSError("denied for s3://AKIAKEY:hunter%2F22@bucket with hunter/22")
+
+        get_file_info = open_input_stream = open_output_stream = refuse
+
+    place: Any = Broken()
+    storage = Storage("s3://AKIAKEY:hunter%2F22@bucket/a", filesystem=place)
+    for act in (
+        lambda: storage.read("x.json"),
+        lambda: storage.write("x.json", b""),
+        lambda: storage.exists("x.json"),
+        lambda: storage.names("x.json"),
+    ):
+        with pytest.raises(OSError, match=r"^s3://bucket/a/x\.json: ") as raised:
+            act()
+        assert "hunter" not in str(raised.value)
+        assert "AKIAKEY" not in str(raised.value)

@@ -1,0 +1,388 @@
+"""The evaluator on the built-in model: what it loads, draws, times and measures; what is there is not made again."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from search_spaces.settings import SettingError
+from search_spaces.trees import Chain
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
+from workers.data.reference import read_reference
+from workers.data.shards import MeasureTask, QualityShard, TimingShard
+from workers.decoding.engine import DecodingError
+from workers.decoding.state import Batch
+from workers.drawing import Cancelled, StoppableEngine
+from workers.evaluate import Evaluator
+from workers.memory import OutOfMemory
+from workers.models.weights import WeightsError
+from workers.specification import WorkerSpec
+
+SAMPLING = Sampling(temperature=1.0, cfg=1.0)
+VANILLA = DecodingConfig(sampling=SAMPLING).to_mapping()
+CHAIN = DecodingConfig.from_mapping(
+    {
+        "drafter": "eagle",
+        "tree": {"policy": "chain", "length": 3},
+        "acceptance": {"neighbourhood": "additive", "k": 50, "delta": 0.2},
+    }
+).with_sampling(SAMPLING)
+CONFIG = CHAIN.to_mapping()
+COUNTED = ("clip_score", "caption_accuracy", "mean_accepted_length", "step_compression", "target_passes")
+METRICS = (*COUNTED, "fid", "speedup")
+
+
+def spec(store: Path, **changes: Any) -> WorkerSpec:
+    captions = {"source": "scenes", "count": 24, "seed": 1}
+    return WorkerSpec(store=str(store), device="cpu", captions=captions, **changes)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sweep")
+
+
+@pytest.fixture(scope="module")
+def evaluator(home: Path) -> Iterator[Evaluator]:
+    threads = torch.get_num_threads()
+    yield Evaluator(spec(home))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def shards(evaluator: Evaluator) -> list[QualityShard]:
+    """Two shards of the chain, drawn."""
+    pieces = [QualityShard(CONFIG, start, start + 8, 1, 8) for start in (0, 8)]
+    assert [evaluator.quality(piece)["ran"] for piece in pieces] == [True, True]
+    return pieces
+
+
+def names(evaluator: Evaluator, shards: list[QualityShard]) -> tuple[str, ...]:
+    return tuple(shard.name(evaluator.experiment) for shard in shards)
+
+
+def test_facts_are_plain_and_say_what_there_is(evaluator: Evaluator) -> None:
+    facts = json.loads(json.dumps(evaluator.facts()))
+    target = evaluator.models.target
+    assert facts["vocab"] == target.vocab_size
+    assert facts["image_tokens"] == target.grid.tokens == facts["grid"][0] * facts["grid"][1]
+    assert facts["image_size"] == 48
+    assert set(facts["drafters"]) == {"eagle", "medusa", "independent"}
+    assert facts["medusa_heads"] >= 1
+    assert Sampling(**facts["sampling"]) == target.sampling
+    assert facts["captions"]["count"] == 24
+    assert set(facts["models"]) >= {"target.safetensors", "tokenizer.safetensors", "eagle.safetensors"}
+    assert facts["extractors"]["clip_score"].startswith("scenes-clip@")
+    assert facts["precision"] == "float32"
+    assert facts["metrics"]["speedup"] | {"about": ""} == {
+        "direction": "maximize", "unit": "x", "about": "", "needs": ["timings"],
+    }  # fmt: skip
+    assert "fid" not in facts["metrics"]
+    assert facts["without"]["fid"] == "needs reference"
+    assert facts["reference"] is None
+
+
+def test_a_shard_is_drawn_once(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
+    name = shards[0].name(evaluator.experiment)
+    before = (home / name).stat().st_mtime_ns
+    told = evaluator.run({"kind": "quality", **shards[0].to_mapping()})
+    assert (home / name).stat().st_mtime_ns == before
+    assert told["ran"] is False
+    assert told["images"] == 8
+    assert told["seconds"] > 0
+    assert told["worker"] == "worker"
+    table, meta = read_shard(evaluator.storage, name)
+    assert table.num_rows == 8
+    assert table.column("caption").to_pylist() == [caption.text for caption in evaluator.captions[:8]]
+    assert {"features.scenes", "score.clip_score", "score.caption_accuracy"} <= set(table.column_names)
+    assert DecodingConfig.from_mapping(meta["config"]) == CHAIN
+    assert meta["experiment"] == evaluator.experiment.digest()
+
+
+def test_images_do_not_depend_on_the_batch_or_the_worker(
+    evaluator: Evaluator, shards: list[QualityShard], tmp_path: Path
+) -> None:
+    other = Evaluator(spec(tmp_path, worker="another"))
+    piece = replace(shards[0], batch=3)
+    told = other.quality(piece)
+    assert told["worker"] == "another"
+    assert told["name"] == shards[0].name(evaluator.experiment)
+    columns = ["tokens", "score.clip_score"]
+    one, two = (read_shard(e.storage, told["name"], columns)[0] for e in (evaluator, other))
+    assert torch.equal(tokens_of(one), tokens_of(two))
+    scores = [table.column("score.clip_score").to_pylist() for table in (one, two)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+def test_measuring_reads_what_was_drawn(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
+    task = MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS)
+    found = evaluator.run({"kind": "measure", **task.to_mapping()})
+    metrics = found["metrics"]
+    assert set(metrics) == set(COUNTED)
+    assert found["skipped"] == {"fid": "needs reference", "speedup": "nothing was timed"}
+    table = [read_shard(evaluator.storage, name)[0] for name in names(evaluator, shards)]
+    rounds = [row for part in table for row in part.column("accepted").to_pylist()]
+    passes = sum(map(len, rounds))
+    assert metrics["mean_accepted_length"]["value"] == pytest.approx(sum(map(sum, rounds)) / passes)
+    assert metrics["target_passes"]["value"] == pytest.approx(passes / 16)
+    assert metrics["mean_accepted_length"]["value"] > 1
+    cosines = [score for part in table for score in part.column("score.clip_score").to_pylist()]
+    assert metrics["clip_score"]["value"] == pytest.approx(sum(cosines) / 16)
+    assert [images for images, _ in found["history"]] == [8, 16]
+    assert found["history"][1][1]["clip_score"] == metrics["clip_score"]["value"]
+    assert found["history"][0][1]["clip_score"] == pytest.approx(sum(cosines[:8]) / 8)
+    stored = json.loads((home / task.name()).read_text())
+    assert stored["metrics"] == metrics
+    assert evaluator.measure(task)["ran"] is False
+
+
+def test_shards_in_any_order_measure_the_same(evaluator: Evaluator, shards: list[QualityShard]) -> None:
+    one, two = (
+        evaluator.measure(MeasureTask(CONFIG, order, (), names(evaluator, shards), METRICS))
+        for order in (names(evaluator, shards), names(evaluator, shards[::-1]))
+    )
+    assert one["metrics"] == two["metrics"]
+    assert one["history"] == two["history"]
+
+
+def test_pictures_stand_for_the_trial(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
+    found = evaluator.measure(MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS))
+    digest = CHAIN.digest()
+    assert found["pictures"] == [f"pictures/{digest}.png", f"heatmaps/{digest}.png"]
+    grid = Image.open(home / found["pictures"][0])
+    assert grid.size == (4 * 48 + 6, 4 * 48 + 6)
+    tokens = tokens_of(read_shard(evaluator.storage, names(evaluator, shards)[0], ["tokens"])[0])
+    first = evaluator.models.target.decode(tokens[:1])[0]
+    corner = torch.tensor(list(grid.crop((0, 0, 48, 48)).tobytes())).view(48, 48, 3).permute(2, 0, 1)
+    assert (corner - first * 255).abs().max() <= 0.51
+    assert Image.open(io.BytesIO((home / found["pictures"][1]).read_bytes())).width > 100
+
+
+def test_the_reference_is_made_once_and_must_stay_the_same(tmp_path: Path) -> None:
+    section = {"source": "scenes", "count": 80, "seed": 2}
+    maker = Evaluator(spec(tmp_path, reference=section))
+    facts = maker.facts()
+    assert facts["reference"]["count"] == 80
+    assert facts["reference"]["extractor"] == facts["extractors"]["features"]
+    assert {"fid", "drift", "kid", "recall"} <= facts["metrics"].keys()
+    assert maker.run({"kind": "reference"})["ran"] is True
+    assert maker.prepare_reference()["ran"] is False
+    with pytest.raises(ValueError, match="made of 80 images of scenes"):
+        Evaluator(spec(tmp_path, reference=section | {"count": 70})).prepare_reference()
+    assert Evaluator(spec(tmp_path)).prepare_reference()["count"] == 0
+
+
+def test_distances_are_those_of_the_stored_features(
+    evaluator: Evaluator, shards: list[QualityShard], tmp_path: Path
+) -> None:
+    """120 made-up rows beside a real reference: fid and drift equal plain NumPy on what the files hold."""
+    other = Evaluator(spec(tmp_path, reference={"source": "scenes", "count": 80, "seed": 2}))
+    other.prepare_reference()
+    real = read_reference(other.storage).features
+    table, meta = read_shard(evaluator.storage, names(evaluator, shards)[0])
+    made: dict[str, list[str]] = {}
+    for who, scale in (("trial", 1.2), ("baseline", 1.0)):
+        for part in range(3):
+            generator = torch.Generator().manual_seed(part)
+            rows = pa.concat_tables([table] * 5)
+            ids = pa.array(range(40 * part, 40 * part + 40))
+            features = float_lists((torch.randn(40, 64, generator=generator) * scale).half().float())
+            rows = rows.set_column(rows.column_names.index("caption_id"), "caption_id", ids)
+            rows = rows.set_column(rows.column_names.index("features.scenes"), "features.scenes", features)
+            made.setdefault(who, []).append(f"shards/quality-{who}{part}.parquet")
+            write_shard(other.storage, made[who][-1], rows, meta)
+    wanted = ("fid", "fid_debiased", "drift", "fid_gain", "kid", "precision", "recall", "inception_score")
+    found = other.measure(MeasureTask(CONFIG, tuple(made["trial"]), (), tuple(made["baseline"]), wanted))
+    assert set(found["metrics"]) == set(wanted)
+    trial, baseline = (
+        torch.cat([features_of(read_shard(other.storage, name)[0], "scenes") for name in made[who]]) for who in made
+    )
+    assert found["metrics"]["fid"]["value"] == pytest.approx(numpy_distance(trial, real), rel=1e-6)
+    assert found["metrics"]["drift"]["value"] == pytest.approx(numpy_distance(trial, baseline), rel=1e-6)
+    assert [images for images, _ in found["history"]] == [80, 120]
+    assert found["history"][0][1]["fid"] == pytest.approx(numpy_distance(trial[:80], real), rel=1e-6)
+    assert found["history"][1][1].keys() == {*wanted, "drift_debiased", "fid_gain_debiased"}
+    assert found["history"][1][1]["fid_debiased"] == found["metrics"]["fid_debiased"]["value"]
+
+
+def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    x, y = a.double().numpy(), b.double().numpy()
+    s, t = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
+    roots = np.sqrt(np.linalg.eigvals(s @ t).astype(complex)).real.sum()
+    return float(np.square(x.mean(0) - y.mean(0)).sum() + np.trace(s) + np.trace(t) - 2 * roots)
+
+
+def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, home: Path) -> None:
+    shard = TimingShard(CONFIG, VANILLA, 0, 2, 1, 2)
+    told = evaluator.run({"kind": "timing", **shard.to_mapping()})
+    assert told["ran"] is True
+    assert evaluator.timing(shard) == told | {"ran": False}
+    rows = read_shard(evaluator.storage, told["name"], kind="timing")[0].to_pylist()
+    assert [(row["caption_ids"], row["repetition"]) for row in rows] == [([0], 0), ([1], 0), ([0], 1), ([1], 1)]
+    assert all(row["seconds"] > 0 and row["seconds_vanilla"] > 0 for row in rows)
+    found = evaluator.measure(MeasureTask(CONFIG, (), (told["name"],), (), ("speedup", "latency", "clip_score")))
+    slow, fast = (sum(row[key] for row in rows) for key in ("seconds_vanilla", "seconds"))
+    assert found["metrics"]["speedup"]["value"] == pytest.approx(slow / fast)
+    assert found["metrics"]["speedup"]["n"] == found["metrics"]["latency"]["n"] == 2  # images, each timed twice
+    assert found["metrics"]["latency"]["value"] == pytest.approx(fast / 4)
+    assert "clip_score" in found["skipped"]
+    assert found["pictures"] == []
+
+
+def test_settings_that_do_not_fit_are_refused_before_they_run(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoppableEngine, "step", lambda *_: pytest.fail("it ran"))
+    wide = CHAIN.to_mapping() | {"acceptance": {"neighbourhood": "additive", "k": 5000, "delta": 0.1}}
+    with pytest.raises(SettingError, match="5000 neighbours"):
+        evaluator.quality(QualityShard(wide, 0, 2, 1, 2))
+    deep = {"drafter": "medusa", "tree": {"policy": "chain", "length": 50}, "sampling": VANILLA["sampling"]}
+    with pytest.raises(SettingError, match="Medusa heads"):
+        evaluator.quality(QualityShard(deep, 0, 2, 1, 2))
+    with pytest.raises(ValueError, match="the sweep has 24"):
+        evaluator.quality(QualityShard(VANILLA, 20, 28, 1, 2))
+    with pytest.raises(ValueError, match="there are quality, timing"):
+        evaluator.run({"kind": "generate"})
+
+
+def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, sizes = StoppableEngine.step, []
+
+    def step(self: StoppableEngine, batch: Batch) -> Any:
+        sizes.append(batch.size)
+        if batch.size > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(self, batch)
+
+    monkeypatch.setattr(StoppableEngine, "step", step)
+    limit = 2
+    told = evaluator.quality(QualityShard(CONFIG, 16, 20, 1, 4))
+    assert sizes[0] == 4
+    assert max(sizes[1:]) == 2
+    assert set(read_shard(evaluator.storage, told["name"])[0].column("batch").to_pylist()) == {2}
+    limit = 0
+    with pytest.raises(OutOfMemory, match="at batch 2"):
+        evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
+    sizes.clear()
+    with pytest.raises(OutOfMemory, match="at batch 2"):
+        evaluator.timing(TimingShard(CONFIG, VANILLA, 20, 24, 2, 1))
+    assert sizes == [2]  # another batch would be another measurement
+    with pytest.raises(OutOfMemory, match="at batch 1"):
+        evaluator.quality(QualityShard(CONFIG, 20, 21, 1, 1))
+
+
+def test_reading_and_drawing_pictures_halve_as_well(
+    evaluator: Evaluator, shards: list[QualityShard], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = evaluator.models.target
+    real, sizes = type(target).decode, []
+
+    def decode(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(tokens))
+        if len(tokens) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(self, tokens)
+
+    other = Evaluator(spec(tmp_path))
+    monkeypatch.setattr(type(target), "decode", decode)
+    limit = 4
+    told = other.quality(shards[0])
+    assert sizes == [8, 4, 4]
+    columns = ["tokens", "score.clip_score", "features.scenes"]
+    halved, whole = (read_shard(e.storage, told["name"], columns)[0] for e in (other, evaluator))
+    assert torch.equal(tokens_of(halved), tokens_of(whole))
+    torch.testing.assert_close(features_of(halved, "scenes"), features_of(whole, "scenes"), rtol=0, atol=1e-2)
+    sizes.clear()
+    task = MeasureTask(CONFIG, (told["name"],), (), (), ("clip_score",))
+    pictures = other.measure(task)["pictures"]
+    assert sizes == [8, 4, 4]
+    assert Image.open(tmp_path / pictures[0]).size == (4 * 48 + 6, 2 * 48 + 2)
+    limit = 3
+    with pytest.raises(OutOfMemory, match="at 4 images: CUDA out of memory"):
+        other.quality(shards[1])
+
+
+def test_a_shard_stops_when_it_is_called_off(evaluator: Evaluator) -> None:
+    shard = QualityShard(VANILLA, 0, 24, 1, 8)
+    outcome: list[tuple[BaseException, float]] = []
+
+    def work() -> None:
+        try:
+            evaluator.run({"kind": "quality", **shard.to_mapping()})
+        except Cancelled as error:
+            outcome.append((error, time.perf_counter()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)
+    evaluator.cancel({"kind": "quality", **replace(shard, stop=2).to_mapping()})  # another task's: not meant
+    time.sleep(0.2)
+    assert thread.is_alive()
+    asked = time.perf_counter()
+    evaluator.cancel({"kind": "quality", **shard.to_mapping()})
+    thread.join(10)
+    assert outcome
+    assert outcome[0][1] - asked < 1.0
+    assert not evaluator.storage.exists(shard.name(evaluator.experiment))
+    assert evaluator.run({"kind": "quality", **replace(shard, stop=2).to_mapping()})["ran"] is True
+
+
+def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: StoppableEngine, batch: Batch) -> Any:
+        raise DecodingError("logits are not finite")
+
+    monkeypatch.setattr(StoppableEngine, "step", step)
+    with pytest.raises(DecodingError, match="not finite"):
+        evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
+
+
+def test_few_engines_are_kept(evaluator: Evaluator) -> None:
+    lengths = [replace(CHAIN, policy=Chain(length=length)) for length in range(1, 9)]
+    engines = [evaluator.engines.get(config) for config in lengths]
+    assert evaluator.engines.get(lengths[-1]) is engines[-1]
+    assert evaluator.engines.get(lengths[0]) is not engines[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"weights": "no/such/folder"}, WeightsError, "no such folder"),
+        ({"device": "mps"}, ValueError, "use cpu, cuda"),
+        ({"metrics": ("fidd",)}, ValueError, "did you mean 'fid'"),
+        ({"captions": {"source": "no.txt"}}, ValueError, "no such file"),
+    ],
+)
+def test_a_wrong_start_is_told(tmp_path: Path, changes: dict[str, Any], kind: type[ValueError], words: str) -> None:
+    captions = {"source": "scenes", "count": 2, "seed": 1}
+    fields: dict[str, Any] = {"store": str(tmp_path), "device": "cpu", "captions": captions}
+    with pytest.raises(kind, match=words):
+        Evaluator(WorkerSpec(**fields | changes))
+
+
+def test_captions_that_the_target_cannot_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("a red circle\na red zebra\n")
+    with pytest.raises(ValueError, match="zebra"):
+        Evaluator(WorkerSpec(store=str(tmp_path), device="cpu", captions={"source": str(tmp_path / "mine.txt")}))
+
+
+def test_specs_are_checked(tmp_path: Path) -> None:
+    assert WorkerSpec.from_mapping({"store": "s", "metrics": ["fid"]}).metrics == ("fid",)
+    with pytest.raises(ValueError, match="did you mean 'threads'"):
+        WorkerSpec.from_mapping({"store": "s", "thread": 2})
+    with pytest.raises(ValueError, match="store"):
+        WorkerSpec.from_mapping({})
+    with pytest.raises(ValueError, match="at least 1"):
+        WorkerSpec(store="s", threads=0)

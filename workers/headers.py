@@ -1,0 +1,102 @@
+"""What the headers of a model's weight files say, without the weights: enough to refuse what cannot be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from search_spaces.trial import Sampling
+from workers.metrics.features import FeatureConfig, identity_of
+from workers.metrics.instruments import features_file
+from workers.models.families.conditioners import CodedConditioner, build_conditioner
+from workers.models.families.scenes import DRAFTERS, SAMPLING
+from workers.models.transformer import TransformerConfig
+from workers.models.vq import VQConfig
+from workers.models.weights import WeightsError, read_config, unfilled
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """A model by its headers.
+
+    image_size: pixels along the longer side. drafters: kinds that there is a file for. features_size: pixels that the
+    feature net takes; features: the net's identity, and `width` the length of its features.
+    """
+
+    vocab: int
+    rows: int
+    cols: int
+    image_size: int
+    sampling: Sampling
+    drafters: tuple[str, ...]
+    medusa_heads: int | None
+    conditioner: CodedConditioner
+    features: str
+    features_size: int
+    width: int
+
+    @property
+    def image_tokens(self) -> int:
+        return self.rows * self.cols
+
+    def unreadable(self, texts: Sequence[str]) -> tuple[int, str] | None:
+        """The first caption that the target cannot read, by its place, and why; None if it reads all."""
+        for place, text in enumerate(texts):
+            try:
+                self.conditioner.codes([text])
+            except ValueError as error:
+                return place, str(error)
+        return None
+
+
+def read_headers(folder: Path) -> Headers:
+    """The headers of a model's folder; every file's length is held against its header as well.
+
+    Raises:
+        WeightsError: the tokenizer or the target is missing; a file is truncated or another piece's; sizes do not fit.
+    """
+    codec = _as(folder / "tokenizer.safetensors", "a VQ tokenizer", lambda config: VQConfig(**config))
+    path = folder / "target.safetensors"
+    body, conditioner, sampling = _as(path, "an AR model", _target)
+    if codec.codebook_size != body.vocab_size:
+        raise WeightsError(
+            f"{folder}: the tokenizer has {codec.codebook_size} codes, the target {body.vocab_size}; train the target "
+            "on this tokenizer's tokens"
+        )
+    drafters = {kind: folder / f"{kind}.safetensors" for kind in DRAFTERS}
+    configs = {kind: read_config(path) for kind, path in drafters.items() if path.exists()}
+    net = features_file(folder)
+    features = FeatureConfig.from_mapping(read_config(net))
+    return Headers(
+        vocab=body.vocab_size,
+        rows=body.rows,
+        cols=body.cols,
+        image_size=max(body.rows, body.cols) << (len(codec.multipliers) - 1),
+        sampling=sampling,
+        drafters=tuple(configs),
+        medusa_heads=configs.get("medusa", {}).get("heads"),
+        conditioner=conditioner,
+        features=identity_of(net),
+        features_size=features.image_size,
+        width=features.dim,
+    )
+
+
+def _as(path: Path, what: str, build: Callable[[Mapping[str, Any]], T]) -> T:
+    config = read_config(path)
+    try:
+        return build(config)
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{path}: its header does not describe {what}; is it another piece's file?") from error
+
+
+def _target(config: Mapping[str, Any]) -> tuple[TransformerConfig, CodedConditioner, Sampling]:
+    body = TransformerConfig(**config["transformer"])
+    if not body.vocab_size:
+        raise TypeError("no vocabulary")
+    conditioner = unfilled(lambda: build_conditioner(config["conditioner"], body.dim))
+    return body, conditioner, Sampling(**config["sampling"]) if "sampling" in config else SAMPLING

@@ -1,0 +1,78 @@
+"""All metrics. Each module of this package may define METRICS and, for scores that are read off images, SCORERS.
+
+A new metric is one file here and its test; nothing lists them by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import workers.metrics
+from search_spaces.settings import not_one_of
+from workers.metrics.estimate import Estimate, Unmeasurable
+from workers.metrics.metric import Evidence, Metric, Scorer
+
+
+@cache
+def catalogue() -> Mapping[str, Metric]:
+    """Every metric by name.
+
+    Raises:
+        ValueError: two modules define one name.
+    """
+    found: dict[str, Metric] = {}
+    for module, metrics in _defined("METRICS"):
+        for metric in metrics:
+            if metric.name in found:
+                raise ValueError(f"{module}: a metric {metric.name!r} is there already; choose another name")
+            found[metric.name] = metric
+    return MappingProxyType(found)
+
+
+@cache
+def scorers() -> Mapping[str, Scorer]:
+    """Every per-image score by name."""
+    return MappingProxyType({scorer.name: scorer for _, group in _defined("SCORERS") for scorer in group})
+
+
+def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tuple[Metric, ...], dict[str, str]]:
+    """The metrics that are asked for (None: all) and can be had, and for the others what they lack.
+
+    `available`: the columns and other needs that this model, its captions and its reference can serve.
+
+    Raises:
+        ValueError: a name that no metric has.
+    """
+    every = catalogue()
+    wanted = list(every) if names is None else list(names)
+    for name in wanted:
+        if name not in every:
+            raise ValueError(f"metrics: {not_one_of(name, tuple(every))}")
+    lacking = {name: [need for need in every[name].needs if need not in available] for name in wanted}
+    there = tuple(every[name] for name in wanted if not lacking[name])
+    return there, {name: f"needs {', '.join(needs)}" for name, needs in lacking.items() if needs}
+
+
+def measure(evidence: Evidence, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """What the evidence gives: estimates by name, and for each metric that it does not suffice for, the reason."""
+    estimates: dict[str, Estimate] = {}
+    skipped: dict[str, str] = {}
+    for name in names:
+        try:
+            estimates[name] = catalogue()[name].compute(evidence)
+        except Unmeasurable as reason:
+            skipped[name] = str(reason)
+    return estimates, skipped
+
+
+def _defined(what: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for module in sorted(pkgutil.iter_modules(workers.metrics.__path__), key=lambda info: info.name):
+        name = f"workers.metrics.{module.name}"
+        entries = getattr(importlib.import_module(name), what, ())
+        if entries:
+            yield name, entries

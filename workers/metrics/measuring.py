@@ -1,0 +1,158 @@
+"""From a trial's stored shards to its metrics, and to the pictures that stand for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import torch
+from PIL import Image
+from torch import Tensor
+
+from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, to_pictures
+from workers.data.records import FEATURES, SCORES, features_of, read_shard, tokens_of
+from workers.data.shards import MeasureTask
+from workers.data.storage import Storage
+from workers.memory import in_chunks
+from workers.metrics.catalogue import catalogue, measure
+from workers.metrics.estimate import Estimate
+from workers.metrics.features import SceneFeatures
+from workers.metrics.frechet import FrechetEstimate
+from workers.metrics.metric import TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
+from workers.models.target import Target
+
+PICTURES, COLUMNS = 16, 4
+COUNTED = ("caption_id", "sample", "accepted", "depth", "rounds")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards:
+    """Where shards are, what features they hold (None: none) and what scores."""
+
+    storage: Storage
+    extractor: str | None
+    scores: Sequence[str]
+
+    def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
+        """The columns of every quality shard, in the order of their first captions."""
+        wanted = [*COUNTED, *(SCORES + name for name in self.scores)]
+        wanted += [] if self.extractor is None else [FEATURES + self.extractor]
+        parts = [self._image_columns(read_shard(self.storage, name, wanted, kind="quality")[0]) for name in names]
+        return sorted(parts, key=lambda part: int(part["caption_id"].min()))
+
+    def timings(self, names: Iterable[str]) -> Rows:
+        """The rows of all timing shards."""
+        return Rows.merge([self._timing_columns(name) for name in names], TIMING_KEYS)
+
+    def drawings(self, names: Iterable[str]) -> pa.Table:
+        """Tokens and rounds of all images, by caption and sample."""
+        columns = ["caption_id", "sample", "tokens", "accepted"]
+        tables = [read_shard(self.storage, name, columns, kind="quality")[0] for name in names]
+        return pa.concat_tables(tables).sort_by([("caption_id", "ascending"), ("sample", "ascending")])
+
+    def _image_columns(self, table: pa.Table) -> dict[str, Tensor]:
+        rounds = _numbers(table, "rounds")
+        image = torch.arange(len(rounds)).repeat_interleave(rounds)
+        accepted, depth = (_flat(table, name) for name in ("accepted", "depth"))
+        zeros = torch.zeros(len(rounds), dtype=torch.int64)
+        columns = {
+            "caption_id": _numbers(table, "caption_id"),
+            "sample": _numbers(table, "sample"),
+            "rounds": rounds,
+            "emitted": zeros.index_add(0, image, accepted),
+            "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
+            **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
+        }
+        return columns if self.extractor is None else columns | {"features": features_of(table, self.extractor)}
+
+    def _timing_columns(self, name: str) -> dict[str, Tensor]:
+        table, _ = read_shard(self.storage, name, kind="timing")
+        first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
+        counted = ("repetition", "images", "seconds_vanilla", "seconds")
+        return {"caption_id": torch.tensor(first), **{key: _numbers(table, key) for key in counted}}
+
+
+def measured(
+    shards: Shards, task: MeasureTask, names: Sequence[str], *, reference: Reference | None, net: SceneFeatures | None
+) -> dict[str, Any]:
+    """The named metrics of a task, their history at half of the shards and at all of them, and why others are absent.
+
+    Raises:
+        FileNotFoundError, ValueError: a shard is missing or damaged.
+    """
+    parts = shards.images(task.quality)
+    baseline = Rows.merge(shards.images(task.baseline_quality)) if task.baseline_quality else None
+    timings = shards.timings(task.timing)
+
+    def evidence(upto: int) -> Evidence:
+        images = Rows.merge(parts[:upto])
+        return Evidence(images=images, timings=timings, baseline=baseline, reference=reference, net=net)
+
+    whole = evidence(len(parts))
+    estimates, skipped = measure(whole, names)
+    for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
+        skipped[name] = f"came out as {estimates.pop(name).value}"
+    history: list[tuple[int, dict[str, float]]] = []
+    if len(parts) > 1:
+        early = evidence((len(parts) + 1) // 2)
+        of_images = [name for name in estimates if TIMINGS not in catalogue()[name].needs]
+        history.append((early.images.count, _values(measure(early, of_images)[0])))
+    history.append((whole.images.count, _values(estimates)))
+    return {
+        "metrics": {name: {"value": e.value, "error": finite(e.error), "n": e.n} for name, e in estimates.items()},
+        "history": history,
+        "skipped": skipped,
+    }
+
+
+def draw_pictures(shards: Shards, task: MeasureTask, target: Target, digest: str) -> list[str]:
+    """Write the grid of the first images and the map of accepted lengths; returns their names."""
+    if not task.quality:
+        return []
+    table = shards.drawings(task.quality)
+
+    def draw(tokens: Sequence[Tensor]) -> list[Image.Image]:
+        return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
+
+    drawings = in_chunks(draw, tokens_of(table.slice(0, PICTURES)).unbind(), PICTURES)
+    pictures = [picture for part in drawings for picture in part]
+    lengths = table.column("accepted").to_pylist()
+    rounds, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
+    title = f"accepted length of each cell's round, {len(lengths)} images (mean over rounds {emitted / rounds:.2f})"
+    cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
+    drawn = {
+        f"pictures/{digest}.png": image_grid(pictures, COLUMNS),
+        f"heatmaps/{digest}.png": heat_map(cells, title),
+    }
+    for name, picture in drawn.items():
+        shards.storage.write(name, png(picture))
+    return list(drawn)
+
+
+def finite(number: float) -> float | None:
+    """The number, or None where there is none that JSON could hold."""
+    return number if math.isfinite(number) else None
+
+
+def _values(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    """Values by metric, and what is left of them without their bias in n where that is known and no metric of its own.
+
+    `fid_debiased` is one: it says the same as the entry that fid alone would give.
+    """
+    values = {name: estimate.value for name, estimate in estimates.items()}
+    unbiased = {f"{name}_debiased": e.debiased for name, e in estimates.items() if isinstance(e, FrechetEstimate)}
+    return {name: value for name, value in (unbiased | values).items() if math.isfinite(value)}
+
+
+def _numbers(table: pa.Table, name: str) -> Tensor:
+    numbers = torch.from_numpy(table.column(name).combine_chunks().to_numpy(zero_copy_only=False).copy())
+    return numbers.double() if numbers.is_floating_point() else numbers.long()
+
+
+def _flat(table: pa.Table, name: str) -> Tensor:
+    """All entries of a column of lists, one list after the other."""
+    values = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return torch.from_numpy(values.copy()).long()

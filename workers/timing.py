@@ -1,0 +1,75 @@
+"""Seconds of a setting beside the baseline's: the same captions, the same process, in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from workers.data.records import Timing
+from workers.decoding.engine import Result
+from workers.decoding.state import Job
+
+Draw = Callable[[Sequence[Job]], list[Result]]
+
+
+def timed(draw: Draw, jobs: Sequence[Job], device: torch.device) -> tuple[float, list[Result]]:
+    """Wall clock of drawing all jobs in seconds, the device idle at both ends, and the results."""
+    settle(device)
+    begin = time.perf_counter()
+    results = draw(jobs)
+    settle(device)
+    return time.perf_counter() - begin, results
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def pairs(
+    baseline: Draw,
+    setting: Draw | None,
+    batches: Sequence[Sequence[Job]],
+    repetitions: int,
+    device: torch.device,
+) -> list[Timing]:
+    """Every batch of captions, `repetitions` times over, drawn by both in turn; they take turns in beginning, too.
+
+    Both draw the first batch once before, unmeasured. `setting` None: it is the baseline itself, whose seconds then
+    stand on both sides, so that its speed-up is 1 and not the machine's mood.
+    """
+    for draw in (baseline, setting):
+        if draw is not None:
+            draw(batches[0])
+    rows = []
+    for repetition in range(repetitions):
+        for number, jobs in enumerate(batches):
+            if setting is None:
+                slow, results = timed(baseline, jobs, device)
+                fast = slow
+            elif (repetition + number) % 2:
+                fast, results = timed(setting, jobs, device)
+                slow, _ = timed(baseline, jobs, device)
+            else:
+                slow, _ = timed(baseline, jobs, device)
+                fast, results = timed(setting, jobs, device)
+            rows.append(
+                Timing(
+                    caption_ids=tuple(job.caption_id for job in jobs),
+                    repetition=repetition,
+                    batch=len(jobs),
+                    seconds_vanilla=slow,
+                    seconds=fast,
+                    mean_accepted_length=accepted_length(results),
+                )
+            )
+    return rows
+
+
+def accepted_length(results: Sequence[Result]) -> float:
+    """Tokens per target pass over all images, prefill excluded."""
+    emitted = sum(int(result.statistics.emitted.sum()) for result in results)
+    return emitted / sum(result.statistics.rounds for result in results)
