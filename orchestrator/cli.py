@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands import doctor, generate, train
+from orchestrator.commands import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
 from orchestrator.errors import CommandError
 
 app = typer.Typer(
     name="specfrontier",
-    help="Speculative decoding of visual AR models: every published method is one setting of one engine.",
+    help="Maps the speed-quality front of speculative decoding for visual AR models: sweeps on Ray, fronts, MLflow.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
     no_args_is_help=True,
     context_settings={"max_content_width": 110},
@@ -20,6 +20,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(epilog=launch.EPILOG, short_help="Run a sweep, here or on a Ray cluster.")(launch.launch)
+app.command(epilog=status.EPILOG, short_help="Say where a sweep stands.")(status.status)
+app.command(epilog=pareto.EPILOG, short_help="Show the front of one sweep or several.")(pareto.pareto)
+app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
+app.command(epilog=report.EPILOG, short_help="Write a sweep's report: one HTML page.")(report.report)
+app.command(epilog=reference.EPILOG, short_help="Keep the features of real images, for fid.")(reference.reference)
+app.command(epilog=ui.EPILOG, short_help="Open MLflow's pages of a sweep.")(ui.ui)
+app.command(epilog=sync.EPILOG, short_help="Log to MLflow what it does not have yet.")(sync.sync)
 app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one setting.")(generate.generate)
 app.command(epilog=train.EPILOG, short_help="Train pieces of a model, on scenes or on your own images.")(train.train)
 app.command(short_help="Say what this machine has and what is missing.")(doctor.doctor)

@@ -17,14 +17,15 @@ from PIL import Image, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.loading import Models, load_models
-from orchestrator.machine import versions
 from orchestrator.overrides import Chosen
 from orchestrator.pictures import contact_sheet, enlarge, heat_map, to_pictures
 from search_spaces.settings import SettingError
 from search_spaces.trial import DecodingConfig
+from workers.data.pictures import accepted_by_cell
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Job
 from workers.decoding.statistics import PHASES
+from workers.loading import versions
 from workers.models.target import Grid
 
 PICTURE_SIDE = 384  # what a single picture is enlarged to, by a whole factor
@@ -203,15 +204,7 @@ def acceptance_map(results: Iterable[Result], grid: Grid) -> list[list[float | N
 
     The first cell comes from the prefill, not from a round: None.
     """
-    total, count = [0.0] * grid.tokens, [0] * grid.tokens
-    for result in results:
-        numbers = result.statistics
-        for first, emitted in zip(numbers.position.tolist(), numbers.emitted.tolist(), strict=True):
-            for cell in range(first, min(first + emitted, grid.tokens)):
-                total[cell] += emitted
-                count[cell] += 1
-    cells = [total[i] / count[i] if count[i] else None for i in range(grid.tokens)]
-    return [cells[row * grid.cols : (row + 1) * grid.cols] for row in range(grid.rows)]
+    return accepted_by_cell((result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols)
 
 
 def write_report(gallery: Gallery, grid: Grid, head: dict[str, Any], wall: float) -> dict[str, Any]:

@@ -1,27 +1,17 @@
-"""Target and drafters from weight files, onto a device."""
+"""Target and drafters for a command: as `workers.loading` gives them, with what goes wrong told in its options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from workers.drafters.base import Drafter
-from workers.models.families.scenes import BUILTIN, load_scenes
-from workers.models.target import Target
-from workers.models.weights import content_hash
+from workers import loading
+from workers.loading import AUTO, Models
+from workers.models.families.scenes import BUILTIN
 
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """A target, its drafters by kind, and each weight file's hash (16 digits of its SHA-256) by name."""
-
-    target: Target
-    drafters: Mapping[str, Drafter]
-    hashes: Mapping[str, str]
+__all__ = ["Models", "load_models", "pick_device"]
 
 
 def load_models(weights: str | None, device: str | None) -> Models:
@@ -35,11 +25,7 @@ def load_models(weights: str | None, device: str | None) -> Models:
     if not folder.is_dir():
         raise CommandError(f"--weights {folder}: no such folder", WRONG_USAGE)
     with ends_with(FAILED):
-        models = load_scenes(folder)
-    for module in (models.target, *models.drafters.values()):
-        module.to(where)
-    hashes = {path.name: content_hash(path) for path in sorted(folder.glob("*.safetensors"))}
-    return Models(models.target, models.drafters, hashes)
+        return loading.load_models(folder, where)
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -48,15 +34,7 @@ def pick_device(name: str | None) -> torch.device:
     Raises:
         CommandError: no such device, or not one that decoding runs on.
     """
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise CommandError(f"--device {name}: use cpu, cuda or cuda:N", WRONG_USAGE) from error
-    if device.type not in ("cpu", "cuda"):
-        raise CommandError(f"--device {name}: use cpu, cuda or cuda:N", WRONG_USAGE)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise CommandError(f"--device {name}: torch sees {count} CUDA devices here", WRONG_USAGE)
-    return device
+        return loading.pick_device(AUTO if name is None else name)
+    except ValueError as error:
+        raise CommandError(f"--device {error}", WRONG_USAGE) from error

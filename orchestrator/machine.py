@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
+SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "pyarrow", "torchmetrics")
 
 
 def installed(name: str) -> str | None:
@@ -38,17 +40,6 @@ def memory() -> tuple[int | None, int | None]:
     return total, free
 
 
-def versions() -> dict[str, str]:
-    """What a result file says about the software that its numbers come from."""
-    import torch
-
-    return {
-        "specfrontier": installed("specfrontier") or "not installed",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def torch_facts() -> dict[str, Any]:
     """The torch build and the GPUs that it can use."""
     import torch
@@ -64,6 +55,21 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
+def local_workers(torch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sweep on this machine alone runs on: a worker on every GPU, else on every core."""
+    gpus = [device["name"] for device in torch["devices"]]
+    return {"count": len(gpus) or cores(), "gpus": gpus}
+
+
+def ray_access() -> dict[str, Any]:
+    """How this user gets into Ray clusters: mode: RAY_AUTH_MODE. token: where a token is found, None if nowhere."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    usual = Path.home() / ".ray" / "auth_token"
+    file = Path(named).expanduser() if named else usual
+    token = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(file) if file.is_file() else None
+    return {"mode": os.environ.get("RAY_AUTH_MODE"), "token": token}
+
+
 def examine() -> dict[str, Any]:
     """Everything that `doctor` tells, as plain data. `problems`: sentences, empty if nothing is missing or broken."""
     from workers.metrics import clip_score, features
@@ -73,8 +79,15 @@ def examine() -> dict[str, Any]:
     paths = [*(scenes.BUILTIN / name for name in scenes.FILES), features.BUILTIN, clip_score.BUILTIN]
     weights = [examine_weights(path) for path in paths]
     libraries = {name: installed(name) for name in LIBRARIES}
+    for_sweeps = {name: installed(name) for name in SWEEP_LIBRARIES}
     problems = [f"{path}: {found['problem']}" for path, found in zip(paths, weights, strict=True) if found["problem"]]
     problems += [f"{name} is not installed; pip install {name}" for name, found in libraries.items() if found is None]
+    problems += [
+        f"{name} is not installed, which sweeps need; pip install {name}"
+        for name, found in for_sweeps.items()
+        if found is None
+    ]
+    torch = torch_facts()
     return {
         "specfrontier": installed("specfrontier") or "not installed",
         "python": platform.python_version(),
@@ -84,8 +97,9 @@ def examine() -> dict[str, Any]:
             "memory_bytes": total,
             "free_bytes": free,
         },
-        "torch": torch_facts(),
+        "torch": torch,
         "libraries": libraries,
+        "sweeps": {"libraries": for_sweeps, "workers": local_workers(torch), "ray": ray_access()},
         "weights_folder": str(scenes.BUILTIN),
         "weights": weights,
         "problems": problems or models_that_fail(),

@@ -7,6 +7,8 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

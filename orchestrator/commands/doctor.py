@@ -13,7 +13,7 @@ from orchestrator.errors import FAILED
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Say what this machine has, which built-in weights are there and whole, and what is missing.
 
-    Exits with 1 if something that `generate` needs is missing or broken.
+    Exits with 1 if something that `generate` or `launch` needs is missing or broken.
     """
     from orchestrator.machine import examine
 
@@ -35,6 +35,9 @@ def in_words(findings: dict[str, Any]) -> list[str]:
         *(("GPU", f"{device['name']}, {size(device['memory_bytes'])}") for device in torch["devices"]),
         *(() if torch["devices"] else [("GPU", "none that torch can use: everything runs on the CPU")]),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
+        *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
+        ("sweeps", sweeps_in_words(findings["sweeps"]["workers"])),
+        ("ray clusters", access_in_words(findings["sweeps"]["ray"])),
         ("weights", findings["weights_folder"]),
     ]
     problems = [f"PROBLEM: {problem}" for problem in findings["problems"]]
@@ -45,6 +48,25 @@ def in_words(findings: dict[str, Any]) -> list[str]:
         "",
         *(problems or ["Nothing is missing."]),
     ]
+
+
+def sweeps_in_words(workers: dict[str, Any]) -> str:
+    """On what a sweep would run here."""
+    if workers["gpus"]:
+        names = ", ".join(dict.fromkeys(workers["gpus"]))
+        return f"{workers['count']} workers here, each on a GPU of its own ({names})"
+    return f"{workers['count']} workers here, each on a core (no GPU); --address takes them from a cluster"
+
+
+def access_in_words(ray: dict[str, Any]) -> str:
+    """Whether Ray's commands need to be told that clusters ask for a token."""
+    mode, token = ray["mode"], ray["token"]
+    if mode == "token":
+        return f"joined with the token in {token}" if token else "RAY_AUTH_MODE=token is set, but no token is found"
+    if token is None:
+        return "joined without a token (no ~/.ray/auth_token)"
+    by_itself = "launch --address uses it by itself" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
+    return f"a token is in {token}: {by_itself}; `ray` commands need RAY_AUTH_MODE=token for clusters that ask for it"
 
 
 def describe(weight: dict[str, Any]) -> str:

@@ -9,9 +9,12 @@ from importlib.metadata import version
 
 import pytest
 
+from orchestrator.cli import app
 from search_spaces.presets import ALIASES, CATALOGUE
 
 HELP_SECONDS = 0.7
+HEAVY = ("torch", "ray", "optuna", "mlflow", "pyarrow", "matplotlib", "transformers", "pandas", "numpy", "rich")
+COMMANDS = [command.name or str(getattr(command.callback, "__name__", "")) for command in app.registered_commands]
 
 
 def specfrontier(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,12 +24,25 @@ def specfrontier(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", [(), ("generate",), ("train",), ("doctor",)])
-def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
-    ran = specfrontier(*arguments, "--help")
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_has_help_and_needs_nothing_heavy_for_it(command: str) -> None:
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr))\n"
+        "from orchestrator.cli import main; main()"
+    )
+    words = [*([command] if command else []), "--help"]
+    start = time.perf_counter()
+    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0
     assert ran.stdout.startswith("Usage: ")
-    assert ran.stderr == ""
+    assert ran.stderr == "\n", "modules that --help could do without"
+    assert time.perf_counter() - start < 10 * HELP_SECONDS, "even on a machine that is busy otherwise"
+
+
+def test_commands_show_examples() -> None:
+    for command in set(COMMANDS) - {"doctor"}:
+        assert "Examples:" in specfrontier(command, "--help").stdout, command
 
 
 def test_help_is_quick() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
+from orchestrator import machine
 from orchestrator.cli import main
-from orchestrator.commands.doctor import size
-from orchestrator.machine import cores, examine, examine_weights, memory
+from orchestrator.commands.doctor import access_in_words, size, sweeps_in_words
+from orchestrator.machine import cores, examine, examine_weights, local_workers, memory, ray_access
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -54,6 +56,53 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert {weight["file"] for weight in found["weights"]} >= set(scenes.FILES)
     assert found["torch"]["version"] == torch.__version__
     assert all(found["libraries"].values())
+    assert set(found["sweeps"]["libraries"]) == {"ray", "optuna", "mlflow", "pyarrow", "torchmetrics"}
+    assert found["sweeps"]["libraries"]["ray"] == version("ray")
+    gpus = [device["name"] for device in found["torch"]["devices"]]
+    assert found["sweeps"]["workers"] == {"count": len(gpus) or cores(), "gpus": gpus}
+
+
+def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "installed", lambda name: None if name == "ray" else "1.0")
+    assert doctor(monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "ray           not installed" in lines
+    assert "mlflow        1.0" in lines
+    assert "PROBLEM: ray is not installed, which sweeps need; pip install ray" in lines
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "words"),
+    [
+        ({}, False, "joined without a token"),
+        ({}, True, "HOME/.ray/auth_token: launch --address uses it by itself; `ray` commands need RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token"}, True, "joined with the token in HOME/.ray/auth_token"),
+        ({"RAY_AUTH_MODE": "token"}, False, "RAY_AUTH_MODE=token is set, but no token is found"),
+        ({"RAY_AUTH_MODE": "disabled"}, True, "RAY_AUTH_MODE=disabled leaves it unused"),
+        ({"RAY_AUTH_TOKEN_PATH": "HOME/other"}, True, "joined without a token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "hunter22"}, False, "joined with the token in RAY_AUTH_TOKEN"),
+    ],
+)
+def test_how_ray_clusters_are_joined(
+    variables: dict[str, str], file: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.replace("HOME", str(tmp_path)))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    if file:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("hunter22")
+    said = access_in_words(ray_access())
+    assert words.replace("HOME", str(tmp_path)) in said
+    assert "hunter22" not in said
+
+
+def test_workers_of_a_sweep_in_words() -> None:
+    two = local_workers({"devices": [{"name": "H100"}, {"name": "H100"}]})
+    assert sweeps_in_words(two) == "2 workers here, each on a GPU of its own (H100)"
+    assert sweeps_in_words(local_workers({"devices": []})).startswith(f"{cores()} workers here, each on a core")
 
 
 def test_problems_are_named_and_end_with_one(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -34,6 +34,16 @@ def complaint(preset: str, *overrides: tuple[str, Any]) -> str:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_preset_alone_is_itself(name: str) -> None:
     assert choose(PRESETS[name].to_mapping(), []).complete(OWN) == PRESETS[name]
+
+
+def test_a_budget_of_hours_means_one_thing() -> None:
+    from orchestrator.commands.launch_options import Hours
+    from search_spaces.sweep_sections import Budget
+
+    (option,) = get_args(Hours)[1:]
+    words = get_args(get_type_hints(Budget, include_extras=True)["hours"])[1]
+    assert words == "wall clock of one run (a resumed sweep has them anew)"
+    assert option.help == f"Budget: {words}."
 
 
 def test_nothing_said_is_plain_decoding() -> None:

@@ -1,0 +1,188 @@
+"""Pareto fronts of arrays: who is on the front, how surely, its knee, and the best within limits.
+
+Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN in it was not measured: it
+is never on a front and holds nobody else off. All that is random here has a fixed seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Direction = Literal["maximize", "minimize"]
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+Rows: TypeAlias = ArrayLike | Sequence[Sequence[float | None]]
+
+LEVEL = 0.05  # of the two-sided test that tells two points apart
+DRAWS = 1000
+BLOCK = 2_000_000  # numbers held at once while drawing or comparing pairs
+
+
+def costs(values: Rows, directions: Sequence[str]) -> Floats:
+    """The values [n, m] with signs such that less is better everywhere; None becomes NaN.
+
+    Raises:
+        ValueError: not two axes, as many columns as directions, or a direction of another name.
+    """
+    array = np.array(values, dtype=np.float64)
+    if array.size == 0:
+        array = array.reshape(0, len(directions))
+    if array.ndim != 2 or array.shape[1] != len(directions) or not directions:
+        raise ValueError(f"values must be [n, m] with one direction for each of m columns, got {array.shape}")
+    if unknown := set(directions) - {"maximize", "minimize"}:
+        raise ValueError(f"a direction is 'maximize' or 'minimize', got {sorted(unknown)}")
+    signed: Floats = array * np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
+    return signed
+
+
+def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
+    """Which points [n] no other point dominates (is nowhere worse than, and somewhere better). Equal points stay all.
+
+    O(n log n) for one and two objectives, O(n²) for more.
+    """
+    cost = costs(values, directions)
+    mask = np.zeros(len(cost), dtype=np.bool_)
+    there = np.flatnonzero(~np.isnan(cost).any(axis=1))
+    mask[there] = _minimal(cost[there][None])[0]
+    return mask
+
+
+def front_confidence(
+    values: Rows,
+    errors: Rows,
+    directions: Sequence[str],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Floats:
+    """The share of draws [n] in which each point is on the front, 0 for points that were not measured.
+
+    A draw moves every value by its standard error times an independent normal number. A missing error (NaN) moves
+    nothing: the value is taken as exact. The trials of a sweep share their random numbers, so that their errors are
+    rather alike than independent: the shares err towards doubt.
+    """
+    cost = costs(values, directions)
+    spread = np.nan_to_num(np.array(errors, dtype=np.float64).reshape(cost.shape))
+    share = np.zeros(len(cost))
+    there = np.flatnonzero(~np.isnan(cost).any(axis=1))
+    if not len(there):
+        return share
+    normal = np.random.default_rng(seed).standard_normal((draws, len(cost), cost.shape[1]))[:, there]
+    drawn = cost[there] + spread[there] * normal
+    hopeful = _minimal_somewhere(drawn)
+    counts = np.zeros(len(hopeful))
+    rows = max(1, BLOCK // max(1, len(hopeful) * cost.shape[1]))
+    for start in range(0, draws, rows):
+        counts += _minimal(drawn[start : start + rows, hopeful]).sum(axis=0)
+    share[there[hopeful]] = counts / draws
+    return share
+
+
+def tell_apart(a: ArrayLike, b: ArrayLike, errors_a: ArrayLike, errors_b: ArrayLike, *, level: float = LEVEL) -> Bools:
+    """Which values of `a` and `b` (of one shape) differ beyond their standard errors.
+
+    Two-sided z test of the difference at `level`, the errors taken as independent, each value by itself (no correction
+    for testing many). Where an error is not known (NaN) nothing is told apart.
+    """
+    first, second = np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)
+    spread = np.hypot(np.array(errors_a, dtype=np.float64), np.array(errors_b, dtype=np.float64))
+    critical = NormalDist().inv_cdf(1 - level / 2)
+    differ: Bools = np.abs(first - second) > critical * spread  # NaN compares as False
+    return differ
+
+
+def knee(front: Rows, directions: Sequence[str]) -> int | None:
+    """The row of a front [n, m] where giving up a little of one objective stops buying much of another.
+
+    Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The chord is the line
+    (the plane) on which these scaled objectives add up to 1: for two objectives it joins the ends of the front. The
+    knee is the point furthest from it on the side of the ideal point, the first one if several are; None if there is no
+    point on that side, that is, if the front is straight or bulges away from the ideal.
+    """
+    cost = costs(front, directions)
+    if len(cost) == 0 or np.isnan(cost).any():
+        return None
+    low, high = cost.min(axis=0), cost.max(axis=0)
+    if (low == high).any():
+        return None
+    distance = (1 - ((cost - low) / (high - low)).sum(axis=1)) / np.sqrt(cost.shape[1])
+    best = int(distance.argmax())
+    return best if distance[best] > 1e-9 else None
+
+
+def best_under(values: ArrayLike, direction: str, excess: ArrayLike) -> int | None:
+    """The point with the best of `values` [n] among those within all limits; None if there is none.
+
+    excess [n, c]: by how much each point exceeds each limit; it is within where this is at most 0 (NaN: unknown, so
+    not within). Of equal points the first one.
+    """
+    cost = costs(np.array(values, dtype=np.float64).reshape(-1, 1), [direction])[:, 0]
+    if np.size(excess):
+        within = (np.array(excess, dtype=np.float64).reshape(len(cost), -1) <= 0).all(axis=1)
+        cost = np.where(within, cost, np.nan)
+    return None if np.isnan(cost).all() else int(np.nanargmin(cost))
+
+
+def _minimal(cost: Floats) -> Bools:
+    """Which points of each set are not dominated: [sets, n, m] -> [sets, n]. No NaN; less is better."""
+    if cost.shape[2] == 1:
+        one: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
+        return one
+    return _minimal_pairs(cost) if cost.shape[2] > 2 else _minimal_sorted(cost)
+
+
+def _minimal_sorted(cost: Floats) -> Bools:
+    """`_minimal` for two objectives: sorted by x, then y, a point is minimal iff its y beats all before it, or it
+    equals the last point that did."""
+    sets, n, _ = cost.shape
+    mask = np.zeros((sets, n), dtype=np.bool_)
+    if n == 0:
+        return mask
+    order = np.lexsort((cost[..., 1], cost[..., 0]), axis=-1)
+    x, y = (np.take_along_axis(cost[..., axis], order, axis=1) for axis in (0, 1))
+    least = np.minimum.accumulate(y, axis=1)
+    beats = np.ones((sets, n), dtype=np.bool_)
+    beats[:, 1:] = y[:, 1:] < least[:, :-1]
+    last = np.maximum.accumulate(np.where(beats, np.arange(n), 0), axis=1)
+    equal = (x == np.take_along_axis(x, last, axis=1)) & (y == np.take_along_axis(y, last, axis=1))
+    np.put_along_axis(mask, order, equal, axis=1)
+    return mask
+
+
+def _minimal_pairs(cost: Floats) -> Bools:
+    """`_minimal` for any number of objectives: every pair is compared, a block of points at a time."""
+    sets, n, m = cost.shape
+    mask = np.ones((sets, n), dtype=np.bool_)
+    rows = max(1, BLOCK // max(1, n * m))
+    for index, points in enumerate(cost):
+        for start in range(0, n, rows):
+            mask[index, start : start + rows] = ~_dominates(points, points[start : start + rows]).any(axis=1)
+    return mask
+
+
+def _dominates(points: Floats, these: Floats) -> Bools:
+    """[these, points]: which of the points are nowhere worse and somewhere better."""
+    nowhere_worse = np.ones((len(these), len(points)), dtype=np.bool_)
+    better = np.zeros_like(nowhere_worse)
+    for mine, theirs in zip(these.T, points.T, strict=True):  # by objective: short last axes are slow to reduce
+        nowhere_worse &= theirs <= mine[:, None]
+        better |= theirs < mine[:, None]
+    return nowhere_worse & better
+
+
+def _minimal_somewhere(drawn: Floats) -> NDArray[np.intp]:
+    """The points that may be minimal in some draw of [draws, n, m]: those whose best is not beaten by another's worst.
+
+    What is left out is dominated in every draw by a point that is kept, so that fronts among the kept are the fronts.
+    """
+    best, worst = drawn.min(axis=0), drawn.max(axis=0)
+    kept = np.ones(len(best), dtype=np.bool_)
+    rows = max(1, BLOCK // max(1, best.size))
+    for start in range(0, len(best), rows):
+        kept[start : start + rows] = ~(worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
+    return np.flatnonzero(kept)

@@ -1,0 +1,53 @@
+// What the reader chose, and who is who under that choice.
+const PALETTE = 8;
+const SHAPES = ["circle", "square", "diamond", "up", "down", "hexagon", "bar", "cross"];
+const PLAIN = DATA.plain;
+const state = {
+  x: DATA.axes.x, y: DATA.axes.y, colour: "acceptance", hidden: new Set(), near: false, bars: true,
+  hovered: null, pinned: null, words: "", frontOnly: false, sort: { key: "number", descending: false },
+};
+const byNumber = new Map(DATA.trials.map((trial) => [trial.number, trial]));
+
+// The kinds of one colouring in order of their first trial, plain decoding first; a kind keeps its place, and so its look.
+function kinds(colouring = state.colour) {
+  const names = [...new Set(DATA.trials.map((trial) => trial.groups[colouring]))];
+  return names.filter((name) => name === PLAIN).concat(names.filter((name) => name !== PLAIN));
+}
+function look(name) {
+  if (name === PLAIN) return { colour: "ink", shape: "star" };
+  const place = kinds().filter((kind) => kind !== PLAIN).indexOf(name);
+  return { colour: `c${place % PALETTE}`, shape: SHAPES[place % SHAPES.length] };
+}
+const kindOf = (trial) => trial.groups[state.colour];
+const visible = () => DATA.trials.filter((trial) => plotted(trial, state.x, state.y) && !state.hidden.has(kindOf(trial)));
+
+const MARKS = {
+  circle: (r) => `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`,
+  square: (r) => polygon(4, r * 1.2, 45),
+  diamond: (r) => polygon(4, r * 1.3, 0),
+  up: (r) => polygon(3, r * 1.35, -90),
+  down: (r) => polygon(3, r * 1.35, 90),
+  hexagon: (r) => polygon(6, r * 1.15, 0),
+  bar: (r) => `M${-0.6 * r} ${-1.2 * r}h${1.2 * r}v${2.4 * r}h${-1.2 * r}z`,
+  cross: (r) => { const a = r * 0.45, b = r * 1.2; return `M${-a} ${-b}H${a}V${-a}H${b}V${a}H${a}V${b}H${-a}V${a}H${-b}V${-a}H${-a}z`; },
+  star: (r) => polygon(5, r * 1.55, -90, 0.5),
+};
+// Corners on a circle of radius r from `start` degrees on; `inner` puts a corner at that share of r between any two.
+function polygon(corners, r, start, inner = 0) {
+  const count = inner ? 2 * corners : corners;
+  const points = Array.from({ length: count }, (_, i) => {
+    const angle = ((start + (360 * i) / count) * Math.PI) / 180, radius = inner && i % 2 ? r * inner : r;
+    return `${(radius * Math.cos(angle)).toFixed(2)} ${(radius * Math.sin(angle)).toFixed(2)}`;
+  });
+  return `M${points.join("L")}z`;
+}
+const mark = (name, r) => svg("path", { class: `mark ${look(name).colour}`, d: MARKS[look(name).shape](r) });
+
+// Neighbours on the front and the metrics in which their standard errors cannot tell them apart: the difference is within
+// DATA.limit errors of itself, or an error is not known.
+function unclear(front) {
+  const apart = ([u, e], [v, f]) => e !== null && f !== null && Math.abs(u - v) > DATA.limit * Math.hypot(e, f);
+  return front.slice(1)
+    .map((b, i) => ({ a: front[i], b, metrics: [state.x, state.y].filter((m) => !apart(front[i].metrics[m], b.metrics[m])) }))
+    .filter(({ metrics }) => metrics.length);
+}

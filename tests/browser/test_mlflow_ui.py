@@ -1,0 +1,107 @@
+"""MLflow's own pages of a sweep, as the `ui` command opens them, in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from synthetic_sweeps import write_sweep
+
+from orchestrator.tracking_ledger import Ledger
+from orchestrator.tracking_runs import run_fragment
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.slow
+TRIALS, WAIT = 12, 60_000
+SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterwards
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
+    folder = tmp_path_factory.mktemp("sweeps") / "demo"
+    write_sweep(folder, TRIALS, name="demo", failed=(7,))
+    return Storage(str(folder))
+
+
+@pytest.fixture(scope="module")
+def links(storage: Storage, browser: Browser) -> Iterator[dict[str, str]]:
+    """The addresses that `ui` prints while it runs; it ends well when it is asked to."""
+    code = "from orchestrator.cli import main; main()"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    command = [sys.executable, "-u", "-c", code, "ui", storage.uri, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        said: dict[str, str] = {}
+        for line in process.stdout:
+            if line.startswith("Ctrl-C"):
+                break
+            name, link = line.split()
+            said[name] = link
+        yield said
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture
+def page(browser: Browser, links: dict[str, str]) -> Iterator[Page]:
+    """A page that notes where it asks for anything; nothing may come from outside."""
+    opened = browser.new_page(viewport={"width": 1500, "height": 1400})
+    asked: list[str] = []
+    opened.on("request", lambda request: asked.append(request.url))
+    yield opened
+    opened.close()
+    outside = [url for url in asked if not url.startswith((links["mlflow"], "data:", "blob:"))]
+    assert asked
+    assert outside == []
+
+
+def keep(page: Page, name: str) -> None:
+    if SHOTS:
+        page.screenshot(path=str(Path(SHOTS, f"mlflow_{name}.png")))
+
+
+def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, links: dict[str, str]) -> None:
+    page.goto(links["sweep"])
+    page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
+    page.get_by_role("link", name=re.compile(r"^11 eagle ")).first.wait_for(timeout=WAIT)
+    keep(page, "sweep")
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="compare their runs").click()
+    opened.value.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    opened.value.close()
+
+
+def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
+    page.goto(links["front"])
+    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    keep(page, "front")
+    text = page.inner_text("body")
+    for name in ("tree.policy", "acceptance.delta", "n/a", "speedup", "fid_error"):
+        assert name in text
+    shown = {run.trial for run in Ledger(storage).runs() if run.run_id in links["front"]}
+    assert f"Comparing {len(shown)} Runs" in text
+    assert len(shown) > 1
+
+
+def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:
+    run = Ledger(storage).runs()[2]
+    address = f"{links['mlflow']}/{run_fragment(run.run_id, run.experiment_id)}"
+    page.goto(address.replace("?", "/artifacts/images.png?"))
+    picture = page.locator("img[src^='blob:']").first
+    picture.wait_for(timeout=WAIT)
+    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 16]
+    assert page.get_by_text("heatmap.png").count() > 0
+    keep(page, "pictures")
+    page.get_by_text("config.yaml").first.click()
+    page.get_by_text("neighbourhood: additive").wait_for(timeout=WAIT)
+    keep(page, "config")

@@ -1,0 +1,347 @@
+"""The report in a browser: what a reader sees, does and gets, and that hostile words do nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from synthetic_sweeps import METRICS, write_sweep
+
+from orchestrator.report import write_report
+from orchestrator.sweep import Sweep
+from orchestrator.trials import TrialRecord, write_trial
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, ViewportSize
+
+Open = Callable[..., "Page"]
+HOSTILE = '</script><script>window.broken=1</script><img src=x onerror="window.broken=1"><!-- <script>'
+DESK: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+REPEATED = 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with a page: 24 trials, one failed, one repeated, captions and pictures."""
+    place = tmp_path_factory.mktemp("sweep")
+    write_sweep(place, trials=24, seed=3, shards=True, repeated={REPEATED: 5})
+    write_report(Storage(place))
+    return place
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or opens a dialog."""
+    contexts: list[BrowserContext] = []
+    wrong: list[str] = []
+
+    def opened(folder: Path, viewport: ViewportSize = DESK, expected: tuple[str, ...] = (), **options: Any) -> Page:
+        def note(text: str) -> None:
+            if not any(part in text for part in expected):
+                wrong.append(text)
+
+        def dismiss(dialog: Dialog) -> None:
+            note(dialog.message)
+            dialog.dismiss()
+
+        context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        address = (folder / "report.html").as_uri()
+        page.on("request", lambda r: None if r.url.startswith(("data:", address)) else note(r.url))
+        page.on("console", lambda message: note(message.text))
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("dialog", dismiss)
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def point(page: Page, number: int) -> Locator:
+    return page.locator(f'.point[data-trial="{number}"]')
+
+
+def front_of(folder: Path, x: str, y: str) -> list[TrialRecord]:
+    sweep = Sweep.open(folder)
+    numbers = sweep.front(x, y)["number"].to_pylist()
+    return [sweep.records[number] for number in numbers]
+
+
+def on_front(page: Page) -> set[int]:
+    return {int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()}
+
+
+def column(page: Page, key: str) -> list[str]:
+    """The cells of a column of the table from top to bottom."""
+    headers = [header.get_attribute("data-key") for header in page.locator("#table thead th").all()]
+    return page.locator(f"#table tbody tr > :nth-child({headers.index(key) + 1})").all_inner_texts()
+
+
+def numbers_in(cells: list[str]) -> list[float]:
+    return [float(cell.partition(" ±")[0].replace(",", "")) for cell in cells if cell != "–"]
+
+
+def test_hovering_a_point_shows_its_values_and_pictures(open_page: Open, folder: Path) -> None:
+    page, record = open_page(folder), front_of(folder, "speedup", "fid")[2]
+    card = page.locator("#card")
+    assert not card.is_visible()
+    point(page, record.number).hover()
+    text = " ".join(card.inner_text().split())
+    assert f"trial {record.number}" in text
+    assert "on the front" in text
+    assert not re.search(r"\b(null|undefined|NaN)\b", page.locator("body").inner_text())
+    for name in ("speedup", "fid"):
+        value = record.metrics[name]
+        assert f"{name} {value.value:.{3 if name == 'speedup' else 2}f} ± " in text
+    assert card.locator("img").evaluate("image => image.complete && image.naturalWidth") == 16
+    page.mouse.move(5, 5)
+    assert not card.is_visible()
+
+
+def test_a_click_keeps_the_card_until_it_is_closed(open_page: Open, folder: Path) -> None:
+    page, (first, second, *_) = open_page(folder), front_of(folder, "speedup", "fid")
+    point(page, first.number).click()
+    page.mouse.move(5, 5)
+    assert page.locator("#card").is_visible()
+    page.locator("#card .close").click()
+    assert not page.locator("#card").is_visible()
+    point(page, second.number).click()
+    page.keyboard.press("Escape")
+    assert not page.locator("#card").is_visible()
+
+
+def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
+    page, record = open_page(folder), front_of(folder, "speedup", "fid")[0]
+    point(page, record.number).focus()
+    assert page.locator("#card").get_attribute("data-trial") == str(record.number)
+    page.keyboard.press("ArrowRight")
+    reached = page.evaluate("document.activeElement.dataset.trial")
+    assert reached != str(record.number)
+    page.keyboard.press("Enter")
+    page.locator("h1").click()
+    assert page.locator("#card").get_attribute("data-trial") == reached
+    assert page.locator("#card").is_visible()
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [("speedup", "fid"), ("latency", "clip_score"), ("drift", "fid"), ("step_compression", "clip_score")]
+)
+def test_the_front_is_that_of_the_sweep_on_any_axes(open_page: Open, folder: Path, x: str, y: str) -> None:
+    page = open_page(folder)
+    across, up = page.locator("#controls select").all()[:2]
+    across.select_option(x)
+    up.select_option(y)
+    expected = [record.number for record in front_of(folder, x, y)]
+    assert on_front(page) == set(expected)
+    listed = [int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".member").all()]
+    better_first = expected[::-1] if METRICS[x]["direction"] == "maximize" else expected
+    assert listed == better_first
+
+
+def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    before = page.locator(".point").count()
+    button = page.locator('.kind[data-kind="additive"]')
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert page.locator('.kind[data-kind="additive"]').get_attribute("aria-pressed") == "false"
+    rest = Sweep.open(folder).front("speedup", "fid", where=["acceptance.neighbourhood!=additive"])
+    assert on_front(page) == set(rest["number"].to_pylist())
+    page.locator('.kind[data-kind="additive"]').click()
+    assert page.locator(".point").count() == before
+
+
+def test_a_header_sorts_by_number_and_says_so(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    header = page.locator('#table th[data-key="fid"]')
+    assert header.get_attribute("aria-sort") == "none"
+    header.locator("button").click()
+    assert page.locator('#table th[data-key="fid"]').get_attribute("aria-sort") == "ascending"
+    values = numbers_in(column(page, "fid"))
+    assert len(values) == 23
+    assert values == sorted(values)
+    assert column(page, "fid")[-1] == "–", "the failed trial comes last"
+    page.locator('#table th[data-key="speedup"] button').click()
+    assert page.locator('#table th[data-key="speedup"]').get_attribute("aria-sort") == "descending", "the best first"
+    assert page.locator('#table th[data-key="fid"]').get_attribute("aria-sort") == "none"
+    speeds = numbers_in(column(page, "speedup"))
+    assert speeds == sorted(speeds, reverse=True)
+    page.locator('#table th[data-key="number"] button').click()
+    assert column(page, "number") == [str(number) for number in range(24)], "10 comes after 9"
+
+
+def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    records = Sweep.open(folder).records
+    page.locator("input[type=search]").fill("chain fid<5")
+    expected = [
+        str(record.number)
+        for record in records
+        if record.setting is not None
+        and record.setting.policy.kind == "chain"
+        and "fid" in record.metrics
+        and record.metrics["fid"].value < 5
+    ]
+    assert expected
+    assert column(page, "number") == expected
+    page.locator("input[type=search]").fill("")
+    page.get_by_role("button", name="front only").click()
+    assert {int(number) for number in column(page, "number")} == on_front(page)
+    page.locator("input[type=search]").fill("nothing is like this")
+    assert "No trial is like that" in page.locator("#table").inner_text()
+
+
+def test_a_row_leads_to_its_point(open_page: Open, folder: Path) -> None:
+    page, record = open_page(folder), front_of(folder, "speedup", "fid")[1]
+    page.get_by_role("button", name=f"Show trial {record.number} in the plot").click()
+    assert page.locator("#card").get_attribute("data-trial") == str(record.number)
+    assert page.locator(f'#table tr[data-trial="{record.number}"]').get_attribute("class") == "active"
+
+
+def test_a_setting_is_copied(open_page: Open, folder: Path) -> None:
+    import yaml
+
+    page = open_page(folder, permissions=["clipboard-read", "clipboard-write"])
+    member = page.locator(".member").first
+    record = front_of(folder, "speedup", "fid")[-1]
+    member.locator(".copy").click()
+    assert yaml.safe_load(page.evaluate("navigator.clipboard.readText()")) == record.config
+    assert member.locator(".copy").inner_text() == "Copied"
+
+
+def test_a_setting_is_copied_where_the_clipboard_is_closed(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    page.evaluate("""() => {
+        navigator.clipboard.writeText = () => Promise.reject(new Error("not allowed"));
+        document.addEventListener("copy", () => { window.copied = document.activeElement.value; });
+    }""")
+    member = page.locator(".member").first
+    member.locator(".copy").click()
+    page.wait_for_function("window.copied !== undefined")
+    assert page.evaluate("window.copied") == member.locator("pre").inner_text()
+
+
+def test_front_members_have_pictures_captions_and_heat_maps(open_page: Open, folder: Path) -> None:
+    member = open_page(folder).locator(".member").first
+    assert member.locator("img").count() == 2
+    member.locator("summary").click()
+    assert "two <b>blue</b> rings & a star" in member.locator("ol").inner_text()
+
+
+def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    assert "OutOfMemoryError: at batch 24" in page.locator("#failed").inner_text()
+    assert point(page, 7).count() == 0
+    assert point(page, REPEATED).count() == 0, "the same numbers are drawn once"
+    assert "same setting as 5" in page.locator(f'#table tr[data-trial="{REPEATED}"]').inner_text()
+
+
+def test_neighbours_that_cannot_be_told_apart_are_named(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
+    rows = front.select(["number", "label", "apart"]).to_pylist()
+    names = [row["label"] or f"trial {row['number']}" for row in rows]
+    unclear = {(a, b): 2 - len(row["apart"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
+    text = page.locator("#apart").inner_text()
+    assert any(unclear.values())
+    for (a, b), count in unclear.items():
+        assert (f"{a} and {b}" in text) == (count > 0)
+    neither = page.locator("#apart li", has_text="Neither in speedup nor in fid").all_inner_texts()
+    for (a, b), count in unclear.items():
+        assert any(f"{a} and {b}" in line for line in neither) == (count == 2)
+
+
+def test_hostile_words_do_nothing(open_page: Open, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    records = write_sweep(tmp_path, trials=9, shards=True, name=HOSTILE, about=HOSTILE, target=HOSTILE)
+    storage = Storage(tmp_path)
+    for record in records:
+        write_trial(storage, replace(record, label=HOSTILE, cause=HOSTILE if record.state == "failed" else None))
+        for shard in record.shards:
+            table = pq.read_table(tmp_path / shard)
+            pq.write_table(table.set_column(1, "caption", [[HOSTILE] * table.num_rows]), tmp_path / shard)
+    write_report(storage)
+    page = open_page(tmp_path)
+    page.locator(".point.front").first.click()
+    page.locator(".member summary").first.click()
+    assert page.locator("#card h3").inner_text() == HOSTILE
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert page.locator(".cause").inner_text() == HOSTILE
+    assert HOSTILE in page.locator(".member ol").first.inner_text()
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img:not([src^='data:'])").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_the_page_cannot_be_made_to_run_or_fetch(open_page: Open, folder: Path) -> None:
+    """Even if markup did come in, the page's policy would stop it."""
+    page = open_page(folder, expected=("Content Security Policy", "http://127.0.0.1:1/"))
+    outcome = page.evaluate("""async () => {
+        const refused = [];
+        document.addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+        const holder = document.createElement("div");
+        document.body.append(holder);
+        holder.innerHTML = '<a onclick="window.broken=1">x</a>';
+        holder.firstChild.click();
+        await fetch("http://127.0.0.1:1/").catch(() => null);
+        new Image().src = "http://127.0.0.1:1/pixel.png";
+        await new Promise((done) => setTimeout(done, 50));
+        return [refused, window.broken ?? null];
+    }""")
+    assert outcome == [["script-src-attr", "connect-src", "img-src"], None]
+
+
+def luminance(page: Page, selector: str, style: str) -> float:
+    colour = page.locator(selector).first.evaluate(f"element => getComputedStyle(element).{style}")
+    red, green, blue = (float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
+    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+
+
+def test_dark_and_light(open_page: Open, folder: Path) -> None:
+    dark, light = open_page(folder, color_scheme="dark"), open_page(folder, color_scheme="light")
+    for page, is_dark in ((dark, True), (light, False)):
+        assert (luminance(page, "body", "backgroundColor") < 0.2) == is_dark
+        assert (luminance(page, "body", "color") > 0.7) == is_dark
+        assert (luminance(page, ".axes .strong", "fill") > 0.7) == is_dark
+        point(page, 0).hover()
+        assert (luminance(page, "#card", "backgroundColor") < 0.2) == is_dark
+
+
+def test_on_a_phone(open_page: Open, folder: Path) -> None:
+    page, record = open_page(folder, viewport=PHONE, has_touch=True), front_of(folder, "speedup", "fid")[1]
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    point(page, record.number).tap()
+    frame = page.locator("#card").bounding_box()
+    assert frame is not None
+    assert frame["x"] >= 0
+    assert frame["x"] + frame["width"] <= PHONE["width"]
+    assert frame["y"] + frame["height"] <= PHONE["height"]
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_labels_do_not_cover_each_other(open_page: Open, folder: Path, viewport: ViewportSize) -> None:
+    page = open_page(folder, viewport=viewport)
+    frames = page.locator(".labels text").evaluate_all("all => all.map((one) => one.getBoundingClientRect().toJSON())")
+    assert len(frames) >= 5
+    for i, a in enumerate(frames):
+        for b in frames[i + 1 :]:
+            beside = a["right"] <= b["left"] or b["right"] <= a["left"]
+            assert beside or a["bottom"] <= b["top"] or b["bottom"] <= a["top"], (a, b)
+
+
+def test_a_sweep_without_trials(open_page: Open, tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=0)
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    assert "No finished trial" in page.locator("#chart").inner_text()
+    assert "Nothing is on the front" in page.locator("#members").inner_text()

@@ -1,0 +1,53 @@
+"""A sweep whose MLflow server was down at the start and went away half-way: all is there in the end, once."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from real_sweeps import COMMAND, HOST, Logged
+
+from orchestrator.tracking_server import serving
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+pytestmark = pytest.mark.slow
+
+
+def children(base: str, name: str) -> dict[int, Run]:
+    """The runs of a sweep's trials by number, if there is one parent and each trial once."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(base)
+    experiment = client.get_experiment_by_name(f"specfrontier/{name}")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.info.status == "FINISHED"
+    found = {int(run.data.tags["specfrontier.trial"]): run for run in runs if run is not parent}
+    assert len(found) == len(runs) - 1
+    return found
+
+
+def test_a_sweep_does_not_wait_for_mlflow_which_has_everything_once_after_sync(logged: Logged) -> None:
+    launched = logged.launched
+    assert 0 < logged.in_time < len(launched.records) == 6
+    assert "MLflow   lacks 5 trials" in launched.said
+    told = [event["at"] for event in launched.events if event["event"] == "told"]
+    assert len(told) == 6
+    database = f"sqlite:///{logged.database}"
+    with serving(Storage(str(launched.folder / "x")), database, HOST, logged.port) as (base, _):
+        sync = [*COMMAND, "sync", str(launched.store), "--uri", base]
+        for lacking in (6 - logged.in_time, 0):
+            done = subprocess.run(sync, env=launched.variables, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            assert f"{lacking} trials logged, {6 - lacking} were there" in done.stdout
+        runs = children(base, "small")
+    assert runs.keys() == set(range(6))
+    for record in launched.records:
+        run = runs[record.number]
+        assert run.info.status == "FINISHED"
+        assert run.data.metrics["step_compression"] == record.metrics["step_compression"].value
