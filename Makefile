@@ -10,13 +10,14 @@ help:
 	@echo "make test   all tests, the fast ones first"
 	@echo "make lint   ruff and mypy (strict)"
 	@echo "make bench  the benchmarks: every method's row, and the engine's overhead"
-	@echo "make sweep  (comes with the next step)"
+	@echo "make sweep  the quick start's sweep on the built-in model, on this machine"
 
 venv: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("specfrontier needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages into $(VENV): a few minutes, about 3 GB"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	touch $@
 
@@ -30,11 +31,10 @@ lint: venv
 bench: venv
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.driver
 
 sweep: venv
-	@echo "The sweep (Optuna, Ray, MLflow and the speed-quality front) comes with the next step of this project."
-	@echo "What works today is one setting at a time, for example:"
-	@echo "  $(BIN)/specfrontier generate 'a large red circle on a striped green background' --preset lantern"
+	$(BIN)/specfrontier launch quickstart --resume $(SWEEP_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

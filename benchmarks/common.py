@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from search_spaces.presets import PRESETS
+from search_spaces.presets import CATALOGUE, PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
@@ -101,4 +101,4 @@ def held_out_jobs(models: ScenesModels, count: int, seed: int = 1) -> list[Job]:
 
 def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:
     """Presets by name; all of them for None."""
-    return {name: PRESETS[name] for name in (names or PRESETS)}
+    return {name: PRESETS[name] for name in (names or CATALOGUE)}

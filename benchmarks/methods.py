@@ -1,7 +1,8 @@
 """Every published method on the built-in model: speed at batch 1 and 16, accepted length, where the time goes, and
 quality.
 
-    python -m benchmarks.methods                       # all rows (about half an hour on 2 cores)
+    python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
+    python -m benchmarks.methods --images 0 --merge    # the timings alone, beside what has been measured before
     python -m benchmarks.methods --only eagle1 lantern --images 256
 
 Speed is paired: vanilla and the method in turn on the same captions in one process; the speed-up is the median of the
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ import torch
 
 from benchmarks.common import Paired, chosen, draw, engine_for, held_out_jobs, paired_speedup
 from benchmarks.quality import Judge, Quality, real_scenes
+from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from workers.models.families.scenes import ScenesModels, load_scenes
 
 PHASES = ("target", "drafter", "acceptance", "commit")
+Keep = Callable[[str, dict[str, Any]], None]
 
 
 def measure_speed(models: ScenesModels, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
@@ -65,9 +69,9 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     """The rows as Markdown."""
     head = (
         "| method | speed-up b1 | speed-up b16 | accepted length | step compression | tree depth | s/image b1 | "
-        "target / drafter / accept / commit, ms per image | fid | drift | caption accuracy | CLIP |"
+        "target / drafter / accept / commit, ms per image | fid | drift | caption accuracy |"
     )
-    lines = [head, "|" + "---|" * 12]
+    lines = [head, "|" + "---|" * 11]
     for name, row in rows.items():
         one, many, quality = row.get("batch_1"), row.get("batch_16"), row.get("quality", {})
         cells = [name, _speed(one), _speed(many)]
@@ -81,7 +85,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-QUALITY = (("fid", 2), ("drift", 2), ("caption_accuracy", 3), ("clip_score", 3))
+QUALITY = (("fid", 2), ("drift", 2), ("caption_accuracy", 3))
 
 
 def _speed(row: dict[str, Any] | None) -> str:
@@ -95,6 +99,18 @@ def _estimate(pair: list[float] | None, digits: int) -> str:
     return "-" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
+def measure_quality(models: ScenesModels, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
+    """Quality of every method on the same held-out captions, and of real scenes with those captions."""
+    jobs = held_out_jobs(models, images)
+    judge = Judge(models.target, jobs)
+    vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), jobs).tokens)
+    for name, config in presets.items():
+        plain = config == DecodingConfig()
+        quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), jobs).tokens)
+        keep(name, {"quality": quality_row(quality)})
+    keep("real scenes", {"quality": quality_row(judge.judge(real_scenes(1, images)))})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="presets; default all")
@@ -103,31 +119,30 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
+    parser.add_argument("--merge", action="store_true", help="keep what FILE holds of other methods and measurements")
     args = parser.parse_args()
-    models = load_scenes()
-    presets = chosen(args.only)
-    rows: dict[str, dict[str, Any]] = {name: {"config": config.flat()} for name, config in presets.items()}
-    for name, config in presets.items():
-        for batch in args.batches:
-            images, repetitions = (args.timed, args.repetitions) if batch == 1 else (batch, 2)
-            rows[name][f"batch_{batch}"] = speed_row(measure_speed(models, config, batch, images, repetitions))
-        print(name, rows[name].get("batch_1", {}).get("speedup"), flush=True)
-    if args.images:
-        jobs = held_out_jobs(models, args.images)
-        judge = Judge(models.target, jobs)
-        vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), jobs).tokens)
-        for name, config in presets.items():
-            plain = config == DecodingConfig()
-            quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), jobs).tokens)
-            rows[name]["quality"] = quality_row(quality)
-            print(name, rows[name]["quality"], flush=True)
-        rows["real scenes"] = {"quality": quality_row(judge.judge(real_scenes(1, args.images)))}
+    models, presets = load_scenes(), chosen(args.only)
+    merge = args.merge and args.out.exists()
+    rows: dict[str, dict[str, Any]] = json.loads(args.out.read_text())["rows"] if merge else {}
     machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(
-        json.dumps({"machine": machine, "sampling": str(models.target.sampling), "rows": rows}, indent=1)
-    )
-    print(table(rows))
+
+    def keep(name: str, measured: dict[str, Any]) -> None:
+        """Written at once: an interrupted run leaves what it has measured."""
+        rows.setdefault(name, {}).update(measured)
+        found = {"machine": machine, "sampling": str(models.target.sampling), "rows": rows}
+        args.out.write_text(json.dumps(found, indent=1))
+        print(name, measured, flush=True)
+
+    for name, config in presets.items():
+        keep(name, {"config": config.flat()})
+        for batch in args.batches:
+            images, repetitions = (args.timed, args.repetitions) if batch == 1 else (batch, 2)
+            paired = measure_speed(models, config, batch, images, repetitions)
+            keep(name, {f"batch_{batch}": speed_row(paired)})
+    if args.images:
+        measure_quality(models, presets, args.images, keep)
+    print(table({name: rows[name] for name in (*PRESETS, "real scenes") if name in rows}))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overhead [--only chain eagle1 ...] [--images 4]
 
-Every forward of the target, its embedding and head, and of the drafter's networks is timed from within (hooks, whose
-own cost counts as overhead); the rest of a step's wall clock is the share printed. Acceptance: at most 12% of a step;
-vanilla within 10% of the bare loop.
+Every forward of the target, its embedding and head, and of the drafter's networks is timed; the rest of the wall
+clock, what an image costs once and the timing itself included, is the share printed. Acceptance: at most 12% of a
+step; vanilla within 10% of the bare loop. With --check the exit status is 1 if a row fails.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.common import draw, engine_for, held_out_jobs
 from search_spaces.presets import PRESETS
@@ -45,31 +45,36 @@ CASES: dict[str, DecodingConfig] = {
 }
 
 
+SHARE, RATIO = 0.12, 1.1  # of a step outside the forwards; of vanilla to the bare loop
+
+
 class Forwards:
     """Seconds spent inside the outermost of the watched modules' forwards."""
 
     def __init__(self) -> None:
-        self.seconds, self._depth, self._begin = 0.0, 0, 0.0
+        self.seconds, self._inside = 0.0, False
 
-    def enter(self, *_: object) -> None:
-        if self._depth == 0:
-            self._begin = time.perf_counter()
-        self._depth += 1
+    def timed(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: object, **kwargs: object) -> Tensor:
+            if self._inside:
+                return forward(*args, **kwargs)
+            self._inside, begin = True, time.perf_counter()
+            out = forward(*args, **kwargs)
+            self.seconds += time.perf_counter() - begin
+            self._inside = False
+            return out
 
-    def leave(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += time.perf_counter() - self._begin
+        return call
 
     @contextmanager
     def watching(self, modules: list[nn.Module]) -> Iterator[None]:
-        handles = [m.register_forward_pre_hook(self.enter) for m in modules]
-        handles += [m.register_forward_hook(self.leave) for m in modules]
+        for module in modules:
+            module.forward = self.timed(module.forward)
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            for module in modules:
+                del module.forward  # the class's own shows again
 
 
 def networks(models: ScenesModels, config: DecodingConfig) -> list[nn.Module]:
@@ -135,19 +140,29 @@ def vanilla_against_bare_loop(models: ScenesModels, repetitions: int) -> tuple[f
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
+def verdict(passed: bool) -> str:
+    return "pass" if passed else "fail"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), help="cases; default all")
     parser.add_argument("--images", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a row fails its bound")
     args = parser.parse_args()
     models = load_scenes()
     median, low, high = vanilla_against_bare_loop(models, 3 * args.repetitions)
-    print(f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f})")
-    print("| case | share of a step outside the forwards | ms per round | outside, us per round |\n|---|---|---|---|")
+    passed = [median <= RATIO]
+    print(f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f}), {verdict(passed[-1])}")
+    print("| case | share of a step outside the forwards | ms per round | outside, us per round | at most 12% |")
+    print("|---|---|---|---|---|")
     for name in args.only or CASES:
         share, per_round, outside = share_outside(models, CASES[name], args.images, args.repetitions)
-        print(f"| {name} | {share:.1%} | {per_round:.2f} | {outside:.0f} |", flush=True)
+        passed.append(share <= SHARE)
+        print(f"| {name} | {share:.1%} | {per_round:.2f} | {outside:.0f} | {verdict(passed[-1])} |", flush=True)
+    if args.check and not all(passed):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
