@@ -26,6 +26,7 @@ test: venv
 
 lint: venv
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: venv

@@ -79,9 +79,7 @@ def readable_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
     return captions
 
 
-def same_captions(
-    storage: Storage, identity: Mapping[str, Any] | None, captions: list[Caption], source: str
-) -> None:
+def same_captions(storage: Storage, identity: Mapping[str, Any] | None, captions: list[Caption], source: str) -> None:
     """Refuse to go on with other captions than the sweep began with.
 
     Raises:

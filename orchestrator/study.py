@@ -40,6 +40,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 Direction = Literal["maximize", "minimize"]
 Make = Callable[[int, Mapping[str, Any]], BaseSampler]
 
+
 class PlainTPE(TPESampler):
     """TPE that sees a running trial by its parameters alone.
 

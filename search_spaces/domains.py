@@ -247,4 +247,3 @@ def _name(value: Any) -> str:
     """A short name of a list: itself, if it is short, else how long it is."""
     text = json.dumps(value, separators=(",", ":"))
     return text if len(text) <= LONGEST_NAME else f"{len(value)} entries"
-

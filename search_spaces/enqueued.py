@@ -1,7 +1,7 @@
 """Settings that a sweep runs first: presets by name, or settings written out, each with a label.
 
-    enqueue: [vanilla, lantern, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
-              {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
+enqueue: [vanilla, lantern, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
+          {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
 """
 
 from __future__ import annotations

@@ -247,4 +247,3 @@ def _blame(error: SettingError, branch: Branch, space: Node, places: str) -> Spa
         return exact.error(error.problem + places)
     where = near[0].node.where if near else space.where
     return SpaceError(where, (*space.path, *error.path), error.problem + places)
-

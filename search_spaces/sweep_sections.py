@@ -76,9 +76,9 @@ class Timing(Setting):
 class Search(Setting):
     """How settings are proposed. `options` are what the sampler itself may be told."""
 
-    sampler: Annotated[
-        Literal["tpe", "nsga2", "nsga3", "gp", "random", "qmc", "grid"], "how settings are proposed"
-    ] = "tpe"
+    sampler: Annotated[Literal["tpe", "nsga2", "nsga3", "gp", "random", "qmc", "grid"], "how settings are proposed"] = (
+        "tpe"
+    )
     parallel: Annotated[int, "trials under way at once", Range(1)] = 2
     seed: Annotated[int, "seed of the proposals", SEEDS] = 0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +90,6 @@ class Budget(Setting):
 
     trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24
     images: Annotated[int | None, "images drawn", Range(1)] = None
-    hours: Annotated[
-        float | None, "wall clock of one run (a resumed sweep has them anew)", Range(0, open_low=True)
-    ] = None
+    hours: Annotated[float | None, "wall clock of one run (a resumed sweep has them anew)", Range(0, open_low=True)] = (
+        None
+    )

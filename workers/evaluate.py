@@ -71,9 +71,7 @@ class Evaluator:
         target = self.models.target
         self.image_size = image_size(target)
         target.encode(texts, guided=False)  # every caption is read before the first is drawn
-        self.instruments = Instruments.load(
-            folder, image_size=self.image_size, captions=texts, device=self.device
-        )
+        self.instruments = Instruments.load(folder, image_size=self.image_size, captions=texts, device=self.device)
         self.experiment = Experiment(
             models=self.models.hashes,
             captions=captions_hash(self.captions),
@@ -182,9 +180,7 @@ class Evaluator:
         jobs = self._jobs(shard)
         batches = [jobs[start : start + shard.batch] for start in range(0, len(jobs), shard.batch)]
         draws = [partial(self.engines.draw_once, config, batch=shard.batch) for config in (baseline, setting)]
-        rows = pairs(
-            draws[0], None if setting == baseline else draws[1], batches, shard.repetitions, self.device
-        )
+        rows = pairs(draws[0], None if setting == baseline else draws[1], batches, shard.repetitions, self.device)
         table = timing_table(rows)
         return self._keep(name, table, shard.kind, shard.config, shard.images, time.perf_counter() - begin)
 

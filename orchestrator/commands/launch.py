@@ -156,8 +156,7 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
             f"{config.name}: {config.about}".rstrip(": "),
             f"  store       {storage.shown}",
             f"  search      {config.search.sampler}, {config.search.parallel} trials in flight, "
-            f"{config.budget.trials} trials"
-            + (f", a space of {size} points" if size else ""),
+            f"{config.budget.trials} trials" + (f", a space of {size} points" if size else ""),
             f"  first       {', '.join(entry.label for entry in config.enqueue) or 'vanilla'}",
             f"  quality     {config.captions.count} captions x {quality.samples}, batch {quality.batch}",
             f"  timing      {timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla",

@@ -68,9 +68,7 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     monkeypatch.setenv("RAY_TMPDIR", str(ray_files))
     (tmp_path / "space.yaml").write_text(SPACE)
     storage, told = Storage(str(tmp_path / "store")), list[Any]()
-    outcome = launch(
-        SweepConfig.read(tmp_path / "space.yaml"), storage, Place(slots=Slots(1)), told.append, cores=2
-    )
+    outcome = launch(SweepConfig.read(tmp_path / "space.yaml"), storage, Place(slots=Slots(1)), told.append, cores=2)
     assert not ray.is_initialized(), "another launch can follow in this process"
     records = {record.label: record for record in read_trials(storage)}
     assert [record.state for record in outcome.records] == ["complete", "complete", "failed", "complete"]

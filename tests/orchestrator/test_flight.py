@@ -17,9 +17,9 @@ from workers.data.shards import Experiment
 
 SAMPLING = Sampling(cfg=1.5)
 BASELINE = DecodingConfig(sampling=SAMPLING)
-CHAIN = DecodingConfig.from_mapping(
-    {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
-).with_sampling(SAMPLING)
+CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).with_sampling(
+    SAMPLING
+)
 EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
 
 

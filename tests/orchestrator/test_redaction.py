@@ -71,7 +71,8 @@ def test_files_without_credentials_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", [f"s3://AKID:{SECRET}@bucket/a", f"s3://bucket/a?secret_key={SECRET}", f"gs://bucket/a?access_token={SECRET}"]
+    "uri",
+    [f"s3://AKID:{SECRET}@bucket/a", f"s3://bucket/a?secret_key={SECRET}", f"gs://bucket/a?access_token={SECRET}"],
 )
 def test_storages_show_no_more_than_this(uri: str) -> None:
     """The storage hides by parsing, this by pattern: neither shows what the other hides."""

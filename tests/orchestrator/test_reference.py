@@ -99,8 +99,7 @@ def test_an_interrupt_leaves_no_file(photos: Path, tmp_path: Path, monkeypatch: 
 
 def test_the_command_itself_is_light() -> None:
     code = (
-        "import sys, orchestrator.commands.reference\n"
-        "print(sorted({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
+        "import sys, orchestrator.commands.reference\nprint(sorted({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert said.stdout.decode().strip() == "[]"

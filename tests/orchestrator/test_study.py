@@ -284,9 +284,7 @@ def test_another_searchs_trials_are_refused(tmp_path: Path) -> None:
         (".", "cannot be opened .*directory"),
     ],
 )
-def test_storages_that_cannot_be_opened(
-    url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for opening in (check_storage, lambda url: Record("studied", url, WAYS, NAMES, "digest")):
         with pytest.raises(StudyError, match=words) as raised:

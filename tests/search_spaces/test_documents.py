@@ -40,9 +40,7 @@ scalars = (
     | st.text(st.characters(exclude_characters="\x85\u2028\u2029\ufeff", exclude_categories=["Cc", "Cs"]))
 )
 keys = st.text("abk1e-", min_size=1)
-data = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
-)
+data = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4))
 
 
 def test_every_value_knows_its_line_and_path() -> None:

@@ -348,9 +348,7 @@ def test_refusals(text: str, message: str) -> None:
     assert "\n" not in message
 
 
-@given(
-    low=st.integers(1, 50), width=st.integers(0, 40), step=st.none() | st.integers(1, 10), log=st.booleans()
-)
+@given(low=st.integers(1, 50), width=st.integers(0, 40), step=st.none() | st.integers(1, 10), log=st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None, log: bool) -> None:
     span: dict[str, Any] = {"low": low, "high": low + width, "log": log} | ({} if step is None else {"step": step})

@@ -52,9 +52,7 @@ def test_all_pieces_are_there_and_small(models: ScenesModels) -> None:
 @pytest.mark.parametrize(
     ("config", "alone"), [(chain(4, "lantern_pp"), 1), (PRESETS["vanilla"], 4)], ids=["relaxed chain", "vanilla"]
 )
-def test_64_captions_do_not_depend_on_batch_or_order(
-    models: ScenesModels, config: DecodingConfig, alone: int
-) -> None:
+def test_64_captions_do_not_depend_on_batch_or_order(models: ScenesModels, config: DecodingConfig, alone: int) -> None:
     """fp32. A token could differ only where a rounding error of 1e-6 decides a race or an acceptance. Every `alone`-th
     caption is drawn alone as well.
     """

@@ -115,9 +115,7 @@ def distance_between(a: Tensor, b: Tensor, *, groups: int | Tensor = GROUPS) -> 
     return one.estimate(torch.stack([_distance(mean, covariance, side) for mean, covariance, side in pairs]))
 
 
-def difference(
-    a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int | Tensor = GROUPS
-) -> FrechetEstimate:
+def difference(a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
     """Distance of a's images minus distance of b's, both to one reference; a, b [n, d] in the same order of captions.
 
     The paired error is what tells two settings apart: difficult captions move both distances alike and cancel.
