@@ -30,6 +30,7 @@ from workers.models.target import Grid
 
 PICTURE_SIDE = 384  # what a single picture is enlarged to, by a whole factor
 NAME_LENGTH = 48  # characters of the caption in a file name
+PICTURE = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # what `file_name` gives
 MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 
@@ -85,6 +86,8 @@ def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_jso
         models.target.encode(captions, guided=False)  # every caption is read before the first is drawn
     jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(run.samples)]
     gallery = Gallery(run.folder, config.digest(), run.seed)
+    with ends_with(WRONG_USAGE):
+        remove_earlier(run.folder)
     seconds = draw(engine, jobs, gallery, progress(len(jobs)))
     head = {
         "versions": versions(),
@@ -102,6 +105,20 @@ def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_jso
     with ends_with(FAILED):
         statistics = write_report(gallery, engine.target.grid, head, seconds)
     return json.dumps(statistics, indent=2, ensure_ascii=False) if as_json else summary(statistics, run.folder)
+
+
+def remove_earlier(folder: Path) -> None:
+    """Remove the pictures of the run before, those that its statistics.json names, so that a folder is one run's."""
+    statistics = folder / "statistics.json"
+    try:
+        rows = json.loads(statistics.read_text("utf-8"))["images"]
+        names = [str(row["file"]) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no run before, or a file that is none of ours
+    for name in names:
+        if PICTURE.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+    statistics.unlink()
 
 
 def make_engine(chosen: Chosen, models: Models, run: Run) -> tuple[Engine, DecodingConfig]:

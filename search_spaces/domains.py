@@ -51,6 +51,11 @@ class Fixed:
             raise ValueError(f"{value!r} is not {self.value!r}")
         return None
 
+    @property
+    def shown(self) -> str:
+        """The domain in words, for people."""
+        return str(self.value)
+
     def corners(self) -> tuple[Any, ...]:
         return (self.value,)
 
@@ -75,6 +80,10 @@ class Values:
 
     def param(self, value: object) -> Scalar:
         return self.names[self.values.index(value)]
+
+    @property
+    def shown(self) -> str:
+        return ", ".join(str(name) for name in self.names)
 
     def corners(self) -> tuple[Any, ...]:
         return self.values
@@ -109,6 +118,11 @@ class Span:
             if abs(steps - round(steps)) > 1e-8:
                 raise ValueError(f"{value!r} is not a whole number of steps from {self.low:g}")
         return value
+
+    @property
+    def shown(self) -> str:
+        steps = f", every {self.step:g}" if self.step not in (None, 1) else ""
+        return f"{self.low:g} to {self.high:g}{steps}{', on a logarithmic scale' if self.log else ''}"
 
     def corners(self) -> tuple[Any, ...]:
         return (self.low, self.high)

@@ -13,8 +13,11 @@ from orchestrator.commands import launch_options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.sweep import Sweep
     from orchestrator.tracking import Tracker
+    from orchestrator.trials import TrialRecord
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -71,6 +74,8 @@ def launch(
     storage = place_for(config, out, resume=resume)
     look(config, storage, address, study, tracking_uri if track else "")
     if check:
+        from orchestrator.commands.launch_plan import plan_in_words
+
         typer.echo(plan_in_words(config, storage))
         return
     from orchestrator.launching import Place
@@ -147,24 +152,6 @@ def look(config: SweepConfig, storage: Storage, address: str | None, study: str 
         raise CommandError(str(error), FAILED) from error
 
 
-def plan_in_words(config: SweepConfig, storage: Storage) -> str:
-    """What a launch would do."""
-    quality, timing, size = config.quality, config.timing, config.space.size()
-    goals = [f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives]
-    return "\n".join(
-        [
-            f"{config.name}: {config.about}".rstrip(": "),
-            f"  store       {storage.shown}",
-            f"  search      {config.search.sampler}, {config.search.parallel} trials in flight, "
-            f"{config.budget.trials} trials" + (f", a space of {size} points" if size else ""),
-            f"  first       {', '.join(entry.label for entry in config.enqueue) or 'vanilla'}",
-            f"  quality     {config.captions.count} captions x {quality.samples}, batch {quality.batch}",
-            f"  timing      {timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla",
-            f"  objectives  {', '.join(goals)}",
-        ]
-    )
-
-
 def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, as_json: bool) -> None:
     """Launch, show, log; end with the front and where to look further."""
     from orchestrator import progress
@@ -204,9 +191,18 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
             raise CommandError(f"{error}\nwhat was finished is kept; go on with: {again()}", FAILED) from error
     end(storage, tracker, "finished")
     typer.echo(closing(storage, tracker, outcome.stopped_by), err=as_json)
+    if nothing_ran(outcome.records):
+        cause = next(record.cause for record in outcome.records if record.state == "failed")
+        raise CommandError(f"no setting but vanilla could be run; the first one failed so: {cause}", FAILED)
     if outcome.lost:
         lost = f"{len(outcome.lost)} trials were lost to a machine, a network or a file"
         raise CommandError(f"{lost}, and not written down; run them again with: {again()}", FAILED)
+
+
+def nothing_ran(records: Sequence[TrialRecord]) -> bool:
+    """Whether settings were tried beside vanilla, and none of them came to numbers."""
+    tried = [record for record in records if record.number != 0]
+    return bool(tried) and all(record.state == "failed" for record in tried)
 
 
 def tracking(storage: Storage, uri: str | None) -> Tracker:

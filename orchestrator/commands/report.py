@@ -46,4 +46,7 @@ def report(
         return
     if place is None:
         raise CommandError("--open: the page is not on this machine; give --out FILE as well", FAILED)
-    typer.launch(str(place.resolve()))
+    import webbrowser
+
+    if not webbrowser.open(place.resolve().as_uri()):
+        raise CommandError("--open: no browser is to be had here; copy the page to where there is one", FAILED)

@@ -8,10 +8,10 @@ const state = {
 };
 const byNumber = new Map(DATA.trials.map((trial) => [trial.number, trial]));
 
-// The kinds of one colouring in order of their first trial, plain decoding first; a kind keeps its place, and so its look.
+// The kinds of one colouring, plain decoding first, the others by name as in front.png; a kind keeps its place and look.
 function kinds(colouring = state.colour) {
   const names = [...new Set(DATA.trials.map((trial) => trial.groups[colouring]))];
-  return names.filter((name) => name === PLAIN).concat(names.filter((name) => name !== PLAIN));
+  return names.filter((name) => name === PLAIN).concat(names.filter((name) => name !== PLAIN).sort());
 }
 function look(name) {
   if (name === PLAIN) return { colour: "ink", shape: "star" };

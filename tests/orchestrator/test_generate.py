@@ -95,6 +95,21 @@ def check_overall(printed: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("toy")
+def test_pictures_of_the_run_before_go_and_what_is_not_ours_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command(monkeypatch, *CAPTIONS, "--out", str(tmp_path)) == 0
+    (tmp_path / "0007-0-mine.png").touch()
+    statistics = tmp_path / "statistics.json"
+    statistics.write_text(statistics.read_text().replace("0001-0-a-blue-star.png", "../outside.png"))
+    (tmp_path.parent / "outside.png").touch()
+    assert command(monkeypatch, "a green ring", "--out", str(tmp_path)) == 0
+    pictures = {path.name for path in tmp_path.glob("0*.png")}
+    assert pictures == {"0000-0-a-green-ring.png", "0001-0-a-blue-star.png", "0007-0-mine.png"}
+    assert (tmp_path.parent / "outside.png").exists()
+
+
+@pytest.mark.usefixtures("toy")
 def test_the_written_config_draws_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, again = tmp_path / "first", tmp_path / "again"
     said = ("--preset", "cool", "--budget", "2", "--set", "acceptance.nu=0.2", "--temperature", "0.8", "--seed", "5")

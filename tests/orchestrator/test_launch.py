@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 
 from orchestrator.cli import main
+from orchestrator.commands.launch import nothing_ran
 from orchestrator.trials import TrialRecord, write_trial
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -102,7 +103,9 @@ def test_a_sound_sweep_passes_and_its_plan_is_shown(
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "3 trials" in out
-    assert "96 captions x 1, batch 8" in out
+    assert "96 captions x 1, batch 8: 96 images a trial, at most 288 in all" in out
+    for line in ("reference   at most", "    tree.length 2 to 6", "objectives  ", "seed        "):
+        assert line in out
     assert sorted(path.name for path in Path().iterdir()) == ["tried.yaml"], "--check leaves nothing behind"
     with pytest.raises(Started):
         launch("--no-mlflow")
@@ -455,3 +458,17 @@ def test_over_ray_client_files_are_the_clusters(launch: Callable[..., tuple[int,
 def test_there_are_enough_of_them() -> None:
     tables: list[dict[str, Any]] = [SPACES, SECTIONS, CAPTIONS, REFERENCES, WEIGHTS, OPTIONS, STORES]
     assert sum(len(table) for table in tables) >= 60
+
+
+@pytest.mark.parametrize(
+    ("states", "nothing"),
+    [
+        (["complete"], False),
+        (["complete", "complete"], False),
+        (["complete", "failed", "complete"], False),
+        (["complete", "failed", "failed"], True),
+    ],
+)
+def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], nothing: bool) -> None:
+    records = [TrialRecord(number, "", state, {}, cause=None) for number, state in enumerate(states)]
+    assert nothing_ran(records) == nothing

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -346,10 +347,18 @@ def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
 
 def test_the_command_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(typer, "launch", opened.append)
+
+    def open_page(page: str) -> bool:
+        opened.append(page)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
     write_sweep(tmp_path, trials=3)
     command(str(tmp_path), "--open")
-    assert opened == [str(tmp_path / "report.html")]
+    assert opened == [(tmp_path / "report.html").as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda page: False)
+    with pytest.raises(CommandError, match="no browser"):
+        command(str(tmp_path), "--open")
 
 
 def test_no_sweep_there(tmp_path: Path) -> None:

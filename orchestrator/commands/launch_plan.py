@@ -1,0 +1,61 @@
+"""What `specfrontier launch --check` prints: the sweep as it would run, every default said."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from search_spaces.sweep import SweepConfig
+    from workers.data.storage import Storage
+
+LABEL, LONGEST, WIDTH = 12, 46, 120  # columns
+
+
+def plan_in_words(config: SweepConfig, storage: Storage) -> str:
+    """A line for each part of the sweep, and one for each parameter that is searched."""
+    head = f"{config.name}: {config.about}".rstrip(": ")
+    return "\n".join([head, *(_line(label, text) for label, text in _parts(config, storage) if text)])
+
+
+def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
+    quality, timing, size = config.quality, config.timing, config.space.size()
+    drawn = config.captions.count * quality.samples
+    search, budget = config.search, config.budget
+    yield "store", storage.shown
+    yield "models", config.models.weights
+    yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"
+    yield "reference", f"at most {config.reference.count} images of {config.reference.source}"
+    yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
+    yield "search", f"{search.sampler}, {search.parallel} trials in flight"
+    yield "space", "" if size is None else f"{size} points"
+    searched = config.space.parameters()
+    column = min(max(map(len, searched), default=0), LONGEST)
+    for name, domain in searched.items():
+        yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else domain.shown
+    yield (
+        "budget",
+        ", ".join(
+            f"{amount:g} {what}"
+            for amount, what in ((budget.trials, "trials"), (budget.images, "images"), (budget.hours, "hours"))
+            if amount is not None
+        ),
+    )
+    yield (
+        "quality",
+        (
+            f"{config.captions.count} captions x {quality.samples}, batch {quality.batch}: {drawn} images a trial, "
+            f"at most {drawn * budget.trials:,} in all"
+        ),
+    )
+    yield "timing", f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
+    yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
+    yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
+    yield "metrics", "all that the models allow" if config.metrics is None else ", ".join(config.metrics)
+    yield "seed", str(config.seed)
+
+
+def _line(label: str, text: str) -> str:
+    head = f"  {label:<{LABEL - 1}} "
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
