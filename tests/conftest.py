@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parent
+TOGETHER = ("integration", "browser", "test_pool.py", "test_tracking_server.py", "test_tracking.py", "test_notebook.py")
+if "PYTEST_XDIST_WORKER" in os.environ:  # torch reads it when it is imported: the processes share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast before slow: a broken change says so in seconds. Within each half the order stays."""
+    """Fast before slow: a broken change says so in seconds. Within each half the order stays.
+
+    Where tests are spread over processes, those that share something costly (a sweep that was run, a browser, a Ray
+    cluster, an MLflow server) stay together.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    for item in items:
+        path = item.path.relative_to(TESTS)
+        if path.parts[0] in TOGETHER or path.name in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else path.stem))

@@ -49,7 +49,7 @@ def links(storage: Storage, browser: Browser) -> Iterator[dict[str, str]]:
             said[name] = link
         yield said
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
 
 
 @pytest.fixture

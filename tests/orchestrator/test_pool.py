@@ -17,6 +17,8 @@ from orchestrator import pool as pool_module
 from orchestrator.pool import Pool, Slots, fit, room, unlike
 from orchestrator.tasks import Done, PoolError, Task
 
+PATIENCE = 240.0  # seconds, of a busy machine
+
 
 class Echo:
     """A worker without models. Its tasks sleep, die or raise as they are told, and leave a line in a file."""
@@ -74,7 +76,7 @@ def task(n: int, trial: int = 0, urgent: bool = False, **payload: Any) -> Task:
     return Task(trial, f"shard-{n}", {"kind": "quality", "n": n, **payload}, urgent)
 
 
-def everything(pool: Pool, count: int, seconds: float = 90.0) -> list[Done]:
+def everything(pool: Pool, count: int, seconds: float = PATIENCE) -> list[Done]:
     end = time.monotonic() + seconds
     done: list[Done] = []
     while len(done) < count:
@@ -84,7 +86,7 @@ def everything(pool: Pool, count: int, seconds: float = 90.0) -> list[Done]:
 
 
 def both_up(pool: Pool) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while pool.alive < 2:
         assert time.monotonic() < end, "two workers were to come up"
         pool.collect(0.5)
@@ -106,7 +108,7 @@ def test_every_task_comes_back_once(make: Any, tmp_path: Path) -> None:
 
 def test_the_oldest_trial_goes_first_and_what_is_urgent_before_the_rest_of_it(make: Any) -> None:
     pool = make(1)
-    pool.first_facts(60)
+    pool.first_facts(PATIENCE)
     pool.submit(task(0, trial=9, seconds=0.3))
     for n, trial, urgent in ((1, 5, False), (2, 3, False), (3, 5, True), (4, 3, False)):
         pool.submit(task(n, trial=trial, urgent=urgent))
@@ -165,7 +167,7 @@ def test_a_task_is_not_blamed_for_workers_that_were_dead_before_it_came(make: An
 
 def test_what_is_withdrawn_does_not_come_back(make: Any) -> None:
     pool = make(1)
-    pool.first_facts(60)
+    pool.first_facts(PATIENCE)
     pool.submit(task(0, trial=1, seconds=0.5))
     pool.submit(task(1, trial=1))
     pool.submit(task(2, trial=2))
@@ -177,7 +179,7 @@ def test_what_is_withdrawn_does_not_come_back(make: Any) -> None:
 def test_a_node_that_cannot_serve_does_not_stop_those_that_can(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "LOOK_AROUND", 0.1)
     pool = make(2, one_broken=True)
-    pool.first_facts(60)
+    pool.first_facts(PATIENCE)
     for n in range(30):
         pool.submit(task(n, seconds=0.2))
     done = everything(pool, 30)
