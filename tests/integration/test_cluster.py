@@ -75,16 +75,26 @@ def test_a_killed_node_costs_nothing_but_time_and_a_new_one_is_used(
     assert_every_image_once(launched, CAPTIONS)
 
 
+def submitted(client: Any, command: str, path: str, end: float) -> str:
+    """The job's id. A head whose agent has not yet come up asks to try again later."""
+    while True:
+        try:
+            job: str = client.submit_job(entrypoint=command, runtime_env={"env_vars": {"PYTHONPATH": path}})
+            return job
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > end:
+                raise
+        time.sleep(0.5)
+
+
 def test_a_sweep_runs_as_a_ray_job(cluster: Any, cluster_files: Path, small: Launched, tmp_path: Path) -> None:
     from ray.job_submission import JobStatus, JobSubmissionClient
 
     launched = Launched(tmp_path, SMALL, cluster_files)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     command = [*COMMAND, *launched.arguments("--no-mlflow", "--address", "auto")]
-    job = client.submit_job(
-        entrypoint=shlex.join(command), runtime_env={"env_vars": {"PYTHONPATH": launched.variables["PYTHONPATH"]}}
-    )
     end = time.monotonic() + PATIENCE
+    job = submitted(client, shlex.join(command), launched.variables["PYTHONPATH"], end)
     while not (status := client.get_job_status(job)).is_terminal():
         assert time.monotonic() < end, client.get_job_logs(job)
         time.sleep(0.5)
