@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.commands import launch_options as o
+from orchestrator.commands.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specfrontier launch quickstart
+  specfrontier launch papers/lantern-table2 --models models.yaml --check
   specfrontier launch my_sweep.yaml --address auto --out s3://bucket/sweeps --resume
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
@@ -42,6 +44,7 @@ def launch(
     seed: o.Seed = None,
     sets: o.Sets = None,
     weights: o.Weights = None,
+    models: o.Models = None,
     address: o.Address = None,
     workers: o.Workers = None,
     cpus_per_worker: o.CpusPerWorker = 1.0,
@@ -61,6 +64,7 @@ def launch(
         "name": name,
         "seed": seed,
         "models.weights": weights,
+        "models.file": models,
         "budget.trials": trials,
         "budget.images": images,
         "budget.hours": hours,
@@ -149,20 +153,28 @@ def look(config: SweepConfig, storage: Storage, address: str | None, study: str 
 
 def plan_in_words(config: SweepConfig, storage: Storage) -> str:
     """What a launch would do."""
-    quality, timing, size = config.quality, config.timing, config.space.size()
+    quality, timing = config.quality, config.timing
     goals = [f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives]
     return "\n".join(
         [
             f"{config.name}: {config.about}".rstrip(": "),
             f"  store       {storage.shown}",
-            f"  search      {config.search.sampler}, {config.search.parallel} trials in flight, "
-            f"{config.budget.trials} trials" + (f", a space of {size} points" if size else ""),
+            f"  search      {search_in_words(config)}",
             f"  first       {', '.join(entry.label for entry in config.enqueue) or 'vanilla'}",
             f"  quality     {config.captions.count} captions x {quality.samples}, batch {quality.batch}",
             f"  timing      {timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla",
             f"  objectives  {', '.join(goals)}",
         ]
     )
+
+
+def search_in_words(config: SweepConfig) -> str:
+    trials = counted(config.budget.trials, "trial")
+    if not config.space.source:
+        return f"none, {trials}, {config.search.parallel} in flight"
+    size = config.space.size()
+    points = f", a space of {counted(size, 'point')}" if size else ""
+    return f"{config.search.sampler}, {config.search.parallel} trials in flight, {trials}{points}"
 
 
 def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, as_json: bool) -> None:
@@ -205,7 +217,8 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
     end(storage, tracker, "finished")
     typer.echo(closing(storage, tracker, outcome.stopped_by), err=as_json)
     if outcome.lost:
-        lost = f"{len(outcome.lost)} trials were lost to a machine, a network or a file"
+        count = len(outcome.lost)
+        lost = f"{counted(count, 'trial')} {'was' if count == 1 else 'were'} lost to a machine, a network or a file"
         raise CommandError(f"{lost}, and not written down; run them again with: {again()}", FAILED)
 
 
@@ -250,7 +263,7 @@ def closing(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
     sweep = Sweep.open(storage.uri)
     selection = select([sweep], Question())
     found = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
-    lines = [f"\n{len(sweep.records)} trials; ended by its {stopped_by}", *found, ""]
+    lines = [f"\n{counted(len(sweep.records), 'trial')}; ended by its {stopped_by}", *found, ""]
     lines += [f"report   {storage.shown}/report.html", f"picture  {storage.shown}/front.png"]
     return "\n".join([*lines, *(mlflow_lines(sweep, tracker) if tracker else ())])
 
@@ -262,7 +275,8 @@ def mlflow_lines(sweep: Sweep, tracker: Tracker) -> list[str]:
     place = sweep.storage.shown
     pending = tracker.pending()
     if pending.count:
-        return [f"MLflow   lacks {pending.count} trials ({pending.problem}); later: specfrontier sync {place}"]
+        lacking = counted(pending.count, "trial")
+        return [f"MLflow   lacks {lacking} ({pending.problem}); later: specfrontier sync {place}"]
     found = whereabouts(sweep.storage, sweep.records)
     base = tracker.shown if found.has_server else LOCAL_SERVER
     opening = [] if found.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
