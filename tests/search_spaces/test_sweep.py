@@ -300,7 +300,7 @@ def test_there_is_a_ready_space_per_method() -> None:
     assert {"quickstart", "joint", "vanilla_sampling", *METHODS} <= set(ready())
 
 
-@pytest.mark.parametrize("name", ready())
+@pytest.mark.parametrize("name", [name for name in ready() if not name.startswith("papers/")])  # other models'
 def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str, limits: dict[str, Any]) -> None:
     sweep = SweepConfig.read(name)
     assert sweep.name == name.rpartition("/")[2].replace("_", "-")
