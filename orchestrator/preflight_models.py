@@ -70,10 +70,10 @@ def found_entry(sweep: SweepConfig) -> None:
     Raises:
         ValueError: the entry, and how to say where it is.
     """
-    if sweep.models.name is not None and sweep.models.file is None:
+    models = sweep.models
+    if models.name is not None and models.file is None:
         raise ValueError(
-            f"models.name: {sweep.models.name!r} is an entry of a file that says where checkpoints lie, and no file is "
-            "given; add --models models.yaml"
+            f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where: --models models.yaml"
         )
 
 

@@ -24,6 +24,7 @@ RULE: Final = (
     "errors of their own"
 )
 COUNTED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on how many images there are
+SEEN: Mapping[str, frozenset[str]] = {"features": COUNTED, "manifold": frozenset({"precision", "recall"})}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 
@@ -156,7 +157,7 @@ def _notes(sweep: Sweep, rows: tuple[Compared, ...]) -> list[str]:
 
 def _used(extractor: str, rows: tuple[Compared, ...]) -> bool:
     metrics = {figure.metric for row in rows for figure in row.figures if figure.measured is not None}
-    return extractor in metrics or (extractor == "features" and bool(metrics & COUNTED))
+    return extractor in metrics or bool(metrics & SEEN.get(extractor, frozenset()))
 
 
 def _listed(parts: list[Any]) -> str:

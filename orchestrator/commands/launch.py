@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.commands import launch_options as o
 from orchestrator.commands.tables import counted
+from orchestrator.entries import split_entry
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def launch(
     seed: o.Seed = None,
     sets: o.Sets = None,
     weights: o.Weights = None,
-    models: o.Models = None,
+    models: o.ModelsFile = None,
     address: o.Address = None,
     workers: o.Workers = None,
     cpus_per_worker: o.CpusPerWorker = 1.0,
@@ -60,11 +61,13 @@ def launch(
 
     The sweep's folder holds everything; interrupted or killed, it goes on with --resume where it was.
     """
+    file, entry = split_entry(models)
     changes = {
         "name": name,
         "seed": seed,
         "models.weights": weights,
-        "models.file": models,
+        "models.file": file,
+        "models.name": entry,
         "budget.trials": trials,
         "budget.images": images,
         "budget.hours": hours,
@@ -159,6 +162,7 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
         [
             f"{config.name}: {config.about}".rstrip(": "),
             f"  store       {storage.shown}",
+            f"  models      {models_in_words(config)}",
             f"  search      {search_in_words(config)}",
             f"  first       {', '.join(entry.label for entry in config.enqueue) or 'vanilla'}",
             f"  quality     {config.captions.count} captions x {quality.samples}, batch {quality.batch}",
@@ -166,6 +170,12 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
             f"  objectives  {', '.join(goals)}",
         ]
     )
+
+
+def models_in_words(config: SweepConfig) -> str:
+    """Which models a sweep loads."""
+    models = config.models
+    return models.weights if models.name is None else f"{models.name} of {models.file}"
 
 
 def search_in_words(config: SweepConfig) -> str:

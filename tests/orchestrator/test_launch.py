@@ -461,3 +461,39 @@ def test_over_ray_client_files_are_the_clusters(launch: Callable[..., tuple[int,
 def test_there_are_enough_of_them() -> None:
     tables: list[dict[str, Any]] = [SPACES, SECTIONS, CAPTIONS, REFERENCES, WEIGHTS, OPTIONS, STORES]
     assert sum(len(table) for table in tables) >= 60
+
+
+BUILTIN_PAPER = (
+    "models.name=null", "captions={source: scenes, count: 192}", "reference={source: scenes}", "metrics=null",
+    "timing.images=8", "quality.samples=1",
+)  # fmt: skip
+
+
+def test_a_papers_table_wants_to_know_where_checkpoints_lie(launch: Callable[..., tuple[int, str]]) -> None:
+    said = launch("--check", space="papers/lantern-pp-table2-llamagen-stage1")
+    refused(said, 2, "models.name: llamagen-xl-stage1", "--models models.yaml")
+    said = launch("--weights", "runs/mine", space="papers/lantern-pp-table2-llamagen-stage1")
+    refused(said, 2, "models.weights: given beside the entry", "leave it out, or the name")
+
+
+def test_a_papers_table_on_the_built_in_model(
+    launch: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of LANTERN's table 2 as they are, but for what hangs on the model: every one is served."""
+    sets = [word for entry in BUILTIN_PAPER for word in ("--set", entry)]
+    monkeypatch.setattr(sys, "argv", ["specfrontier", "launch", "papers/lantern-table2", "--check", *sets])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert "search      none, 8 trials, 2 in flight" in said.out
+    assert "first       vanilla, EAGLE-2, LANTERN k=1000 delta=0.1, LANTERN k=1000 delta=0.4, vanilla T=0" in said.out
+
+
+def test_a_sweep_may_have_no_reference(launch: Callable[..., tuple[int, str]]) -> None:
+    write(reference={"source": "none"})
+    why = "fid cannot be had here: the sweep has no reference images (reference.source: none)"
+    refused(launch("--check"), 2, f"objectives: {why}")
+    write(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    with pytest.raises(Started):
+        launch("--no-mlflow")
