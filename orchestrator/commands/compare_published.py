@@ -42,25 +42,21 @@ def in_words(found: Replication) -> list[str]:
 
     head = ["setting", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in lines_of(row)]
-    apart, alike, blank = (found.having(verdict) for verdict in ("differs", "agrees", "not measured"))
-    total = len(apart) + len(alike)
+    apart, alike = found.having("differs"), found.having("agrees")
+    verb, total = "differs" if len(apart) == 1 else "differ", counted(len(apart) + len(alike), "figure")
+    which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in apart)
     lines = [
         f"{found.sweep} beside {found.table}",
         *found.notes,
         "",
         shown_table(head, cells, right=[1, 3, 4, 5]),
         "",
-        f"{len(apart)} of {counted(total, 'figure')} {'differs' if len(apart) == 1 else 'differ'} beyond the measured "
-        f"uncertainty{': ' if apart else ''}{'; '.join(name_of(row, figure) for row, figure in apart)}",
+        f"{len(apart)} of {total} {verb} beyond the measured uncertainty{': ' if apart else ''}{which}",
     ]
-    if blank:
-        lines.append(f"{counted(len(blank), 'figure')} not measured")
+    untold = {"not measured": found.having("not measured"), "without an error": found.having("no error")}
+    lines += [f"{counted(len(f), 'figure')} cannot be told: {why}" for why, f in untold.items() if f]
     lines += [f"{row.row.label}: run with {', '.join(row.differing)}" for row in found.rows if row.differing]
     return [*lines, RULE]
-
-
-def name_of(row: Compared, figure: Beside) -> str:
-    return f"{row.row.label} ({figure.metric})"
 
 
 def lines_of(row: Compared) -> list[list[str]]:
