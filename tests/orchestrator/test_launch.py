@@ -238,12 +238,12 @@ def test_captions(name: str, launch: Callable[..., tuple[int, str]]) -> None:
     assert not Path("sweeps").exists()
 
 
-def photos(count: int, broken: str | None = None) -> None:
+def photos(count: int, *broken: str) -> None:
     Path("photos").mkdir()
     for number in range(count):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{number}.png")
-    if broken:
-        Path("photos", broken).write_text("not an image")
+    for name in broken:
+        Path("photos", name).write_text("not an image")
 
 
 def foreign_reference() -> None:
@@ -263,6 +263,7 @@ REFERENCES: dict[str, tuple[Callable[[], Any], str, Words]] = {
     "empty folder": (lambda: photos(0), "photos", ("photos: no images",)),
     "too few images": (lambda: photos(64), "photos", ("photos: 64 images", "give more than 64")),
     "a broken image": (lambda: photos(65, "b.png"), "photos", ("b.png: not a readable image", "mend or remove it")),
+    "broken images": (lambda: photos(65, "b.png", "a.png"), "photos", ("a.png: not a", "(1 more image is wrong)")),
     "no file": (lambda: None, "mine.parquet", ("mine.parquet: no such file", "specfrontier reference")),
     "another extractor's": (foreign_reference, "theirs.parquet", ("theirs.parquet", "inception@0", "scenes-features")),
     "too few features": (small_reference, "small.parquet", ("9 images", "give more than 64")),
