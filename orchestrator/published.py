@@ -4,6 +4,8 @@ ADT-Tree and PEANUT.
 `sweep` and `label` say which setting of which ready sweep stands for a row; a row that no sweep can run has neither,
 and its `note` says why. Figures stand there as printed, and LANTERN prints HPSv2 times 100: `Figure.value` is in the
 unit of the metric of that name here. What is no metric here (seconds per component, spreads) is kept in words.
+LANTERN's accepted lengths count what is drafted past an image's end, and are means of images' means; those here are
+tokens of images over target passes. On images of hundreds of tokens the two are close.
 """
 
 from __future__ import annotations

@@ -314,7 +314,13 @@ def test_tables_align() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["pareto(a, plot=a[0] + '/f.png', knee=True)", "compare(a, by='tree.policy')", "status(a[0])"]
+    "line",
+    [
+        "pareto(a, plot=a[0] + '/f.png', knee=True)",
+        "compare(a, by='tree.policy')",
+        "compare([*a, 'papers/lantern-table2'], published=True)",
+        "status(a[0])",
+    ],
 )
 def test_no_heavy_library_is_imported(two: Path, tmp_path: Path, line: str) -> None:
     code = (
