@@ -21,6 +21,7 @@ from orchestrator.tasks import Task
 from orchestrator.trials import read_trials
 from search_spaces.settings import SettingError, write
 from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
@@ -104,7 +105,9 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
         "device": sweep.models.device,
         "threads": threads,
         "captions": raw["captions"] | {"source": absolute(sweep.captions.source)},
-        "reference": raw["reference"] | {"source": absolute(sweep.reference.source)},
+        "reference": None
+        if sweep.reference.source == NO_REFERENCE
+        else raw["reference"] | {"source": absolute(sweep.reference.source)},
         "seed": sweep.seed,
         "metrics": raw.get("metrics"),
     }

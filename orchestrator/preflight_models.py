@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from search_spaces.settings import SettingError, not_one_of, write
 from search_spaces.space import MOST_BRANCHES, complete
 from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
@@ -58,25 +59,44 @@ def headers_of(sweep: SweepConfig) -> Headers:
     from workers.headers import read_headers
     from workers.loading import weights_folder
 
+    found_entry(sweep)
     with told("models.weights"):
         return read_headers(weights_folder(sweep.models.weights))
+
+
+def found_entry(sweep: SweepConfig) -> None:
+    """Refuse a sweep that names an entry of a models.yaml and not the file.
+
+    Raises:
+        ValueError: the entry, and how to say where it is.
+    """
+    models = sweep.models
+    if models.name is not None and models.file is None:
+        raise ValueError(
+            f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where: --models models.yaml"
+        )
 
 
 def readable_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
     """The captions, each of which the target can read.
 
     Raises:
-        ValueError: see `read_captions`; the first caption that the target cannot read.
+        ValueError: see `read_captions`; the first caption that the target cannot read, and how many more.
     """
     from workers.data.captions import read_captions
+    from workers.data.faults import and_more
 
     with told("captions"):
         captions = read_captions(**write(sweep.captions))
-    bad = model.unreadable([caption.text for caption in captions])
-    if bad is not None:
-        place, problem = bad
-        raise ValueError(f"captions: {sweep.captions.source}, number {captions[place].id} (from 0): {problem}")
+    bad = model.unreadable(texts_of(captions))
+    if bad:
+        place, problem = min(bad, key=lambda found: captions[found[0]].id)
+        raise ValueError(f"captions: {captions[place].where}: {problem}{and_more(len(bad) - 1, 'caption')}")
     return captions
+
+
+def texts_of(captions: list[Caption]) -> list[str]:
+    return [caption.text for caption in captions]
 
 
 def same_captions(storage: Storage, identity: Mapping[str, Any] | None, captions: list[Caption], source: str) -> None:
@@ -103,7 +123,7 @@ def usable_reference(sweep: SweepConfig, model: Headers) -> None:
     """
     from workers.data.reference import check_reference
 
-    if model.features_size != model.image_size:
+    if model.features_size != model.image_size or sweep.reference.source == NO_REFERENCE:
         return
     with told("reference"):
         check_reference(**write(sweep.reference), identity=model.features, size=model.image_size, width=model.width)
@@ -193,10 +213,13 @@ def metrics_that_can_be_had(sweep: SweepConfig, model: Headers, captions: list[C
     net = model.features_size == model.image_size
     scores, absent = scores_of(sweep, model, captions) if wants_scores(sweep) else (set[str](), {})
     columns = {*scores, *(("features", NET) if net else ())}
+    against = net and sweep.reference.source != NO_REFERENCE
     if not net:
         absent["features"] = f"the feature net takes images of {model.features_size} pixels, not {model.image_size}"
+    elif not against:
+        absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
     for section, name in metric_names(sweep):
-        _, lacking = chosen([name], served(columns, reference=net))
+        _, lacking = chosen([name], served(columns, reference=against))
         if lacking:
             reasons = [reason for need, reason in absent.items() if need in lacking[name]]
             why = "; ".join(reasons) or lacking[name]
@@ -235,7 +258,6 @@ def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tu
     from workers.loading import weights_folder
     from workers.metrics.instruments import Instruments
 
-    texts = [caption.text for caption in captions]
     folder, cpu = weights_folder(sweep.models.weights), torch.device("cpu")
-    found = Instruments.load(folder, image_size=model.image_size, captions=texts, device=cpu)
+    found = Instruments.load(folder, image_size=model.image_size, captions=texts_of(captions), device=cpu)
     return {f"score.{name}" for name in found.scores}, dict(found.absent)

@@ -104,9 +104,10 @@ def headline(status: Status) -> str:
     """The state in one line."""
     failed = f", {status.failed} failed" if status.failed else ""
     total = f"/{status.trials}" if status.trials else ""
+    workers = f"{status.workers} worker{'' if status.workers == 1 else 's'}"
     return (
         f"{status.done}{total} trials{failed} · {status.images} images, {status.rate:.1f}/s · "
-        f"{status.workers} workers · {clock(status.elapsed)} gone, {clock(status.remaining)} to go"
+        f"{workers} · {clock(status.elapsed)} gone, {clock(status.remaining)} to go"
     )
 
 

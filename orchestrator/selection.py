@@ -45,13 +45,14 @@ class Question:
 class Selection:
     """What was found. table: the candidates of all sweeps that were measured, as `mark_front` gives them, with a
     column `sweep` in front. names: of its rows, the trial's number, with the sweep's name if there are several.
-    total: all finished trials."""
+    total: all finished trials. left_out: how many of them are not here, by why."""
 
     sweeps: Mapping[str, Sweep]
     axes: tuple[Axis, ...]
     table: pyarrow.Table
     names: tuple[str, ...]
     total: int
+    left_out: Mapping[str, int]
 
     def record(self, row: int) -> TrialRecord:
         sweep = self.sweeps[self.table["sweep"][row].as_py()]
@@ -113,10 +114,12 @@ def select(sweeps: Sequence[Sweep], question: Question) -> Selection:
 
     named = unique_names(sweeps)
     axes = sweeps[0].axes(question.x, question.y, question.z)
-    tables = []
+    tables: list[pyarrow.Table] = []
+    left_out: Counter[str] = Counter()
     for name, sweep in named.items():
         sweep.axes(*(axis.name for axis in axes))
         rows = sweep.candidates(question.where, question.subject_to, feasible=question.feasible)
+        left_out.update(sweep.left_out(question.where, question.subject_to, feasible=question.feasible))
         tables.append(rows.add_column(0, "sweep", pa.array([name] * rows.num_rows, pa.string())))
     refuse_incomparable(sweeps, axes)
     together = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
@@ -128,7 +131,8 @@ def select(sweeps: Sequence[Sweep], question: Question) -> Selection:
     marked = mark_front(together, axes, names=together["name"].to_pylist(), everything=True)
     total = sum(len(sweep.records) for sweep in sweeps)
     names = tuple(marked["name"].to_pylist())
-    return Selection(named, axes, marked.drop_columns(["name"]), names, total)
+    left_out["not measured"] = together.num_rows - marked.num_rows
+    return Selection(named, axes, marked.drop_columns(["name"]), names, total, +left_out)
 
 
 def refuse_incomparable(sweeps: Sequence[Sweep], axes: Sequence[Axis]) -> None:

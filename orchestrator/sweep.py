@@ -132,12 +132,34 @@ class Sweep:
         table = self._table()
         if not self.records:
             return table
-        mask = passing(table, where) & _complete(table)
+        return keep(table, np.all(list(self._tests(table, where, subject_to, feasible).values()), axis=0))
+
+    def left_out(
+        self, where: Iterable[str] = (), subject_to: Iterable[str] = (), *, feasible: bool = True
+    ) -> dict[str, int]:
+        """How many trials `candidates` leaves out, each counted under the first reason that holds; none for none."""
+        table = self._table()
+        found: dict[str, int] = {}
+        left = np.ones(table.num_rows, dtype=np.bool_)
+        for reason, mask in self._tests(table, where, subject_to, feasible).items() if self.records else ():
+            found[reason] = int((left & ~mask).sum())
+            left &= mask
+        return {reason: count for reason, count in found.items() if count}
+
+    def _tests(
+        self, table: pyarrow.Table, where: Iterable[str], subject_to: Iterable[str], feasible: bool
+    ) -> dict[str, Bools]:
+        """What a candidate must pass, by what is said of a row that does not."""
+        states, twins = table["state"].to_pylist(), table["same_as"].to_pylist()
+        tests = {
+            "by --where": passing(table, where),
+            "failed": np.array([state == COMPLETE for state in states], dtype=np.bool_),
+            "repeated": np.array([twin is None for twin in twins], dtype=np.bool_),
+        }
         if feasible:
-            mask &= np.array(table["feasible"].to_pylist(), dtype=np.bool_)
-        for text in subject_to:
-            mask &= self.excess(table, text) <= 0
-        return keep(table, mask)
+            tests["outside the constraints"] = np.array(table["feasible"].to_pylist(), dtype=np.bool_)
+        limits = [self.excess(table, text) <= 0 for text in subject_to]
+        return tests | ({"outside --subject-to": np.all(limits, axis=0)} if limits else {})
 
     def excess(self, table: pyarrow.Table, constraint: str) -> Floats:
         """By how much each row exceeds a constraint: at most 0 is within, NaN is not known."""
@@ -244,8 +266,3 @@ def _others() -> str:
     """The sweeps that could have been meant."""
     names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
     return f"; under ./{SWEEPS} there are {', '.join(names)}" if names else ""
-
-
-def _complete(table: pyarrow.Table) -> Bools:
-    states, twins = table["state"].to_pylist(), table["same_as"].to_pylist()
-    return np.array([s == COMPLETE and twin is None for s, twin in zip(states, twins, strict=True)], dtype=np.bool_)

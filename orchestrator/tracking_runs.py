@@ -209,8 +209,9 @@ def note(facts: Facts, best: Sequence[tuple[str, TrialRecord]], experiment_id: s
     if not best:
         return "No trial is on the front yet."
     place = compare_fragment([run_id for run_id, _ in best], experiment_id)
+    trials = f"{len(best)} trial{'' if len(best) == 1 else 's'}"
     lines = [
-        f"The front has {len(best)} trials: [compare their runs]({place}), or filter this experiment's runs by "
+        f"The front has {trials}: [compare their runs]({place}), or filter this experiment's runs by "
         f'`tags.{PARETO} = "true"`.',
         "",
         f"| trial | {' | '.join(objectives)} |",

@@ -9,6 +9,7 @@ Everything else has a default. `SweepConfig.read` takes a file, or the name of o
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,12 +20,13 @@ from typing import Any
 from search_spaces.documents import Node, as_node, overridden, read_document, write_document
 from search_spaces.enqueued import Enqueued, read_enqueue
 from search_spaces.goals import Constraint, Objective, check_metric
-from search_spaces.settings import Kind, Setting, build, not_one_of, write
+from search_spaces.settings import Kind, Setting, build, write
 from search_spaces.space import Space
 from search_spaces.sweep_sections import Budget, Captions, Head, Models, Quality, Reference, Search, Timing
 from search_spaces.trial import DecodingConfig, Sampling
 
 READY = Path(__file__).parent / "spaces"
+PAPERS = "papers/"
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 
@@ -138,8 +140,17 @@ def find(path_or_name: str | Path) -> Path:
     if path.is_dir():
         raise as_node(None, name).error("is a folder; give the YAML file of a sweep")
     if path.suffix in (".yaml", ".yml") or path.is_absolute():
-        raise as_node(None, name).error("no such file; ready spaces go by their names: " + ", ".join(ready()))
-    raise as_node(None, name).error("no such file, and no ready space; a name " + not_one_of(name, ready()))
+        raise as_node(None, name).error(f"no such file; ready spaces go by their names: {_shown()}")
+    close = difflib.get_close_matches(name, ready(), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    known = _shown(tables=any(word.startswith(PAPERS.rstrip("/")) for word in (name, *close)))
+    raise as_node(None, name).error(f"no such file, and no ready space; {hint}there are {known}")
+
+
+def _shown(*, tables: bool = False) -> str:
+    """The ready spaces in words: the papers' tables alone, or those of methods and how the tables are called."""
+    names = [name for name in ready() if name.startswith(PAPERS) == tables]
+    return ", ".join(names if tables else [*names, f"{PAPERS}... (the papers' tables)"])
 
 
 def _flat(kind: type[Kind], node: Node) -> Kind:

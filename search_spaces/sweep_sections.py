@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from search_spaces.settings import Range, Setting, SettingError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+BUILTIN = "builtin"  # the weights that come with the package
+NO_REFERENCE = "none"
 SEEDS = Range(0, 2**63 - 1)  # they are kept as 64-bit integers with sign
 
 
@@ -29,27 +31,49 @@ class Head(Setting):
 
 @dataclass(frozen=True, slots=True)
 class Models(Setting):
-    """The target with its drafters, and where they run."""
+    """The target with its drafters, and where they run: a folder of weights, or an entry of a models.yaml.
 
-    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = "builtin"
+    A ready sweep names its entry only; `launch --models FILE` says where the file is.
+    """
+
+    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = BUILTIN
     device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
+    name: Annotated[str | None, "entry of a models.yaml"] = None
+    file: Annotated[str | None, "the models.yaml that holds the entry"] = None
+
+    def check(self) -> None:
+        if self.name is None and self.file is not None:
+            raise SettingError(("name",), f"missing; say which entry of {self.file} this sweep is for")
+        if self.name is not None and self.weights != BUILTIN:
+            problem = f"given beside the entry {self.name!r} of a models.yaml; leave it out, or the name (name: null)"
+            raise SettingError(("weights",), problem)
 
 
 @dataclass(frozen=True, slots=True)
 class Captions(Setting):
-    """What is drawn: procedural scenes that nothing was trained on, or captions of a file, chosen by hash and seed."""
+    """What is drawn: procedural scenes that nothing was trained on, the classes of ImageNet, or captions of a file.
 
-    source: Annotated[str, "'scenes', or a .txt, .csv, .tsv, .json (COCO) or .parquet file"] = "scenes"
+    Which of a file's captions, and of an image's several ones (COCO) which, does not depend on the machine.
+    """
+
+    source: Annotated[
+        str, "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet file"
+    ] = "scenes"
     count: Annotated[int, "number of captions", Range(1)] = 192
     seed: Annotated[int, "which scenes, or which captions of a file", SEEDS] = 1
     column: Annotated[str | None, "column of the captions in a table"] = None
+    choose: Annotated[
+        Literal["seeded", "first", "longest"], "which of the several captions that COCO has of an image"
+    ] = "seeded"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference(Setting):
     """The real images of `fid`."""
 
-    source: Annotated[str, "'scenes', a folder of images, or a reference.parquet"] = "scenes"
+    source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then there is no fid)"] = (
+        "scenes"
+    )
     count: Annotated[int, "number of images, at most", Range(1)] = 4096
     seed: Annotated[int, "which scenes", SEEDS] = 2
 

@@ -221,8 +221,9 @@ class Adjacency(TreePolicy):
 
     (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's (vertical), a random
     pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and
-    `start_width`. Then, with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step`
-    deeper and `width_step` narrower, otherwise shallower and wider, each within its range, ends included.
+    `start_width`. Where `fixed_depth` or `fixed_width` is given, every tree starts from it (ADT-Tree, table V). Then,
+    with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step` deeper and
+    `width_step` narrower, otherwise shallower and wider, each within its range, ends included.
 
     The paper leaves open what these choices settle: the start, the radius, whether alpha counts the bonus token
     (`numerator`) and whose alpha it is (`alpha`). Its depth parameters are one less than the levels here: its open
@@ -246,14 +247,18 @@ class Adjacency(TreePolicy):
     ] = "accepted"
     alpha: Annotated[Literal["previous", "neighbour"], "alpha is the previous round's or the neighbour's"] = "previous"
     radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1)] = 3.0
+    fixed_depth: Annotated[int | None, "depth in levels that every tree starts from, whatever its neighbour's"] = None
+    fixed_width: Annotated[int | None, "width that every tree starts from, whatever its neighbour's"] = None
 
     def check(self) -> None:
-        for key, start in (("depth", self.start_depth), ("width", self.start_width)):
+        for key in ("depth", "width"):
             low, high = getattr(self, f"{key}_range")
             if low > high:
                 raise SettingError((f"{key}_range",), f"must be [least, largest], got [{low}, {high}]; swap the two")
-            if not low <= start <= high:
-                raise SettingError((f"start_{key}",), f"must be within {key}_range [{low}, {high}], got {start}")
+            for name in (f"start_{key}", f"fixed_{key}"):
+                start = getattr(self, name)
+                if start is not None and not low <= start <= high:
+                    raise SettingError((name,), f"must be within {key}_range [{low}, {high}], got {start}")
 
     @property
     def max_depth(self) -> int:

@@ -43,14 +43,15 @@ class Headers:
     def image_tokens(self) -> int:
         return self.rows * self.cols
 
-    def unreadable(self, texts: Sequence[str]) -> tuple[int, str] | None:
-        """The first caption that the target cannot read, by its place, and why; None if it reads all."""
+    def unreadable(self, texts: Sequence[str]) -> list[tuple[int, str]]:
+        """The captions that the target cannot read, by their places, and why."""
+        found = []
         for place, text in enumerate(texts):
             try:
                 self.conditioner.codes([text])
             except ValueError as error:
-                return place, str(error)
-        return None
+                found.append((place, str(error)))
+        return found
 
 
 def read_headers(folder: Path) -> Headers:

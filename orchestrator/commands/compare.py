@@ -1,4 +1,6 @@
-"""`specfrontier compare`: two or more fronts, of sweeps or of methods within them, by common yardsticks."""
+"""`specfrontier compare`: two or more fronts, of sweeps or of methods within them, by common yardsticks; or a sweep
+beside what a paper printed.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ Examples:
   specfrontier compare sweeps/before sweeps/after
   specfrontier compare quickstart --by acceptance.neighbourhood --y drift
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
+  specfrontier compare lantern-table2 --published
+  specfrontier compare mine papers/lantern-table2 --published --json
 """
 
 By = Annotated[
@@ -28,10 +32,21 @@ By = Annotated[
     typer.Option(metavar="COLUMN", help="Compare the trials with one value of this with those with another."),
 ]
 
+Published = Annotated[
+    bool,
+    typer.Option(
+        "--published",
+        help="Hold the trials against a paper's table: that of the sweep's own name, or named beside the sweep "
+        "(papers/lantern-table2). Papers print no errors, so z = |measured - published| / the measured error, and "
+        "above 1.96 (5 % level) a figure is said to differ.",
+    ),
+]
+
 
 def compare(
     sweeps: o.Sweeps,
     by: By = None,
+    published: Published = False,
     x: o.X = None,
     y: o.Y = None,
     z: o.Z = None,
@@ -46,6 +61,15 @@ def compare(
     Values that do not mean the same are refused: an FID on other features, captions, reference images or numbers of
     images, seconds of another device. Speed-ups are not.
     """
+    if published:
+        if any((by, x, y, z, where, subject_to, infeasible, reference_point)):
+            raise CommandError(
+                "--published compares all that the table prints; of the rest, give --json alone", WRONG_USAGE
+            )
+        from orchestrator.commands.compare_published import against_papers
+
+        against_papers(sweeps, as_json=as_json)
+        return
     if by is None and len(sweeps) < 2:
         raise CommandError("give two sweeps at least, or compare methods inside one with --by COLUMN", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)

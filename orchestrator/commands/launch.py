@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.commands import launch_options as o
+from orchestrator.commands.tables import counted
+from orchestrator.entries import split_entry
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specfrontier launch quickstart
+  specfrontier launch papers/lantern-table2 --models models.yaml --check
   specfrontier launch my_sweep.yaml --address auto --out s3://bucket/sweeps --resume
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
@@ -45,6 +48,7 @@ def launch(
     seed: o.Seed = None,
     sets: o.Sets = None,
     weights: o.Weights = None,
+    models: o.ModelsFile = None,
     address: o.Address = None,
     workers: o.Workers = None,
     cpus_per_worker: o.CpusPerWorker = 1.0,
@@ -60,10 +64,13 @@ def launch(
 
     The sweep's folder holds everything; interrupted or killed, it goes on with --resume where it was.
     """
+    file, entry = split_entry(models)
     changes = {
         "name": name,
         "seed": seed,
         "models.weights": weights,
+        "models.file": file,
+        "models.name": entry,
         "budget.trials": trials,
         "budget.images": images,
         "budget.hours": hours,
@@ -195,7 +202,8 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
         cause = next(record.cause for record in outcome.records if record.state == "failed")
         raise CommandError(f"no setting but vanilla could be run; the first one failed so: {cause}", FAILED)
     if outcome.lost:
-        lost = f"{len(outcome.lost)} trials were lost to a machine, a network or a file"
+        count = len(outcome.lost)
+        lost = f"{counted(count, 'trial')} {'was' if count == 1 else 'were'} lost to a machine, a network or a file"
         raise CommandError(f"{lost}, and not written down; run them again with: {again()}", FAILED)
 
 
@@ -246,7 +254,7 @@ def closing(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
     sweep = Sweep.open(storage.uri)
     selection = select([sweep], Question())
     found = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
-    lines = [f"\n{len(sweep.records)} trials; ended by its {stopped_by}", *found, ""]
+    lines = [f"\n{counted(len(sweep.records), 'trial')}; ended by its {stopped_by}", *found, ""]
     lines += [f"report   {storage.shown}/report.html", f"picture  {storage.shown}/front.png"]
     return "\n".join([*lines, *(mlflow_lines(sweep, tracker) if tracker else ())])
 
@@ -258,7 +266,8 @@ def mlflow_lines(sweep: Sweep, tracker: Tracker) -> list[str]:
     place = sweep.storage.shown
     pending = tracker.pending()
     if pending.count:
-        return [f"MLflow   lacks {pending.count} trials ({pending.problem}); later: specfrontier sync {place}"]
+        lacking = counted(pending.count, "trial")
+        return [f"MLflow   lacks {lacking} ({pending.problem}); later: specfrontier sync {place}"]
     found = whereabouts(sweep.storage, sweep.records)
     base = tracker.shown if found.has_server else LOCAL_SERVER
     opening = [] if found.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]

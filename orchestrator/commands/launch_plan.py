@@ -24,12 +24,17 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     drawn = config.captions.count * quality.samples
     search, budget = config.search, config.budget
     yield "store", storage.shown
-    yield "models", config.models.weights
+    models = config.models
+    yield "models", models.weights if models.name is None else f"{models.name} of {models.file}"
     yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"
-    yield "reference", f"at most {config.reference.count} images of {config.reference.source}"
+    reference = config.reference
+    yield (
+        "reference",
+        "none" if reference.source == "none" else f"at most {reference.count} images of {reference.source}",
+    )
     yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
-    yield "search", f"{search.sampler}, {search.parallel} trials in flight"
-    yield "space", "" if size is None else f"{size} points"
+    yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
+    yield "space", f"{size} points" if size and config.space.source else ""
     searched = config.space.parameters()
     column = min(max(map(len, searched), default=0), LONGEST)
     for name, domain in searched.items():

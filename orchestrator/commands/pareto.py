@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.commands import query_options as o
-from orchestrator.commands.tables import measured, shown_table
+from orchestrator.commands.tables import counted, measured, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def in_words(
     )
     lines = [
         f"{', '.join(selection.sweeps)}: {axes}",
-        f"{len(selection.front_rows)} of {selection.table.num_rows} trials are on the front{left_out(selection)}",
+        f"{len(selection.front_rows)} of {counted(selection.table.num_rows, 'trial')} "
+        f"{'is' if len(selection.front_rows) == 1 else 'are'} on the front{left_out(selection)}",
     ]
     if not selection.table.num_rows:
         return lines
@@ -144,8 +145,9 @@ def vanilla_lines(selection: Selection) -> list[str]:
 
 
 def left_out(selection: Selection) -> str:
-    missing = selection.total - selection.table.num_rows
-    return f" ({missing} more failed, repeat another, were not measured, or are outside the limits)" if missing else ""
+    """How many trials are not held against each other, by why: ` (left out: 11 by --where, 1 failed)`."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in selection.left_out.items())
+    return f" (left out: {reasons})" if reasons else ""
 
 
 def one(selection: Selection, row: int) -> str:
@@ -185,6 +187,7 @@ def as_data(selection: Selection, rows: list[int]) -> dict[str, Any]:
         "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in selection.axes],
         "trials": selection.total,
         "measured": selection.table.num_rows,
+        "left_out": dict(selection.left_out),
         "rows": [row_facts(selection, row) for row in rows],
     }
 

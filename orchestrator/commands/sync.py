@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.commands.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
 EPILOG = """\b
@@ -53,7 +54,8 @@ def sync(
         facts = {"logged": done.logged, "already": done.already, "uri": place, "links": links}
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    typer.echo(f"{done.logged} trials logged, {done.already} were there: {place}")
+    there = f"{done.already} {'was' if done.already == 1 else 'were'} there"
+    typer.echo(f"{counted(done.logged, 'trial')} logged, {there}: {place}")
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
     if not found.has_server:

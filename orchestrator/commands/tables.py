@@ -18,6 +18,11 @@ def measured(value: float | None, error: float | None = None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def clean(text: str) -> str:
     """Text without control characters, so that a name in a file cannot steer the terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)

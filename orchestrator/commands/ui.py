@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.commands.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def missing(opened: Sweep, logged: int, sweep: str) -> None:
     """Say how many trials a server lacks, and what sends them."""
     count = len(opened.records) - logged
     if count > 0:
-        typer.echo(f"{count} trials are not there yet: specfrontier sync {sweep}", err=True)
+        are = "is" if count == 1 else "are"
+        typer.echo(f"{counted(count, 'trial')} {are} not there yet: specfrontier sync {sweep}", err=True)
 
 
 def catch_up(opened: Sweep, sweep: str) -> None:

@@ -44,7 +44,8 @@ def test_a_sweep_does_not_wait_for_mlflow_which_has_everything_once_after_sync(l
         for lacking in (6 - logged.in_time, 0):
             done = subprocess.run(sync, env=launched.variables, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            assert f"{lacking} trials logged, {6 - lacking} were there" in done.stdout
+            trials, were = "trial" if lacking == 1 else "trials", "was" if lacking == 5 else "were"
+            assert f"{lacking} {trials} logged, {6 - lacking} {were} there" in done.stdout
         runs = children(base, "small")
     assert runs.keys() == set(range(6))
     for record in launched.records:

@@ -70,7 +70,7 @@ def test_pareto_lists_the_front(one: Path) -> None:
     front = Sweep.open(one).front()
     lines = ran.out.splitlines()
     assert lines[0] == "one: speedup (higher is better) against fid (lower is better)"
-    assert lines[1].startswith(f"{front.num_rows} of 22 trials are on the front (2 more failed")
+    assert lines[1] == f"{front.num_rows} of 22 trials are on the front (left out: 1 failed, 1 repeated)"
     head = lines.index(next(line for line in lines if line.startswith("trial ")))
     rows = [line.split()[0] for line in lines[head + 1 : head + 1 + front.num_rows]]
     assert rows == [str(number) for number in front["number"].to_pylist()]
@@ -175,8 +175,30 @@ def test_no_sweep_is_wrong_usage_and_a_broken_one_a_failure(one: Path, tmp_path:
 def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
     ran = run(pareto, one, "--where", "speedup>=1000", "--knee", "--hypervolume")
     assert ran.code == 0
-    assert "0 of 0 trials are on the front (24 more" in ran.out
+    assert "0 of 0 trials are on the front (left out: 24 by --where)" in ran.out
     assert data(pareto, one, "--where", "speedup>=1000")["rows"] == []
+
+
+def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
+    """Those that --where leaves out have not failed: each trial is counted once, under the first reason that holds."""
+    rows = Sweep.open(one).records
+    additive = [r for r in rows if r.config["acceptance"]["neighbourhood"] == "additive"]
+    sound = [r for r in additive if r.state == "complete" and r.same_as is None and r.feasible]
+    limit = sorted(r.metrics["drift"].value for r in sound)[1]
+    within = [r for r in sound if r.metrics["drift"].value <= limit]
+    where = ("--where", "acceptance.neighbourhood=additive", "--subject-to", f"drift<={limit}")
+    found = data(pareto, one, *where)
+    assert found["measured"] == len(within)
+    assert found["left_out"]["by --where"] == len(rows) - len(additive) > 0
+    assert found["left_out"]["outside --subject-to"] == len(sound) - len(within) > 0
+    assert sum(found["left_out"].values()) == len(rows) - len(within)
+    assert f"(left out: {len(rows) - len(additive)} by --where, " in run(pareto, one, *where).out
+
+
+def test_one_trial_is(one: Path) -> None:
+    fastest = max(Sweep.open(one).candidates()["speedup"].to_pylist())
+    words = run(pareto, one, "--where", f"speedup>={fastest}").out
+    assert "1 of 1 trial is on the front (left out: 23 by --where)" in words
 
 
 def test_compare_sweeps(one: Path, two: Path) -> None:
@@ -292,7 +314,13 @@ def test_tables_align() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["pareto(a, plot=a[0] + '/f.png', knee=True)", "compare(a, by='tree.policy')", "status(a[0])"]
+    "line",
+    [
+        "pareto(a, plot=a[0] + '/f.png', knee=True)",
+        "compare(a, by='tree.policy')",
+        "compare([*a, 'papers/lantern-table2'], published=True)",
+        "status(a[0])",
+    ],
 )
 def test_no_heavy_library_is_imported(two: Path, tmp_path: Path, line: str) -> None:
     code = (

@@ -218,7 +218,13 @@ CAPTIONS: dict[str, tuple[str, bytes | None, dict[str, Any], Words]] = {
         "mine.txt",
         f"{GOOD}\n{GOOD}\na dog\n".encode(),
         {"count": 3},
-        ("mine.txt, number 2 (from 0)", "a dog", "unknown word 'dog'"),
+        ("mine.txt, line 3: ", "a dog", "unknown word 'dog'"),
+    ),
+    "several unreadable": (
+        "mine.txt",
+        f"{GOOD}\na cat\n{GOOD}\na dog\na cow\n".encode(),
+        {"count": 5},
+        ("mine.txt, line 2: ", "a cat", "(2 more captions are wrong)"),
     ),
     "broken Parquet": ("mine.parquet", b"PAR1 no", {}, ("mine.parquet: not a readable Parquet file",)),
     "broken COCO": ("mine.json", b"{", {}, ("mine.json: broken JSON",)),
@@ -235,12 +241,12 @@ def test_captions(name: str, launch: Callable[..., tuple[int, str]]) -> None:
     assert not Path("sweeps").exists()
 
 
-def photos(count: int, broken: str | None = None) -> None:
+def photos(count: int, *broken: str) -> None:
     Path("photos").mkdir()
     for number in range(count):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{number}.png")
-    if broken:
-        Path("photos", broken).write_text("not an image")
+    for name in broken:
+        Path("photos", name).write_text("not an image")
 
 
 def foreign_reference() -> None:
@@ -260,6 +266,7 @@ REFERENCES: dict[str, tuple[Callable[[], Any], str, Words]] = {
     "empty folder": (lambda: photos(0), "photos", ("photos: no images",)),
     "too few images": (lambda: photos(64), "photos", ("photos: 64 images", "give more than 64")),
     "a broken image": (lambda: photos(65, "b.png"), "photos", ("b.png: not a readable image", "mend or remove it")),
+    "broken images": (lambda: photos(65, "b.png", "a.png"), "photos", ("a.png: not a", "(1 more image is wrong)")),
     "no file": (lambda: None, "mine.parquet", ("mine.parquet: no such file", "specfrontier reference")),
     "another extractor's": (foreign_reference, "theirs.parquet", ("theirs.parquet", "inception@0", "scenes-features")),
     "too few features": (small_reference, "small.parquet", ("9 images", "give more than 64")),
@@ -472,3 +479,40 @@ def test_there_are_enough_of_them() -> None:
 def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], nothing: bool) -> None:
     records = [TrialRecord(number, "", state, {}, cause=None) for number, state in enumerate(states)]
     assert nothing_ran(records) == nothing
+
+
+BUILTIN_PAPER = (
+    "models.name=null", "captions={source: scenes, count: 192}", "reference={source: scenes}", "metrics=null",
+    "timing.images=8", "quality.samples=1",
+)  # fmt: skip
+
+
+def test_a_papers_table_wants_to_know_where_checkpoints_lie(launch: Callable[..., tuple[int, str]]) -> None:
+    said = launch("--check", space="papers/lantern-pp-table2-llamagen-stage1")
+    refused(said, 2, "models.name: llamagen-xl-stage1", "--models models.yaml")
+    said = launch("--weights", "runs/mine", space="papers/lantern-pp-table2-llamagen-stage1")
+    refused(said, 2, "models.weights: given beside the entry", "leave it out, or the name")
+
+
+def test_a_papers_table_on_the_built_in_model(
+    launch: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of LANTERN's table 2 as they are, but for what hangs on the model: every one is served."""
+    sets = [word for entry in BUILTIN_PAPER for word in ("--set", entry)]
+    monkeypatch.setattr(sys, "argv", ["specfrontier", "launch", "papers/lantern-table2", "--check", *sets])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert "search      none, 2 trials in flight" in said.out
+    assert "budget      8 trials" in said.out
+    assert "first       vanilla, EAGLE-2, LANTERN k=1000 delta=0.1, LANTERN k=1000 delta=0.4, vanilla T=0" in said.out
+
+
+def test_a_sweep_may_have_no_reference(launch: Callable[..., tuple[int, str]]) -> None:
+    write(reference={"source": "none"})
+    why = "fid cannot be had here: the sweep has no reference images (reference.source: none)"
+    refused(launch("--check"), 2, f"objectives: {why}")
+    write(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    with pytest.raises(Started):
+        launch("--no-mlflow")

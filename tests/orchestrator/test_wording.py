@@ -95,6 +95,8 @@ ADJACENCY = {
     "beta": share,
     "depth_range": st.just([2, 8]),
     "radius": st.just(2.0),
+    "fixed_depth": st.integers(2, 3),
+    "fixed_width": st.integers(4, 5),
 }
 PATHS: list[list[list[int]]] = [[[0]], [[0], [1]], [[0], [0, 0]]]
 CLOSE = {"divergence": st.just("jsd"), "proximity": st.sampled_from(["cosine", "random"])}

@@ -59,7 +59,9 @@ class Map:
         """Depth and width for the token about to be drafted."""
         origin = self.inherit(len(self.cells))
         alpha = origin.alpha if self.policy.alpha == "neighbour" else self.cells[-1].alpha
-        return self.adapt(origin.depth, origin.width, alpha)
+        fixed_depth, fixed_width = self.policy.fixed_depth, self.policy.fixed_width
+        depth = origin.depth if fixed_depth is None else fixed_depth
+        return self.adapt(depth, origin.width if fixed_width is None else fixed_width, alpha)
 
     def inherit(self, token: int) -> Drafted:
         policy = self.policy

@@ -119,6 +119,8 @@ def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
         (lambda: Adjacency(width_range=(9, 4)), r"width_range: must be \[least, largest\], got \[9, 4\]; swap the two"),
         (lambda: Adjacency(start_depth=11), r"start_depth: must be within depth_range \[2, 10\], got 11"),
         (lambda: Adjacency(start_width=3), r"start_width: must be within width_range \[4, 13\], got 3"),
+        (lambda: Adjacency(fixed_depth=1), r"fixed_depth: must be within depth_range \[2, 10\], got 1"),
+        (lambda: Adjacency(fixed_width=25), r"fixed_width: must be within width_range \[4, 13\], got 25"),
         (lambda: Adjacency(depth_range=(1,)), r"depth_range: must be a list of 2, got \[1\]"),  # type: ignore[arg-type]
     ],
 )

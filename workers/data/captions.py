@@ -1,10 +1,10 @@
-"""Captions to draw: from a file of the user's, from a published set, or those of procedural scenes.
+"""Captions to draw: from a file of the user's, from a published set, those of procedural scenes, or classes.
 
     .txt            one caption a line
     .csv .tsv       with a header line; column caption, text or prompt (in any case), or a named one
     .jsonl          one object a line, with such a key
     .parquet        with such a column
-    .json           COCO captions: one caption for each image
+    .json           COCO captions: one caption for each image, chosen by the seed, the first, or the longest
 
 A caption keeps its id, its position in the source (from 0) or COCO's annotation id, whatever is taken out of the
 source: the id keys its random numbers, so the same caption gives the same image in every subset. Which captions are
@@ -20,34 +20,47 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from workers.data.faults import faults
 from workers.data.shards import digest
 
-SCENES = "scenes"
+SCENES, CLASSES = "scenes", "classes"
+IMAGENET = 1000  # classes, which class-conditional targets know by their numbers from 0
+Choose = Literal["seeded", "first", "longest"]
 COLUMNS = ("caption", "text", "prompt")  # looked for in this order
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """`id` is its own within the source and fits a signed 64-bit integer."""
+    """`id` is its own within the source and fits a signed 64-bit integer. where: its place in the source, in words."""
 
     id: int
     text: str
+    where: str = field(default="", compare=False, repr=False)
 
 
 def read_captions(
-    source: str | Path, *, count: int | None = None, seed: int = 0, column: str | None = None
+    source: str | Path,
+    *,
+    count: int | None = None,
+    seed: int = 0,
+    column: str | None = None,
+    choose: Choose = "seeded",
 ) -> list[Caption]:
-    """`count` captions of a source (all if None), chosen and ordered by the seed. The source "scenes" is procedural.
+    """`count` captions of a source (all if None), chosen and ordered by the seed. The source "scenes" is procedural,
+    "classes" are the numbers of ImageNet's.
 
+    choose: which of several captions of one image, as COCO has them: by the seed, the first in the file, or the one of
+    most characters (of equals that with the smallest id). Elsewhere a row is an image's only caption.
     Line ends within a caption become spaces; blank lines at the end of a file do not count.
 
     Raises:
         ValueError: no such file, an unknown kind, no captions, text that is not UTF-8, a missing column, a blank or
-        broken row, fewer captions than `count`; it names the file, the row and the mend.
+        broken row, fewer captions than `count`; it names the file, the first such row, how many more there are, and
+        the mend.
     """
     if count is not None and count < 1:
         raise ValueError(f"{source}: {count} captions are asked for; ask for at least 1")
@@ -56,11 +69,12 @@ def read_captions(
             raise ValueError("scenes: say how many captions (count); there is no end of them")
         return scene_captions(count, seed)
     path = Path(source).expanduser()
-    found = _read(path, seed, column)
+    found = _classes() if source == CLASSES else _read(path, seed, column, choose)
     if not found:
         raise ValueError(f"{path}: no captions in it; give a file with at least one")
     if count is not None and count > len(found):
         unit = "one for each image" if path.suffix.lower() == ".json" else "one a row"
+        unit = "those of ImageNet" if source == CLASSES else unit
         raise ValueError(f"{path}: {count} captions are asked for, it has {len(found)} ({unit}); lower the count")
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
@@ -69,7 +83,12 @@ def scene_captions(count: int, seed: int) -> list[Caption]:
     """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on seed 0."""
     from workers.data.scenes import caption, sample_attributes
 
-    return [Caption(i, caption(row)) for i, row in enumerate(sample_attributes(seed, range(count)).tolist())]
+    rows = enumerate(sample_attributes(seed, range(count)).tolist())
+    return [Caption(i, caption(row), f"{SCENES}, number {i}") for i, row in rows]
+
+
+def _classes() -> list[Caption]:
+    return [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(IMAGENET)]
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:
@@ -82,20 +101,24 @@ def _rank(*parts: int) -> bytes:
     return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
 
 
-def _read(path: Path, seed: int, column: str | None) -> list[Caption]:
+def _read(path: Path, seed: int, column: str | None, choose: Choose) -> list[Caption]:
     ending = path.suffix.lower()
     if ending == ".json":
-        return _from_coco(path, seed)
+        return _from_coco(path, seed, choose)
     if ending not in _READERS:
         known = ", ".join([*_READERS, ".json"])
         raise ValueError(f"{path}: captions come as {known}, not {ending or 'a file without an ending'}; rename it")
     if not path.is_file():
         raise ValueError(f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}")
-    texts = _READERS[ending](path, column)
-    return [Caption(number, _clean(text, where)) for number, (where, text) in enumerate(texts)]
+    found: list[Caption] = []
+    with faults("row") as noted:
+        for number, (where, text) in enumerate(_READERS[ending](path, column)):
+            with noted():
+                found.append(Caption(number, _clean(text, where), where))
+    return found
 
 
-Row = tuple[str, object]  # where it stands, for errors, and what should be the caption
+Row = tuple[str, object]  # where it stands, for errors, and what should be the caption, or the fault of the row
 
 
 def _from_lines(path: Path, column: str | None) -> list[Row]:
@@ -110,20 +133,25 @@ def _from_table(path: Path, column: str | None) -> list[Row]:
         cells.pop()
     header = cells[0][1] if cells else []
     place = header.index(_column(path, header, column))
-    for where, row in cells[1:]:
+    mend = _MENDS[path.suffix.lower()]
+
+    def cell(where: str, row: list[str]) -> object:
         if len(row) > len(header):
-            raise ValueError(f"{where}: {len(row)} fields under {len(header)} columns; {_MENDS[path.suffix.lower()]}")
-    return [(where, row[place] if place < len(row) else "") for where, row in cells[1:]]
+            return ValueError(f"{where}: {len(row)} fields under {len(header)} columns; {mend}")
+        return row[place] if place < len(row) else ""
+
+    return [(where, cell(where, row)) for where, row in cells[1:]]
 
 
 _MENDS = {".csv": "put the caption in double quotes", ".tsv": "take the tabs out of the caption"}
 
 
 def _comma_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader, first = csv.reader(io.StringIO(_text(path), newline=""), strict=True), 1
     try:
         for row in reader:
-            yield f"{path}, line {reader.line_num}", row
+            yield f"{path}, line {first}", row
+            first = reader.line_num + 1  # a quoted caption may have several
     except csv.Error as error:
         raise ValueError(f'{path}, line {reader.line_num}: {error}; write " inside a quoted field as ""') from error
 
@@ -140,13 +168,18 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 def _from_jsonl(path: Path, column: str | None) -> list[Row]:
-    rows: list[Row] = []
-    for where, line in _lines(path):
+    return [(where, _entry(line, where, column)) for where, line in _lines(path)]
+
+
+def _entry(line: str, where: str, column: str | None) -> object:
+    """The caption of a line of JSON, or the line's fault."""
+    try:
         entry = _json(line, where)
         if not isinstance(entry, dict):
-            raise ValueError(f'{where}: not an object such as {{"caption": "a red ball"}}')
-        rows.append((where, entry[_column(where, list(entry), column)]))
-    return rows
+            return ValueError(f'{where}: not an object such as {{"caption": "a red ball"}}')
+        return entry[_column(where, list(entry), column)]
+    except ValueError as fault:
+        return fault
 
 
 def _from_parquet(path: Path, column: str | None) -> list[Row]:
@@ -162,27 +195,33 @@ def _from_parquet(path: Path, column: str | None) -> list[Row]:
     return [(f"{path}, row {number}", value) for number, value in enumerate(values.to_pylist(), start=1)]
 
 
-def _from_coco(path: Path, seed: int) -> list[Caption]:
-    """One caption for each image: that with the smallest SHA-256 of (seed, image id, annotation id)."""
+def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
+    """One caption for each image: by the seed, that with the smallest SHA-256 of (seed, image id, annotation id)."""
     content = _json(_text(path), str(path))
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
         raise ValueError(f"{path}: not COCO captions (no list `annotations`); give lists as .txt or .jsonl")
-    chosen: dict[int, tuple[bytes, Caption]] = {}
+    chosen: dict[int, tuple[Any, Caption]] = {}
     seen: set[int] = set()
-    for number, entry in enumerate(annotations):
-        where = f"{path}, annotation {number}"
-        if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not _is_id(entry.get("image_id")):
-            raise ValueError(f"{where}: needs the whole numbers id and image_id, and a caption; mend or remove it")
-        if entry["id"] in seen:
-            raise ValueError(f"{where}: the id {entry['id']} is there twice; give each annotation its own")
-        seen.add(entry["id"])
-        caption = Caption(entry["id"], _clean(entry.get("caption"), where))
-        candidate = (_rank(seed, entry["image_id"], entry["id"]), caption)
-        best = chosen.get(entry["image_id"])
-        if best is None or candidate[0] < best[0]:
-            chosen[entry["image_id"]] = candidate
+    with faults("annotation") as noted:
+        for place, entry in enumerate(annotations):
+            with noted():
+                image, caption = _annotation(entry, f"{path}, annotation {place + 1}", seen)
+                keys = {"seeded": _rank(seed, image, caption.id), "first": place, "longest": -len(caption.text)}
+                candidate = ((keys[choose], caption.id), caption)
+                chosen[image] = min(chosen.get(image, candidate), candidate, key=lambda found: found[0])
     return [caption for _, caption in chosen.values()]
+
+
+def _annotation(entry: object, where: str, seen: set[int]) -> tuple[int, Caption]:
+    """The image and the caption of one annotation; its id joins those `seen`. ValueError for its fault."""
+    if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not _is_id(entry.get("image_id")):
+        raise ValueError(f"{where}: needs the whole numbers id and image_id, and a caption; mend or remove it")
+    if entry["id"] in seen:
+        raise ValueError(f"{where}: the id {entry['id']} is there twice; give each annotation its own")
+    seen.add(entry["id"])
+    where = f"{where} (id {entry['id']})"
+    return entry["image_id"], Caption(entry["id"], _clean(entry.get("caption"), where), where)
 
 
 def _is_id(value: object) -> bool:
@@ -203,7 +242,9 @@ def _column(where: Path | str, known: Sequence[str], column: str | None) -> str:
 
 
 def _clean(text: object, where: str) -> str:
-    """The caption on one line. ValueError if it is blank, no text, or has broken characters."""
+    """The caption on one line. ValueError if it is blank, no text, or has broken characters, or the one that it is."""
+    if isinstance(text, ValueError):
+        raise text
     if text is None or (isinstance(text, str) and not text.strip()):
         raise ValueError(f"{where}: blank caption; fill it in or remove the row")
     if not isinstance(text, str):

@@ -22,6 +22,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from workers.data.faults import faults
+
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
 
@@ -83,48 +85,60 @@ def check_images(paths: Iterable[Path]) -> None:
     """Read the heads of images, not their pixels.
 
     Raises:
-        ValueError: a file that is no image.
+        ValueError: a file that is no image, and how many more are none.
     """
-    for path in paths:
-        try:
-            Image.open(path).close()
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
+    with faults("image") as noted:
+        for path in paths:
+            with noted():
+                try:
+                    Image.open(path).close()
+                except (UnidentifiedImageError, OSError) as error:
+                    raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
 
 
 def _images(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and path.is_file()]
 
 
-def _from_jsonl(path: Path) -> list[tuple[str, str]]:
-    rows = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            rows.append((str(entry["file"]), str(entry["caption"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'{path}, line {number}: not of the form {{"file": ..., "caption": ...}}') from error
+Row = tuple[str, str, str]  # where it stands, the image's file, its caption
+
+
+def _from_jsonl(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    with faults("line") as noted:
+        for where, line in _lines(path):
+            with noted():
+                try:
+                    entry = json.loads(line)
+                    rows.append((where, str(entry["file"]), str(entry["caption"])))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f'{where}: not of the form {{"file": ..., "caption": ...}}') from error
     return rows
 
 
-def _from_csv(path: Path) -> list[tuple[str, str]]:
+def _from_csv(path: Path) -> list[Row]:
     reader = csv.DictReader(_text(path).splitlines())
     if not {"file", "caption"} <= set(reader.fieldnames or ()):
         raise ValueError(f"{path}: its first line must name the columns file and caption, it is {reader.fieldnames}")
-    return [(row["file"] or "", row["caption"] or "") for row in reader]
+    return [(f"{path}, line {reader.line_num}", row["file"] or "", row["caption"] or "") for row in reader]
 
 
-def _from_lines(path: Path) -> list[tuple[str, str]]:
-    rows = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if line.strip():
-            name, tab, caption = line.partition("\t")
-            if not tab:
-                raise ValueError(f"{path}, line {number}: no tab between the file's name and its caption")
-            rows.append((name.strip(), caption))
+def _from_lines(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    with faults("line") as noted:
+        for where, line in _lines(path):
+            with noted():
+                name, tab, caption = line.partition("\t")
+                if not tab:
+                    raise ValueError(f"{where}: no tab between the file's name and its caption")
+                rows.append((where, name.strip(), caption))
     return rows
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """The lines that are not blank, and where they stand."""
+    lines = enumerate(_text(path).splitlines(), start=1)
+    return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
 
 
 def _text(path: Path) -> str:
@@ -134,24 +148,28 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from error
 
 
-def _listed(folder: Path, where: Path, rows: Sequence[tuple[str, str]]) -> ImageFolder:
+def _listed(folder: Path, file: Path, rows: Sequence[Row]) -> ImageFolder:
     if not rows:
-        raise ValueError(f"{where}: no captions in it")
-    for name, caption in rows:
-        if not (folder / name).is_file():
-            raise ValueError(f"{where}: {name!r} is not a file in {folder}")
-        if not caption.strip():
-            raise ValueError(f"{where}: {name!r} has an empty caption")
-    rows = sorted(rows)
-    return ImageFolder(tuple(folder / name for name, _ in rows), tuple(text.strip() for _, text in rows), "captions")
+        raise ValueError(f"{file}: no captions in it")
+    with faults("line") as noted:
+        for where, name, caption in rows:
+            with noted():
+                if not (folder / name).is_file():
+                    raise ValueError(f"{where}: {name!r} is not a file in {folder}")
+                if not caption.strip():
+                    raise ValueError(f"{where}: {name!r} has an empty caption")
+    pairs = sorted((name, caption.strip()) for _, name, caption in rows)
+    return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs), "captions")
 
 
 def _with_texts(images: Sequence[Path]) -> ImageFolder:
     captions = []
-    for path in images:
-        beside = path.with_suffix(".txt")
-        caption = _text(beside).strip() if beside.is_file() else ""
-        if not caption:
-            raise ValueError(f"{path}: no caption; write it into {beside.name}, or give {LAYOUTS}")
-        captions.append(caption)
+    with faults("image") as noted:
+        for path in images:
+            with noted():
+                beside = path.with_suffix(".txt")
+                caption = _text(beside).strip() if beside.is_file() else ""
+                if not caption:
+                    raise ValueError(f"{path}: no caption; write it into {beside.name}, or give {LAYOUTS}")
+                captions.append(caption)
     return ImageFolder(tuple(images), tuple(captions), "captions")

@@ -83,7 +83,12 @@ class AdjacencyTree(DynamicTree):
             shape, alpha = found[:, :2], found[:, 2]
         if self.policy.alpha == "previous":
             alpha = previous[:, 2]
-        return shape[:, 0], shape[:, 1], alpha
+        depth, width = shape[:, 0], shape[:, 1]
+        if self.policy.fixed_depth is not None:
+            depth = torch.full_like(depth, self.policy.fixed_depth)
+        if self.policy.fixed_width is not None:
+            width = torch.full_like(width, self.policy.fixed_width)
+        return depth, width, alpha
 
     def flock(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """TokenFlock: a weighted mean over the earlier tokens within `radius` of the cell; weights fall with the row

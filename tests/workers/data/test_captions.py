@@ -108,6 +108,70 @@ def test_coco_gives_one_caption_an_image_whatever_the_order(tmp_path: Path) -> N
     assert {c.id for c in read_captions(coco(tmp_path, ANNOTATIONS), seed=5)} != {c.id for c in captions}
 
 
+def test_the_papers_choices_among_an_images_captions(tmp_path: Path) -> None:
+    """By hand: image 1 has its longest caption second and first listed last; image 2 has two of equal length."""
+    annotations = [
+        {"image_id": 1, "id": 30, "caption": "a cat"},
+        {"image_id": 2, "id": 12, "caption": "two dogs"},
+        {"image_id": 1, "id": 20, "caption": "a cat on a mat"},
+        {"image_id": 2, "id": 11, "caption": "big dogs   "},
+        {"image_id": 1, "id": 10, "caption": "an old cat"},
+    ]
+    path = coco(tmp_path, annotations)
+
+    def ids(**options: Any) -> set[int]:
+        return {caption.id for caption in read_captions(path, **options)}
+
+    assert ids(choose="longest") == {20, 11}
+    assert ids(choose="first") == {30, 12}
+    assert ids(choose="seeded") == ids()
+    coco(tmp_path, annotations[::-1])
+    assert ids(choose="longest") == {20, 11}, "whatever the order"
+    assert ids(choose="first") == {10, 11}, "the file's order is what this choice is about"
+    for seed in (0, 1):
+        some = read_captions(path, count=1, seed=seed, choose="longest")
+        assert some == read_captions(path, seed=seed, choose="longest")[:1]
+
+
+def test_where_there_is_one_caption_a_row_nothing_is_chosen(tmp_path: Path) -> None:
+    path = formats(tmp_path)[0]
+    assert read_captions(path, choose="longest") == read_captions(path, choose="first") == read_captions(path)
+
+
+def test_classes_are_their_numbers() -> None:
+    captions = read_captions("classes", count=40, seed=3)
+    assert all(caption.text == str(caption.id) and 0 <= caption.id < 1000 for caption in captions)
+    assert captions == read_captions("classes", seed=3)[:40]
+    assert len({caption.id for caption in read_captions("classes")}) == 1000
+    with pytest.raises(ValueError, match=r"classes: 1001 captions are asked for, it has 1000 \(those of ImageNet\)"):
+        read_captions("classes", count=1001)
+
+
+def test_captions_know_their_lines(tmp_path: Path) -> None:
+    """As an editor counts them: the header and the line ends inside of a quoted caption count too."""
+    path = write(tmp_path, "a.csv", 'caption\none\n"two\nlines"\nthree\n')
+    places = {caption.text: caption.where for caption in read_captions(path)}
+    assert places == {"one": f"{path}, line 2", "two lines": f"{path}, line 3", "three": f"{path}, line 5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "one\n\ntwo\n \n\nthree\n", "line 2: blank caption; .* \\(2 more rows are wrong\\)"),
+        ("a.csv", "caption,n\n ,1\none,two,3\ntwo,4\n", "line 2: blank caption; .* \\(1 more row is wrong\\)"),
+        ("a.jsonl", '["one"]\n{"n": 2}\n{"caption": \n', r"line 1: not an object .* \(2 more rows are wrong\)"),
+        (
+            "a.json",
+            '{"annotations": [{"id": 1}, {"id": 2, "image_id": 2, "caption": ""}, 3]}',
+            r"annotation 1: needs .* \(2 more annotations are wrong\)",
+        ),
+    ],
+)
+def test_all_broken_rows_are_counted(name: str, content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_captions(write(tmp_path, name, content))
+
+
 def test_a_caption_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'caption\n"  a cat\non a mat "\n')
     assert read_captions(path) == [Caption(0, "a cat on a mat")]
@@ -159,14 +223,18 @@ def test_the_hash_sees_every_change() -> None:
         ("a.json", '["one", "two"]', r"not COCO captions .*give lists as \.txt"),
         ("a.json", "", "empty"),
         ("a.json", '{"annotations": []}', "no captions in it"),
-        ("a.json", '{"annotations": [{"id": 1, "image_id": 2, "caption": " "}]}', "annotation 0: blank caption"),
-        ("a.json", '{"annotations": [{"id": 1, "image_id": 2}]}', "annotation 0: blank caption"),
-        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 0: needs the whole"),
-        ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 0: needs the whole"),
+        (
+            "a.json",
+            '{"annotations": [{"id": 1, "image_id": 2, "caption": " "}]}',
+            r"annotation 1 \(id 1\): blank caption",
+        ),
+        ("a.json", '{"annotations": [{"id": 1, "image_id": 2}]}', r"annotation 1 \(id 1\): blank caption"),
+        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 1: needs the whole"),
+        ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 1: needs the whole"),
         (
             "a.json",
             json.dumps({"annotations": [{"id": 1, "image_id": i, "caption": "x"} for i in (1, 2)]}),
-            "annotation 1: the id 1 is there twice",
+            "annotation 2: the id 1 is there twice",
         ),
         ("a.parquet", b"PAR1nothing", "not a readable Parquet file"),
         ("a.docx", "one\n", r"captions come as \.txt, .*, \.json, not \.docx"),

@@ -114,6 +114,17 @@ def not_text(folder: Path) -> None:
     (folder / "captions.txt").write_bytes(b"\xff\xfe\x00x")
 
 
+def several_without_caption(folder: Path) -> None:
+    with_texts(folder)
+    for name in ("0.txt", "1.txt"):
+        (folder / name).unlink()
+
+
+def several_wrong_lines(folder: Path) -> None:
+    with_csv(folder)
+    (folder / "captions.csv").write_text("file,caption\n0.png,a wall\nx.png,a\n1.png, \ny.png,b\n")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -126,6 +137,8 @@ def not_text(folder: Path) -> None:
         (broken_json, "line 1: not of the form"),
         (empty_caption, "'0.png' has an empty caption"),
         (not_text, "not UTF-8"),
+        (several_without_caption, r"0.png: no caption; .* \(1 more image is wrong\)"),
+        (several_wrong_lines, r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:

@@ -171,6 +171,8 @@ def policies(draw: st.DrawFn, initialisation: str) -> Adjacency:
         numerator=draw(st.sampled_from(["accepted", "tokens"])),
         alpha=draw(st.sampled_from(["previous", "neighbour"])),
         radius=draw(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0])),
+        fixed_depth=draw(st.none() | st.integers(depth[0], depth[1])),
+        fixed_width=draw(st.none() | st.integers(width[0], width[1])),
     )
 
 

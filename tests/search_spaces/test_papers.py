@@ -1,0 +1,243 @@
+"""The papers' tables as sweeps: every one loads, and each listed setting is what its published row says.
+
+What a row says is read here from the row's own words, by the papers' conventions, and not from the sweep's file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from orchestrator.published import Published, published, rows_of, tables
+from search_spaces.acceptance import EXACT, AcceptanceRule, Additive, Multiplicative
+from search_spaces.documents import SpaceError
+from search_spaces.schedules import Exponential
+from search_spaces.sweep import SweepConfig, ready
+from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trial import DecodingConfig, Eagle, Jacobi, NoDrafter, Sampling
+
+NAMES = [name for name in ready() if name.startswith("papers/")]
+#: Codes of the codebook and tokens of an image, by the entry of models.yaml.
+TARGETS: dict[str, tuple[int, int]] = {
+    "llamagen-xl-stage1": (16384, 256),
+    "llamagen-xl-stage2": (16384, 1024),
+    "llamagen-3b-c2i": (16384, 576),
+    "llamagen-l-c2i": (16384, 576),
+    "llamagen-xl-c2i": (16384, 576),
+    "anole-7b": (8192, 1024),
+    "lumina-mgpt-7b-768": (8192, 2353),
+}
+MODELS = {
+    "LlamaGen-XL Stage I": "llamagen-xl-stage1",
+    "LlamaGen-XL Stage II": "llamagen-xl-stage2",
+    "LlamaGen-XL": "llamagen-xl-stage1",
+    "LlamaGen-3B": "llamagen-3b-c2i",
+    'LlamaGen-L (printed "L 775M")': "llamagen-l-c2i",
+    "LlamaGen-XL (775M)": "llamagen-xl-c2i",
+    "Anole": "anole-7b",
+    "Lumina-mGPT-7B-768": "lumina-mgpt-7b-768",
+    "Lumina-mGPT": "lumina-mgpt-7b-768",
+    "not stated": "lumina-mgpt-7b-768",
+}
+EAGLE2 = Dynamic(depth=5, width=10, nodes=58)
+STATIC = {"26": Static(name="eagle1_26"), "58": Static(name="lanternpp_58")}
+FIXED = {"fixed init depth=1": (2, None), "fixed init k=25": (None, 25), "fixed init depth=1,k=25": (2, 25)}
+
+
+@pytest.fixture(scope="module")
+def sweeps() -> dict[str, SweepConfig]:
+    return {name: SweepConfig.read(name) for name in NAMES}
+
+
+def sampling(row: Published) -> Sampling:
+    """Guidance and top-k of the row's paper, temperature of the row (1 where none is printed)."""
+    temperature = 1.0 if row.temperature is None else row.temperature
+    if row.paper == "LANTERN" and row.model.startswith("LlamaGen"):
+        return Sampling(temperature, top_k=1000, cfg=7.5)
+    return Sampling(temperature, top_k=2000, cfg=4.0 if row.paper == "PEANUT" else 3.0)
+
+
+def adjacency(row: Published) -> Adjacency:
+    """Open ranges; a depth of the paper is one less than its levels. Without printed ranges, those for LlamaGen."""
+    words = row.setting if "l_k=" in row.setting else "l_d=1;l_k=10;depth in (0,10);k in (3,40);beta=1"
+    (shallow, deep), (narrow, wide) = ((int(a), int(b)) for a, b in re.findall(r"in \((\d+),(\d+)\)", words))
+    found = {key: int(value) for key, value in re.findall(r"(l_d|l_k|beta)=(\d+)", words)}
+    depth, width = FIXED.get(row.setting, (None, None))
+    return Adjacency(
+        initialisation="tokenflock" if row.method == "TokenFlock" else "horizontal",
+        depth_step=found["l_d"], width_step=found["l_k"], beta=float(found["beta"]),
+        depth_range=(shallow + 2, deep), width_range=(narrow + 1, wide - 1), fixed_depth=depth, fixed_width=width,
+    )  # fmt: skip
+
+
+def neighbourhood(row: Published) -> Additive:
+    given = row.parameters
+    distance, near = given.get("distance", "TVD").split()[0], given.get("neighbours", "l2")
+    k, delta = given.get("k", "1000"), given.get("delta", "0.4")  # of table 9, and of the figures of ADT-Tree
+    return Additive(int(k), float(delta), divergence=distance.lower(), proximity=near)  # type: ignore[arg-type]
+
+
+def static(row: Published) -> Static:
+    """By the number of nodes that the row names; the original tree where it names none."""
+    return STATIC[row.parameters.get("N", "26").split()[0]]
+
+
+def expected(row: Published) -> DecodingConfig:
+    method, given, law = row.method, row.parameters, sampling(row)
+
+    def drafted(tree: TreePolicy, rule: AcceptanceRule = EXACT) -> DecodingConfig:
+        return DecodingConfig(Eagle(), tree, rule, law)
+
+    if method == "Vanilla AR":
+        return DecodingConfig(NoDrafter(), NoTree(), EXACT, law)
+    if method == "SJD":
+        return DecodingConfig(Jacobi(), Chain(length=15), EXACT, law)
+    if method == "Cool-SD":
+        return drafted(static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1)))
+    if method == "LANTERN++":
+        return drafted(static(row), AcceptanceRule(Multiplicative(int(given["k"]), float(given["lambda"]))))
+    if method.startswith("LANTERN"):
+        return drafted(static(row) if "static" in method else EAGLE2, AcceptanceRule(neighbourhood(row)))
+    if method.startswith("EAGLE"):
+        return drafted(EAGLE2 if method == "EAGLE-2" else static(row))
+    assert method.startswith(("ADT-Tree", "PEANUT", "TokenFlock")), method
+    if method.endswith("+LANTERN"):
+        (delta, k) = re.findall(r"delta=([\d.]+) k=(\d+)", row.setting)[0]
+        return drafted(adjacency(row), AcceptanceRule(Additive(int(k), float(delta))))
+    return drafted(adjacency(row))
+
+
+def test_every_table_is_there() -> None:
+    """27 results tables; LANTERN's table 5 has no figures. Some are several sweeps: one a model, or one a size."""
+    files = {re.sub(r"(table\d+).*", r"\1", name) for name in NAMES}
+    assert files == {
+        *(f"papers/lantern-table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10, 11)),
+        *(f"papers/lantern-pp-table{n}" for n in (1, 2, 3, 4, 5)),
+        *(f"papers/cool-sd-table{n}" for n in (1, 2)),
+        *(f"papers/{paper}-table{n}" for paper in ("adt-tree", "peanut") for n in (1, 2, 3, 4, 5)),
+    }
+    assert sorted(tables()) == NAMES
+
+
+def test_rows_that_no_setting_stands_for() -> None:
+    left = Counter((row.paper, row.table, row.method, row.model) for row in published() if not row.sweep)
+    assert left == {
+        ("LANTERN", "4", "random replacement", "LlamaGen-XL Stage I"): 3,
+        ("LANTERN++", "1", "EAGLE-1", "Vicuna-7B"): 1,
+        ("LANTERN++", "1", "EAGLE-2", "Vicuna-7B"): 1,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_setting_is_what_its_row_says(name: str, sweeps: dict[str, SweepConfig]) -> None:
+    sweep = sweeps[name]
+    settings = {entry.label: entry.config for entry in sweep.enqueue}
+    rows = [row for row in published() if row.sweep == name]
+    assert rows
+    for row in rows:
+        assert settings[row.label] == expected(row), row.label
+        assert MODELS[row.model] == sweep.models.name
+        assert set(row.metrics) <= set(sweep.metrics or ()), row.label
+        if row.images is not None:
+            assert row.images == sweep.captions.count * sweep.quality.samples
+        if "num_captions" in row.parameters:
+            assert int(row.parameters["num_captions"]) == sweep.timing.images
+    assert set(settings) - {row.label for row in rows} <= {"vanilla"}, "a setting that no row stands for"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None:
+    sweep = sweeps[name]
+    assert sweep.name == name.removeprefix("papers/")
+    assert re.match(r"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT), table [\dIV]+[:,]", sweep.about)
+    assert SweepConfig.parse(sweep.to_yaml(), "again") == sweep
+    assert sweep.enqueue[0].label == "vanilla"
+    assert sweep.enqueue[0].config == DecodingConfig(sampling=sweep.sampling)
+    assert sweep.budget.trials == len(sweep.enqueue)
+    assert not sweep.space.source, "nothing is searched"
+    assert {goal.metric for goal in sweep.objectives} <= set(sweep.metrics or ())
+    assert len(sweep.objectives) == 2
+    assert (sweep.timing.batch, sweep.timing.images <= sweep.captions.count) == (1, True)
+    assert sweep.models.name is not None
+    codes, tokens = TARGETS[sweep.models.name]
+    for entry in sweep.enqueue:
+        entry.config.check_model(codes, image_tokens=tokens, drafters={"eagle"})
+    assert (sweep.reference.source == "none") == ("fid" not in (sweep.metrics or ()) and not wants_images(sweep))
+
+
+def wants_images(sweep: SweepConfig) -> bool:
+    """Precision and recall are against real images as well; ADT-Tree's quality on COCO is kept beside them."""
+    return {"precision", "recall"} <= set(sweep.metrics or ()) or sweep.captions.choose == "first"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "choose", "source"),
+    [
+        ("lantern-table", "longest", "captions_val2017.json"),
+        ("lantern-pp-table2", "longest", "captions_val2017.json"),
+        ("cool-sd-", "seeded", "captions_val2017.json"),
+        ("adt-tree-table1", "first", "captions_val2017.json"),
+        ("peanut-table5", "seeded", "PartiPrompts.tsv"),
+        ("lantern-pp-table1", "seeded", "classes"),
+    ],
+)
+def test_captions_are_the_papers(prefix: str, choose: str, source: str, sweeps: dict[str, SweepConfig]) -> None:
+    found = [sweep for name, sweep in sweeps.items() if name.startswith(f"papers/{prefix}")]
+    assert found
+    assert {(sweep.captions.choose, sweep.captions.source) for sweep in found} == {(choose, source)}
+
+
+def test_what_the_paper_lost_is_said(sweeps: dict[str, SweepConfig]) -> None:
+    for name, sweep in sweeps.items():
+        assert ("nu 0.1, for the paper's is not known" in sweep.about) == name.startswith("papers/cool-sd")
+
+
+def test_a_wrong_paper_is_told_the_nearest() -> None:
+    with pytest.raises(SpaceError, match="did you mean 'papers/lantern-table2'"):
+        SweepConfig.read("papers/lantern-tabel2")
+
+
+def test_rows_of_one_label_agree() -> None:
+    """LANTERN's table 3 prints a row twice; nothing else shares a label."""
+    shared = [rows for name in NAMES if len(rows := [r for r in published() if r.sweep == name]) > len(rows_of(name))]
+    (rows,) = shared
+    twice = [row for row in rows if row.label == "LANTERN k=1000 delta=0.2 l2 TVD"]
+    assert [dict(row.metrics) for row in twice[1:]] == [dict(twice[0].metrics)]
+
+
+def entry(**keys: Any) -> str:
+    return "name: x\nenqueue: [vanilla]\nmodels: " + str(keys) + "\n"
+
+
+def test_models_by_their_entry() -> None:
+    sweep = SweepConfig.parse(entry(name="llamagen-xl-stage1", file="models.yaml"), "f")
+    assert (sweep.models.name, sweep.models.file, sweep.models.weights) == (
+        "llamagen-xl-stage1", "models.yaml", "builtin",
+    )  # fmt: skip
+    assert SweepConfig.parse(sweep.to_yaml(), "f") == sweep
+    filled = SweepConfig.read("papers/lantern-table2", {"models.file": "models.yaml"})
+    assert (filled.models.name, filled.models.file) == ("llamagen-xl-stage1", "models.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"name": "anole", "weights": "runs/mine"},
+            "f:3: models.weights: given beside the entry 'anole' of a models.yaml; leave it out, or the name "
+            "(name: null)",
+        ),
+        (
+            {"file": "models.yaml"},
+            "f:3: models.name: missing; say which entry of models.yaml this sweep is for",
+        ),
+        ({"name": 3}, "f:3: models.name: must be a name, got 3"),
+    ],
+)
+def test_models_that_cannot_be(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        SweepConfig.parse(entry(**keys), "f")
+    assert str(caught.value) == message
