@@ -137,9 +137,7 @@ def head(target: Target, features: Tensor) -> Tensor:
     return out.float()
 
 
-def eagle_loss(
-    target: Target, layer: EagleLayer, data: Drawn, recipe: EagleRecipe, team: Team = ALONE
-) -> LossFunction:
+def eagle_loss(target: Target, layer: EagleLayer, data: Drawn, recipe: EagleRecipe, team: Team = ALONE) -> LossFunction:
     """The loss of this process's share of a batch of examples."""
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:

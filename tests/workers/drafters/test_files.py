@@ -45,7 +45,11 @@ def published(*, chameleon: bool = False, bias: bool = True, codes: int = CODES)
     """A drafter's tensors under the published names."""
     torch.manual_seed(5)
     attention = {f"self_attn.{p}_proj.weight": rand(D, D) for p in "qkvo"}
-    mlp = {"mlp.gate_proj.weight": rand(FFN, D), "mlp.up_proj.weight": rand(FFN, D), "mlp.down_proj.weight": rand(D, FFN)}
+    mlp = {
+        "mlp.gate_proj.weight": rand(FFN, D),
+        "mlp.up_proj.weight": rand(FFN, D),
+        "mlp.down_proj.weight": rand(D, FFN),
+    }
     norms = {"post_attention_layernorm.weight": 1 + 0.3 * torch.randn(D)}
     if chameleon:
         norms["input_layernorm.weight"] = 1 + 0.3 * torch.randn(D)
@@ -128,11 +132,11 @@ def last_output(state: State, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor
 def next_law(state: State, story: Story, row: int, path: tuple[int, ...], *, llamagen: bool) -> Tensor:
     """Logits after the tokens so far and a path of drafts, by the published drafter."""
     own, last = state["embed_tokens.weight"], story.target.prompt_len - 1
-    slots: list[tuple[int, Tensor, Tensor]] = []
     # LlamaGen: code 0 stands in for the prompt's tokens, and its padding is seen
     seen = range(last) if llamagen else story.prompt_slots(row)[:-1]
-    for t in seen:
-        slots.append((t - last, own[0] if llamagen else story.prompt.embeds[row, t + 1], story.features[row, t]))
+    slots: list[tuple[int, Tensor, Tensor]] = [
+        (t - last, own[0] if llamagen else story.prompt.embeds[row, t + 1], story.features[row, t]) for t in seen
+    ]
     tokens = story.tokens[story.caption(row)]
     for n, (token, feature) in enumerate(zip(tokens, story.before[row], strict=True)):
         slots.append((n, own[token], feature))
@@ -219,7 +223,7 @@ def test_another_targets_drafter_is_refused(tmp_path: Path) -> None:
     wide = toy_target(config=replace(LLAMAGEN, dim=64))
     with pytest.raises(ValueError, match="width is 32, the target's 64"):
         load_eagle(write(tmp_path / "a", published()), wide)
-    with pytest.raises(WeightsError, match="hidden_size 48, fc.weight has 32 rows"):
+    with pytest.raises(WeightsError, match=r"hidden_size 48, fc\.weight has 32 rows"):
         load_eagle(write(tmp_path / "b", published(), hidden_size=48), toy_target(config=LLAMAGEN))
 
 
@@ -249,7 +253,7 @@ def test_the_projects_own_file_and_folder() -> None:
         assert (drafter.filler, drafter.masked, drafter.layer.embed) == (0, True, None)
     with pytest.raises(WeightsError, match="does not describe an EAGLE layer"):
         load_eagle(BUILTIN / "medusa.safetensors", target)
-    with pytest.raises(ValueError, match="no drafter 'jacobi' has weights.*eagle, medusa, independent"):
+    with pytest.raises(ValueError, match=r"no drafter 'jacobi' has weights.*eagle, medusa, independent"):
         load_drafter(target, "jacobi", BUILTIN / "eagle.safetensors")
 
 
