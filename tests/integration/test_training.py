@@ -49,7 +49,7 @@ def test_killed_half_way_it_resumes_to_the_same_curve(tmp_path: Path) -> None:
     again = command(tmp_path, "broken", "--no-mlflow", "--resume")
     done = subprocess.run(again, env=variables(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(b"eagle step") < STEPS // SAVED, "what was done is not done again"
+    assert done.stdout.count(b" rate ") <= STEPS // SAVED // 2 + 1, "what was done is not done again"
     for name in (JOURNAL, WEIGHTS):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
