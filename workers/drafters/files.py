@@ -122,7 +122,8 @@ def _published(path: Path, target: Target) -> EagleDrafter:
     layer = unfilled(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
     load_into(layer, tensors, _table(config), where=path)
     if layer.embed is not None and codes != target.vocab_size:  # of the whole vocabulary, the image's codes
-        layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[first : first + target.vocab_size].clone())
+        rows = layer.embed.weight[first : first + target.vocab_size].clone()
+        layer.embed = nn.Embedding.from_pretrained(rows)  # type: ignore[no-untyped-call]
     if layer.embed is not None and torch.equal(layer.embed.weight, target.embed.weight.cpu().float()):
         layer.embed = None  # a frozen copy of the target's own, as training leaves it
     attention = layer.decoder.layers[0].attention

@@ -110,8 +110,20 @@ class Slots(NamedTuple):
     def predicted(self, layer: EagleLayer, noise: Tensor | float = 0.0) -> Tensor:
         """The layer's predictions [B, N - 1, D] of `wanted`, with noise on the features it reads."""
         positions = torch.arange(1, self.features.shape[1] + 1, device=self.features.device)
-        out = layer(self.embeddings, self.features + noise, positions, self.mask)
+        out: Tensor = layer(self.embeddings, self.features + noise, positions, self.mask)
         return out[:, -self.wanted.shape[1] :]
+
+
+def check(target: Target) -> None:
+    """
+    Raises:
+        ValueError: a target whose teacher-forced pass is not plain: fixed tokens stand between its rows (Lumina).
+    """
+    if getattr(target, "row_end", None) is not None:
+        raise ValueError(
+            f"target {target.name}: its image rows end in a token of their own, which the training of drafters does not "
+            "insert yet; give a published drafter"
+        )
 
 
 def prompt_filler(target: Target) -> int | None:

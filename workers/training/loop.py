@@ -134,10 +134,7 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         waiting.append(loss.detach())
         team.average([waiting[-1], *(p.grad for p in trainable if p.grad is not None)])
-        if config.clip:
-            nn.utils.clip_grad_norm_(trainable, config.clip)
-        if config.clip_value:
-            nn.utils.clip_grad_value_(trainable, config.clip_value)
+        _bound(trainable, config)
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -151,13 +148,27 @@ def train(
                 log(_line(name, progress, config, start, began, rate))
         if saving and team.first:
             if on_save is not None:
-                progress.held_out[step + 1] = figures = on_save(average)
-                if figures:
-                    log(f"{name} step {step + 1} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-                    _note(noted, [{"step": step + 1, **figures}])
+                _measured(name, step + 1, on_save(average), progress, noted, log)
             if checkpoint is not None:
                 _store(checkpoint, model, average, optimisers, progress)
     return average, progress
+
+
+def _bound(parameters: list[Tensor], config: TrainConfig) -> None:
+    if config.clip:
+        nn.utils.clip_grad_norm_(parameters, config.clip)
+    if config.clip_value:
+        nn.utils.clip_grad_value_(parameters, config.clip_value)
+
+
+def _measured(
+    name: str, step: int, figures: Figures, progress: Progress, journal: Path | None, log: Callable[[str], None]
+) -> None:
+    """Held-out figures into `progress`, the journal and the log."""
+    progress.held_out[step] = figures
+    if figures:
+        log(f"{name} step {step} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+        _note(journal, [{"step": step, **figures}])
 
 
 def _collect(name: str, waiting: list[Tensor], progress: Progress, journal: Path | None) -> None:

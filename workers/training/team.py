@@ -52,10 +52,11 @@ class Team:
         for tensor in tensors:
             kinds.setdefault(tensor.dtype, []).append(tensor)
         for members in kinds.values():
-            flat = _flatten_dense_tensors(members)
+            flat: Tensor = _flatten_dense_tensors(members)  # type: ignore[no-untyped-call]
             dist.all_reduce(flat)
             flat.div_(self.size)
-            for tensor, mean in zip(members, _unflatten_dense_tensors(flat, members), strict=True):
+            means = _unflatten_dense_tensors(flat, members)  # type: ignore[no-untyped-call]
+            for tensor, mean in zip(members, means, strict=True):
                 tensor.copy_(mean)
 
     def wait(self) -> None:

@@ -20,9 +20,9 @@ from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from workers.data.captions import Caption, read_captions
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
-from workers.drafters.eagle import EagleDrafter
+from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.files import load_eagle
-from workers.models.target import Target
+from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 from workers.models.weights import read_config
 from workers.training import eagle
@@ -97,12 +97,12 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
         torch.testing.assert_close(drafter.root_logits(batch), trained[:, stop - 1], atol=1e-4, rtol=1e-4)
 
 
-def spelled_out(target: Target, data: Drawn, layer: eagle.EagleLayer, *, null: bool) -> float:
+def spelled_out(target: Target, data: Drawn, layer: EagleLayer, *, null: bool) -> float:
     """SmoothL1 + 0.1 CE over all examples, without noise, slot by slot."""
     captions, tokens = data.pick(torch.arange(len(data)), target.device)
     prompt = target.encode(captions, guided=True)
     rows = slice(len(data), None) if null else slice(0, len(data))
-    given = slots(target, eagle.Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens)
+    given = slots(target, Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens)
     total, count = 0.0, 0
     with torch.no_grad():
         out = given.predicted(layer)
@@ -258,6 +258,14 @@ def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:
     models = load_models(tmp_path / "weights", torch.device("cpu"))
     (result,) = Engine(models.target, SETTING, models.drafters["eagle"]).run([Job(0, "red small star")])
     assert result.statistics.mean_accepted_length >= 1
+
+
+def test_a_target_with_row_ends_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    target = toy_target(config=CONFIGS["Chameleon's"])
+    eagle.check(target)
+    target.row_end = torch.zeros(target.transformer.config.dim)
+    with pytest.raises(ValueError, match="target toy: its image rows end in a token of their own"):
+        eagle.check(target)
 
 
 def test_two_captions_are_the_least(tmp_path: Path) -> None:
