@@ -121,8 +121,8 @@ def check(target: Target) -> None:
     """
     if getattr(target, "row_end", None) is not None:
         raise ValueError(
-            f"target {target.name}: its image rows end in a token of their own, which the training of drafters does not "
-            "insert yet; give a published drafter"
+            f"target {target.name}: its image rows end in a token of their own, which the training of drafters does "
+            "not insert yet; give a published drafter"
         )
 
 
