@@ -1,25 +1,29 @@
-"""`specfrontier train`: the pieces of a model, from procedural scenes or from a folder of images."""
+"""`specfrontier train`: the pieces of a model, from procedural scenes or from a folder of images; and an EAGLE drafter
+for a target that is there already, from captions alone.
+"""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError
+from orchestrator.commands import train_options as t
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
 
 EPILOG = """\b
 Examples:
   specfrontier train tokenizer target eagle --out runs/mine
   specfrontier train all --data photos --out runs/photos     (photos/CLASS/*.png, or captions beside the images)
   specfrontier generate "a large red circle" --weights runs/mine --preset lantern
+  specfrontier train eagle --captions captions.txt --weights runs/photos --out runs/drafter --workers 4
 """
 # Spelled out, because asking workers.training for them would cost this command's help the import of torch.
 PIECES = ("tokenizer", "target", "eagle", "medusa", "independent", "features", "clip")
 SCENES_ONLY = ("features", "clip")
-ALL = "all"
+ALL, EAGLE = "all", "eagle"
 
 
 def train(
@@ -35,12 +39,33 @@ def train(
         str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoints in DIR.")] = False,
+    captions: t.Captions = None,
+    weights: t.Weights = "builtin",
+    count: t.Count = None,
+    batch: t.Batch = None,
+    rate: t.Rate = None,
+    save_every: t.SaveEvery = None,
+    workers: t.Workers = 1,
+    address: t.Address = None,
+    tracking_uri: t.TrackingUri = None,
+    mlflow: t.Mlflow = True,
 ) -> None:
     """Train pieces of a model, as the built-in ones were trained, each into one weight file in DIR.
 
     Pieces build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
     procedural scenes, a piece that DIR does not hold is taken from the built-in model.
+
+    With --captions, train an EAGLE drafter for the target in --weights, on images that it draws of the captions (kept
+    in DIR); the loss goes to DIR/eagle.journal.jsonl and to MLflow, the weights best at held-out top-3 into DIR.
     """
+    if captions is not None:
+        recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
+        for_target(
+            pieces, captions, weights, out, {key: value for key, value in recipe.items() if value is not None},
+            count=count, data=data, device=device, workers=workers, address=address, resume=resume,
+            tracking_uri=tracking_uri, mlflow=mlflow,
+        )  # fmt: skip
+        return
     ordered = in_order(pieces, with_data=data is not None)
     from orchestrator.loading import pick_device
     from workers.models.weights import WeightsError
@@ -68,6 +93,48 @@ def train(
         except (ValueError, OSError) as error:
             raise CommandError(str(error), WRONG_USAGE) from error
         typer.echo(f"{piece}: {path}")
+
+
+def for_target(
+    pieces: list[str],
+    captions: str,
+    weights: str,
+    out: str,
+    recipe: dict[str, Any],
+    *,
+    count: int | None,
+    data: str | None,
+    device: str | None,
+    workers: int,
+    address: str | None,
+    resume: bool,
+    tracking_uri: str | None,
+    mlflow: bool,
+) -> None:
+    """An EAGLE drafter for a target that is there already.
+
+    Raises:
+        CommandError: how it ended, if not well.
+    """
+    if pieces != [EAGLE] or data is not None:
+        raise CommandError("--captions trains a drafter for a target: say `train eagle`, without --data", WRONG_USAGE)
+    from orchestrator.loading import pick_device
+    from orchestrator.tasks import PoolError
+    from orchestrator.training import Place, Tracking, drafter_job, train_drafter
+    from workers.models.weights import WeightsError
+    from workers.training.eagle import EagleRecipe
+
+    place = Place(device=str(pick_device(device)), workers=workers, address=address)
+    try:
+        job = drafter_job(weights, captions, Path(out), EagleRecipe(**recipe), count=count)
+        path = train_drafter(job, place, Tracking(wanted=mlflow, uri=tracking_uri), resume=resume, tell=typer.echo)
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; go on with the same command and --resume", INTERRUPTED) from None
+    except (WeightsError, PoolError) as error:
+        raise CommandError(str(error), FAILED) from error
+    except (ValueError, OSError) as error:
+        raise CommandError(explain(error), WRONG_USAGE) from error
+    typer.echo(f"{EAGLE}: {path}")
 
 
 def in_order(pieces: list[str], *, with_data: bool) -> list[str]:

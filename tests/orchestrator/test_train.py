@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 import workers.training.recipes as recipes
+from orchestrator import training
 from orchestrator.cli import main
 from orchestrator.commands.train import ALL, PIECES, SCENES_ONLY, in_order
+from orchestrator.tasks import PoolError
+from orchestrator.training import Place, Tracking
 from workers.models.weights import WeightsError
+from workers.training.eagle import EagleRecipe
+from workers.training.jobs import DrafterJob
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -20,6 +25,49 @@ def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+def test_a_drafter_for_a_target_gets_everything_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[DrafterJob, Place, Tracking, bool]] = []
+
+    def instead(job: DrafterJob, place: Place, tracking: Tracking, *, resume: bool, tell: Any) -> Path:
+        calls.append((job, place, tracking, resume))
+        return job.out / "eagle.safetensors"
+
+    monkeypatch.setattr(training, "train_drafter", instead)
+    (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
+    said = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
+    more = "--seed 4 --device cpu --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
+    assert train(monkeypatch, "eagle", *said.split(), *more.split()) == 0
+    ((job, place, tracking, resume),) = calls
+    assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
+    assert (job.weights, len(job.captions), job.out) == ("builtin", 2, tmp_path / "out")
+    assert place == Place(device="cpu", workers=2, address="auto")
+    assert (tracking, resume) == (Tracking(uri="sqlite:///x.db"), True)
+    assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in capsys.readouterr().out
+    assert train(monkeypatch, "eagle", *said.split(), "--no-mlflow") == 0
+    assert (calls[1][2].wanted, calls[1][3]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "part"),
+    [
+        (ValueError("begun with another rate"), 2, "begun with another rate"),
+        (PoolError("no Ray cluster"), 1, "no Ray cluster"),
+        (KeyboardInterrupt(), 130, "go on with the same command and --resume"),
+    ],
+)
+def test_how_a_drafters_training_ends(
+    raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def instead(*arguments: Any, **options: Any) -> Path:
+        raise raised
+
+    monkeypatch.setattr(training, "train_drafter", instead)
+    assert train(monkeypatch, "eagle", "--captions", "scenes", "--count", "4") == code
+    assert part in capsys.readouterr().err
 
 
 def test_the_pieces_are_those_of_the_recipes() -> None:
@@ -84,6 +132,11 @@ def test_endings(
         ((), "Missing argument"),
         (("target", "--steps", "0"), "--steps"),
         (("target", "--device", "gpu"), "--device gpu"),
+        (("target", "--captions", "c.txt"), "--captions trains a drafter for a target: say `train eagle`"),
+        (("eagle", "--captions", "c.txt", "--data", "photos"), "without --data"),
+        (("eagle", "--captions", "nowhere.txt"), "nowhere.txt: no such file"),
+        (("eagle", "--captions", "scenes"), "scenes: say how many captions"),
+        (("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"), "batch of 3 cannot be"),
     ],
 )
 def test_wrong_usage(

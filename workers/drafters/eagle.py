@@ -16,12 +16,16 @@ from workers.models.transformer import Transformer, TransformerConfig
 
 
 class EagleLayer(nn.Module):
-    """h = W [embedding ; feature] + b, then one transformer layer; no norm after it (features are normed already)."""
+    """h = W [embedding ; feature] + b, then one transformer layer; no norm after it (features are normed already).
 
-    def __init__(self, config: TransformerConfig) -> None:
+    Published drafters carry a token embedding of their own, of `codes` rows; 0: the target's serves.
+    """
+
+    def __init__(self, config: TransformerConfig, *, bias: bool = True, codes: int = 0) -> None:
         super().__init__()
-        self.fc = nn.Linear(2 * config.dim, config.dim)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
         self.decoder = Transformer(config)
+        self.embed = nn.Embedding(codes, config.dim) if codes else None
 
     def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """Layer inputs [R, S, D] of token embeddings [R, S, D] and the features [R, S, D] that precede them."""
@@ -39,30 +43,41 @@ class EagleLayer(nn.Module):
 class EagleDrafter(CachedDrafter):
     """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image stands in slot
     prompt_len - 1 + n.
+
+    filler: LlamaGen prompts have no token ids, so this code's embedding stands in for them; None: prompts are made of
+    tokens, and each slot takes the next position's embedding. masked: the prompt's padding is hidden, as from the
+    target; LANTERN's drafters for LlamaGen were trained without a mask and see it.
     """
 
     kind = "eagle"
 
-    def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0) -> None:
+    def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0, masked: bool = True) -> None:
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)
         self.agree("dim", layer.decoder.config.dim, target.transformer.config.dim)
         self.layer = layer
-        self.filler = filler  # LlamaGen prompts have no token ids: the embedding of this code stands in for them
+        self.filler, self.masked = filler, masked
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., D] of image tokens [...]: the layer's own, or the target's."""
+        out: Tensor = (self.target.embed if self.layer.embed is None else self.layer.embed)(tokens)
+        return out
 
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
-        return self.layer.fuse(self.target.embed(tokens), features)
+        return self.layer.fuse(self.embed(tokens), features)
 
     def logits(self, outputs: Tensor) -> Tensor:
         out: Tensor = self.target.head(outputs)
         return out
 
     def prompt_inputs(self, prompt: Prompt, names: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
-        if self.filler is None:  # prompts made of tokens: each slot takes the next position's embedding
+        if self.filler is None:
             following = prompt.embeds[:, 1:]
         else:
             code = torch.full((features.shape[0], self.base), self.filler, dtype=torch.int64, device=features.device)
-            following = self.target.embed(code)
-        return self.layer.fuse(following, features[:, :-1]), prompt.valid[:, :-1]
+            following = self.embed(code)
+        valid = prompt.valid[:, :-1]
+        seen = valid if self.masked else torch.ones_like(valid)
+        return self.layer.fuse(following, features[:, :-1]), seen
 
     def prompt_positions(self, order: Tensor) -> Tensor:
         return order + 1

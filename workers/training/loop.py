@@ -1,8 +1,13 @@
-"""The training loop: deterministic batches, two optimisers, averaged weights, checkpoints that resume exactly."""
+"""The training loop: deterministic batches, two optimisers, averaged weights, checkpoints that resume exactly.
+
+It is the same loop for one process and for a team of them: then each gets a share of every batch (the loss sees to it),
+gradients are averaged, and the first process alone writes and reports.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import time
@@ -10,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from workers.training.optim import build_optimisers, trapezoid
+from workers.training.team import ALONE, Team
 
 #: Loss of the examples `indices` [batch]; the generator serves every random choice inside (dropped captions, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -23,7 +30,11 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long and how fast to train. Rates are peaks; over the last share `decay` of the steps they fall to zero."""
+    """How long and how fast to train. Rates are peaks; over the last share `decay` of the steps they fall to zero.
+
+    optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`, or AdamW for all at `other_lr`.
+    clip bounds the norm of all gradients, clip_value each entry of them; 0 is no bound. ema 0: no average is kept.
+    """
 
     steps: int
     batch: int = 32
@@ -33,6 +44,8 @@ class TrainConfig:
     warmup: int = 60
     decay: float = 0.3
     clip: float = 1.0
+    clip_value: float = 0.0
+    optimiser: Literal["muon", "adamw"] = "muon"
     ema: float = 0.995
     seed: int = 0
     bf16: bool = True
@@ -81,22 +94,31 @@ def train(
     resume: bool = False,
     on_save: Callable[[nn.Module], Figures] | None = None,
     log: Callable[[str], None] = print,
+    journal: Path | None = None,
+    team: Team = ALONE,
 ) -> tuple[nn.Module, Progress]:
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
     held-out figures. With `checkpoint`, the state is stored there as often; `resume` goes on from it, on the same curve
-    as an undisturbed run.
+    as an undisturbed run. `journal` gets a JSON line for every step with its loss and for every save with its held-out
+    figures; a resumed run first cuts it back to its checkpoint. In a `team`, `loss_of` is given the whole batch and
+    takes its share, so that its random numbers do not depend on the team's size.
 
     Raises:
         ValueError: no examples; `resume` without a checkpoint file; a loss that is not finite.
     """
     if size < 1:
         raise ValueError(f"{name}: no training examples")
-    optimisers = build_optimisers(model, config.matrix_lr, config.other_lr, config.weight_decay)
+    optimisers = build_optimisers(
+        model, config.matrix_lr, config.other_lr, config.weight_decay, only_adamw=config.optimiser == "adamw"
+    )
     average, progress = copy.deepcopy(model), Progress()
     if resume:
         progress = _restore(checkpoint, name, model, average, optimisers)
+    noted = journal if team.first else None
+    if noted is not None:
+        _rewrite(noted, progress)
     start, began = len(progress.losses), time.monotonic()
     trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     averaged: list[Tensor] = [p for p in average.parameters() if p.requires_grad]
@@ -111,8 +133,8 @@ def train(
             loss = loss_of(batch_indices(config.seed, step, config.batch, size), generator)
         loss.backward()  # type: ignore[no-untyped-call]
         waiting.append(loss.detach())
-        if config.clip:
-            nn.utils.clip_grad_norm_(trainable, config.clip)
+        team.average([waiting[-1], *(p.grad for p in trainable if p.grad is not None)])
+        _bound(trainable, config)
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -121,27 +143,62 @@ def train(
             torch._foreach_lerp_(averaged, trainable, 1 - min(config.ema, (step + 1) / (step + 10)))
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if saving or (step + 1) % config.log_every == 0:  # losses are read rarely: reading waits for the device
-            _collect(name, waiting, progress)
-            log(_line(name, progress, config, start, began, rate))
-        if saving:
+            _collect(name, waiting, progress, noted)
+            if team.first:
+                log(_line(name, progress, config, start, began, rate))
+        if saving and team.first:
             if on_save is not None:
-                progress.held_out[step + 1] = figures = on_save(average)
-                if figures:
-                    log(f"{name} step {step + 1} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+                _measured(name, step + 1, on_save(average), progress, noted, log)
             if checkpoint is not None:
                 _store(checkpoint, model, average, optimisers, progress)
     return average, progress
 
 
-def _collect(name: str, waiting: list[Tensor], progress: Progress) -> None:
-    """Moves the losses of the last steps from the device into `progress`."""
+def _bound(parameters: list[Tensor], config: TrainConfig) -> None:
+    if config.clip:
+        nn.utils.clip_grad_norm_(parameters, config.clip)
+    if config.clip_value:
+        nn.utils.clip_grad_value_(parameters, config.clip_value)
+
+
+def _measured(
+    name: str, step: int, figures: Figures, progress: Progress, journal: Path | None, log: Callable[[str], None]
+) -> None:
+    """Held-out figures into `progress`, the journal and the log."""
+    progress.held_out[step] = figures
+    if figures:
+        log(f"{name} step {step} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+        _note(journal, [{"step": step, **figures}])
+
+
+def _collect(name: str, waiting: list[Tensor], progress: Progress, journal: Path | None) -> None:
+    """Moves the losses of the last steps from the device into `progress` and the journal."""
     values = torch.stack(waiting).tolist()
     waiting.clear()
     bad = next((i for i, value in enumerate(values) if not math.isfinite(value)), None)
     if bad is not None:
         step = len(progress.losses) + bad
         raise ValueError(f"{name}: the loss is {values[bad]} at step {step}; lower matrix_lr and other_lr")
+    _note(journal, [{"step": len(progress.losses) + i, "loss": value} for i, value in enumerate(values, start=1)])
     progress.losses += values
+
+
+def _note(journal: Path | None, entries: list[dict[str, float]]) -> None:
+    if journal is not None:
+        with journal.open("a", encoding="utf-8") as lines:
+            lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def _rewrite(journal: Path, progress: Progress) -> None:
+    """The journal as it was when `progress` was stored: what a killed run did after that is done again."""
+    entries: list[dict[str, float]] = []
+    for step, loss in enumerate(progress.losses, start=1):
+        entries.append({"step": step, "loss": loss})
+        if figures := progress.held_out.get(step):
+            entries.append({"step": step, **figures})
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_text("", encoding="utf-8")
+    _note(journal, entries)
 
 
 def _line(name: str, progress: Progress, config: TrainConfig, start: int, began: float, rate: float) -> str:

@@ -59,12 +59,16 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimisers(
-    model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float
+    model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float, *, only_adamw: bool = False
 ) -> list[torch.optim.Optimizer]:
     """Muon on the matrices of linear layers, AdamW on embeddings, output heads, norms and biases.
 
-    A parameter that needs no gradient is left out. Output heads are recognised by their name ("head").
+    With `only_adamw`, AdamW on everything at `other_lr`, as EAGLE's authors train (betas 0.9 and 0.95). A parameter
+    that needs no gradient is left out. Output heads are recognised by their name ("head").
     """
+    if only_adamw:
+        wanted = [p for p in model.parameters() if p.requires_grad]
+        return _with_peaks([torch.optim.AdamW(wanted, other_lr, betas=(0.9, 0.95), weight_decay=weight_decay)])
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     linear = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
@@ -77,10 +81,15 @@ def build_optimisers(
         made.append(Muon(matrices, matrix_lr, weight_decay=weight_decay))
     if others:
         made.append(torch.optim.AdamW(others, other_lr, betas=(0.9, 0.98), weight_decay=0.0))
-    for optimiser in made:
+    return _with_peaks(made)
+
+
+def _with_peaks(optimisers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """The same; each group remembers the rate that schedules scale."""
+    for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["peak_lr"] = group["lr"]
-    return made
+    return optimisers
 
 
 def trapezoid(step: int, steps: int, warmup: int, decay: float) -> float:

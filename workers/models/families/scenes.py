@@ -7,26 +7,35 @@ procedural scenes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import nn
 
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.drafters.base import Drafter
-from workers.drafters.eagle import EagleDrafter, EagleLayer
-from workers.drafters.independent import IndependentDrafter
-from workers.drafters.medusa import MedusaDrafter, MedusaHeads
-from workers.models.families.conditioners import SceneConditioner, build_conditioner
+from workers.drafters.files import build_eagle, build_medusa, load_drafter
+from workers.models.families.conditioners import SceneConditioner
+from workers.models.pieces import build_ar_model, read_piece, read_with_config
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import VQConfig, VQModel
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, unfilled
+from workers.models.weights import WeightsError
 
-M = TypeVar("M", bound=nn.Module)
+__all__ = [
+    "BUILTIN",
+    "DRAFTERS",
+    "FILES",
+    "INDEPENDENT",
+    "SAMPLING",
+    "TARGET",
+    "ScenesModels",
+    "build_eagle",
+    "build_medusa",
+    "load_drafter",
+    "load_scenes",
+    "read_piece",
+]
 
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
 DRAFTERS = ("eagle", "medusa", "independent")
@@ -79,7 +88,7 @@ def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
     """
     codec = read_piece(folder / "tokenizer.safetensors", "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))
     path = folder / "target.safetensors"
-    parts, config = _load(path, "an AR model", _ar_model)
+    parts, config = read_with_config(path, "an AR model", build_ar_model)
     body, conditioner = parts["transformer"], parts["conditioner"]
     assert isinstance(body, Transformer)
     if codec.config.codebook_size != body.config.vocab_size:
@@ -93,61 +102,3 @@ def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
     present = [kind for kind in DRAFTERS if (folder / f"{kind}.safetensors").exists()]
     drafters = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
     return ScenesModels(target, drafters, folder)
-
-
-def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
-    """One of `DRAFTERS` from its file.
-
-    Raises:
-        WeightsError: the file is missing, damaged, of another kind, or made for another target.
-        ValueError: its sizes do not fit the target.
-    """
-    drafter: Drafter
-    if kind == "eagle":
-        drafter = EagleDrafter(target, read_piece(path, "an EAGLE layer", build_eagle))
-    elif kind == "medusa":
-        drafter = MedusaDrafter(target, read_piece(path, "Medusa heads", build_medusa))
-    else:
-        assert kind == "independent", kind
-        parts = read_piece(path, "an AR model", _ar_model)
-        body = parts["transformer"]
-        assert isinstance(body, Transformer)
-        drafter = IndependentDrafter(target, body, parts["conditioner"])
-    return drafter.eval().requires_grad_(False)
-
-
-def build_eagle(config: Mapping[str, Any]) -> EagleLayer:
-    """An EAGLE layer from {"transformer": TransformerConfig's fields}."""
-    return EagleLayer(TransformerConfig(**config["transformer"]))
-
-
-def build_medusa(config: Mapping[str, Any]) -> MedusaHeads:
-    """Medusa heads from {"dim", "vocab_size", "heads", "shared_head"}."""
-    return MedusaHeads(config["dim"], config["vocab_size"], config["heads"], shared_head=config["shared_head"])
-
-
-def read_piece(path: Path, what: str, build: Callable[[Mapping[str, Any]], M]) -> M:
-    """A module from a weight file whose header holds its config; `what` says what it should be.
-
-    Raises:
-        WeightsError: the file is missing, damaged, or not `what`.
-    """
-    return _load(path, what, build)[0]
-
-
-def _load(path: Path, what: str, build: Callable[[Mapping[str, Any]], M]) -> tuple[M, dict[str, Any]]:
-    config = read_config(path)
-    try:
-        module = unfilled(lambda: build(config))
-    except (KeyError, TypeError) as error:
-        raise WeightsError(f"{path}: its header does not describe {what}; is it another piece's file?") from error
-    load_into(module, load_tensors(path), [Row("{...}", "{...}")], where=path)
-    return module.eval(), config
-
-
-def _ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
-    body = TransformerConfig(**config["transformer"])
-    if not body.vocab_size:
-        raise TypeError("no vocabulary")
-    conditioner = build_conditioner(config["conditioner"], body.dim)
-    return nn.ModuleDict({"transformer": Transformer(body), "conditioner": conditioner})

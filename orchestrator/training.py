@@ -1,0 +1,93 @@
+"""Training of a drafter for a target, as a command runs it: in this process, or by workers on Ray; MLflow looks on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.training_curve import Curve
+from workers.data.captions import read_captions
+from workers.data.storage import Storage
+from workers.loading import pick_device, weights_folder
+from workers.training.eagle import JOURNAL, EagleRecipe
+from workers.training.jobs import DrafterJob
+from workers.training.team import Team
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a training runs: one process on a device, or `workers` processes of a Ray cluster (None: started here)."""
+
+    device: str = "auto"
+    workers: int = 1
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """Whether and where the curve goes to MLflow (uri None: as for sweeps)."""
+
+    wanted: bool = True
+    uri: str | None = None
+
+
+def drafter_job(weights: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None) -> DrafterJob:
+    """What to train, held against what is there before anything is computed.
+
+    Raises:
+        ValueError: captions that cannot be read, or too few of them.
+        WeightsError: no such folder of weights.
+    """
+    weights_folder(weights)
+    found = read_captions(captions, count=count, seed=recipe.seed)
+    recipe.split(len(found))
+    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe)
+
+
+def train_drafter(
+    job: DrafterJob, place: Place, tracking: Tracking, *, resume: bool = False, tell: Tell = print
+) -> Path:
+    """Carry the job out; returns the weight file. `resume` goes on from the checkpoint in its folder, if there is one.
+
+    Raises:
+        ValueError: see `DrafterJob.run`; a batch that the workers cannot share.
+        PoolError: no cluster, or no room on it; the workers failed.
+    """
+    Team(0, place.workers).share(job.recipe.batch)
+    job.out.mkdir(parents=True, exist_ok=True)
+    with _tracked(job, tracking, resume, tell):
+        if place.workers == 1 and place.address is None:
+            return job.run(pick_device(place.device), resume=resume, tell=tell)
+        from orchestrator.training_team import train_together
+
+        return train_together(job, place.workers, place.address, resume=resume, tell=tell)
+
+
+@contextlib.contextmanager
+def _tracked(job: DrafterJob, tracking: Tracking, resume: bool, tell: Tell) -> Iterator[None]:
+    """MLflow follows the journal while the block runs; what it could not take is said at the end."""
+    if not tracking.wanted:
+        yield
+        return
+    curve = Curve(job.out / JOURNAL, Storage(str(job.out)), uri=tracking.uri, params=_params(job), resume=resume)
+    curve.start()
+    event = "failed"
+    try:
+        yield
+        event = "finished"
+    except KeyboardInterrupt:
+        event = "interrupted"
+        raise
+    finally:
+        problem = curve.finish(event)
+        if problem is not None:
+            tell(f"MLflow lacks a part of the curve, {job.out / JOURNAL} has it: {problem}")
+
+
+def _params(job: DrafterJob) -> dict[str, Any]:
+    return {"weights": job.weights, "captions": len(job.captions), **asdict(job.recipe)}

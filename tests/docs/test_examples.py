@@ -1,0 +1,72 @@
+"""The code of the pages on making one's own: taken out of the page, run as it stands, held to what the page says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+    """The names that a page's Python leaves behind, run in an empty folder."""
+    text = (DOCS / page).read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    assert blocks, f"{page} has no code"
+    monkeypatch.chdir(folder)
+    module = ModuleType(page.removesuffix(".md"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their annotations up there
+    for block in blocks:
+        line = text[: text.index(block)].count("\n")
+        exec(compile("\n" * line + block, str(DOCS / page), "exec"), module.__dict__)
+    return module.__dict__
+
+
+@pytest.fixture
+def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    return run(request.param, monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["your_own_rule.md"], indirect=True)
+def test_your_own_rule(names: dict[str, Any]) -> None:
+    tokens, accepted = names["tokens"], names["accepted"]
+    assert all(torch.equal(a, b) for a, b in zip(tokens["exact"], tokens["fading, but exact"], strict=True))
+    assert accepted["exact"] > 1.2
+    for rule in ("fading", "cosine"):
+        assert accepted[rule] > accepted["exact"] + 0.05, rule
+    assert accepted["both"] > max(accepted["fading"], accepted["cosine"])
+    fading, cosine = names["Fading"], names["Cosine"]
+    assert sum(cosine(budget=1.3, swing=0.7).omegas(6)) / 6 == pytest.approx(1.3)
+    r, tables = torch.rand(3, 40).softmax(1), names["Tables"](torch.stack([torch.randperm(40) for _ in range(40)]))
+    everything, _ = fading(k=5, share=0.5).credit_all(r, None, tables)
+    for x in range(40):
+        one = fading(k=5, share=0.5).credit(r, None, torch.full((3,), x), tables)
+        torch.testing.assert_close(one.target, everything[:, x])
+    with pytest.raises(ValueError, match="share"):
+        fading(k=5, share=2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["your_own_drafter.md"], indirect=True)
+def test_your_own_drafter(names: dict[str, Any]) -> None:
+    assert names["lossless"] is True
+    assert names["one"] == 1
+    assert names["chain"] > 1.02, "and it drafts something"
+    assert all(length > 1.05 for length in names["accepted"].values())
+    assert names["accepted"]["static tree"] > names["accepted"]["chain"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["your_own_target.md"], indirect=True)
+def test_your_own_target(names: dict[str, Any]) -> None:
+    assert names["worst"] < 1e-4, "its logits are the reference's"
+    assert names["lossless"] is True
+    assert names["accepted"] > 1
+    assert names["picture"].shape == (1, 3, 16, 16)

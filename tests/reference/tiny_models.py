@@ -1,0 +1,40 @@
+"""A folder of weights as `specfrontier train` makes it, at a size that trains in seconds: random, but whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from workers.models.transformer import TransformerConfig
+from workers.models.vq import VQConfig, VQModel, save_vq
+from workers.training.parts import build_model, save_model
+
+CODEC = VQConfig(
+    codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,
+    groups=4, level_attention=False, mid_attention=False,
+)  # fmt: skip
+BODY = TransformerConfig(
+    dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=32, prompt_rope="identity", prompt_len=3, rows=4, cols=4
+)
+WORDS = ("red", "blue", "small", "large", "star", "ring")
+
+
+def tiny_folder(folder: Path) -> Path:
+    """Tokenizer and target of 32 codes on a 4 x 4 grid, which reads captions of `WORDS`, three at most."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    save_vq(VQModel(CODEC), folder / "tokenizer.safetensors")
+    model = build_model(BODY, {"kind": "words", "words": list(WORDS), "length": 3}, 0)
+    nn.init.normal_(model.head.weight, std=0.4)
+    sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}
+    save_model(model, folder / "target.safetensors", name="tiny", sampling=sampling)
+    return folder
+
+
+def captions_file(path: Path, count: int) -> Path:
+    """So many captions that the tiny target can read, one a line."""
+    lines = [f"{WORDS[i % 2]} {WORDS[2 + i // 2 % 2]} {WORDS[4 + i // 4 % 2]}" for i in range(count)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path

@@ -1,0 +1,84 @@
+"""A team in earnest: two processes that torch.distributed joins train one drafter, and come to what one comes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import captions_file, tiny_folder
+
+from workers.data.captions import read_captions
+from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
+from workers.training.jobs import RECORDED, DrafterJob
+from workers.training.team import Team
+
+ROOT = Path(__file__).parents[3]
+RECIPE = EagleRecipe(batch=4, steps=30, rate=2e-3, save_every=10)
+MEMBER = """
+import sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from tests.workers.training.test_team import job
+from workers.training.team import Team
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+team = Team.of_this_process()
+job(Path(sys.argv[1]), sys.argv[2]).run(torch.device("cpu"), team=team, tell=lambda line: None)
+print(team.rank, team.size)
+"""
+
+
+def job(folder: Path, out: str) -> DrafterJob:
+    captions = tuple(read_captions(folder / "captions.txt"))
+    return DrafterJob(weights=str(folder / "weights"), captions=captions, out=folder / out, recipe=RECIPE)
+
+
+def curve(folder: Path, key: str) -> list[float]:
+    entries = map(json.loads, (folder / JOURNAL).read_text("utf-8").splitlines())
+    return [entry[key] for entry in entries if key in entry]
+
+
+def test_alone_there_is_nothing_to_average() -> None:
+    team, tensor = Team.of_this_process(), torch.ones(3)
+    team.average([tensor])
+    team.wait()
+    assert team == Team()
+    assert (team.first, team.share(5), tensor.tolist()) == (True, slice(0, 5), [1, 1, 1])
+
+
+@pytest.mark.slow
+def test_two_processes_come_to_the_losses_of_one(tmp_path: Path) -> None:
+    tiny_folder(tmp_path / "weights")
+    captions_file(tmp_path / "captions.txt", 140)
+    job(tmp_path, "one").run(torch.device("cpu"), tell=lambda line: None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    joined = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "reference")))
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(tmp_path), "two"],
+            env={**os.environ, **joined, "RANK": str(rank), "PYTHONPATH": path},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [member.communicate(timeout=110) for member in members]
+    assert [out.strip() for out, _ in said] == ["0 2", "1 2"], said
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert sorted(file.name for file in (one / RECORDED).iterdir()) == sorted(
+        f.name for f in (two / RECORDED).iterdir()
+    )
+    assert len(curve(two, "loss")) == 30
+    assert curve(two, "loss") == pytest.approx(curve(one, "loss"), abs=1e-4)
+    assert curve(two, "top-3") == pytest.approx(curve(one, "top-3"), abs=1e-4)
+    assert curve(one, "loss")[0] - curve(one, "loss")[-1] > 0.05, "there is something to get wrong"
+    assert (two / WEIGHTS).exists()
