@@ -30,6 +30,7 @@ from workers.metrics.features import load_features
 class Means:
     """An extractor of 12 features: the mean colours of the four quarters."""
 
+    name = "means"
     identity = "means@1"
 
     def extract(self, images: Tensor) -> Tensor:
