@@ -251,7 +251,9 @@ def announce_inception(path: Path, resize: Resize = "clean") -> Announced:
     return Announced(f"{NAMES[resize]}@{content_hash(path)}", FEATURES, None)
 
 
-EXTRACTORS = tuple(
-    ExtractorFile(key, "features", partial(announce_inception, resize=resize), partial(load_inception, resize=resize))
-    for key, resize in (("inception", "clean"), ("inception_tf", "tensorflow"))
-)
+def _entry(key: str, resize: Resize) -> ExtractorFile:
+    announce, load = partial(announce_inception, resize=resize), partial(load_inception, resize=resize)
+    return ExtractorFile(key, "features", announce, load)
+
+
+EXTRACTORS = (_entry("inception", "clean"), _entry("inception_tf", "tensorflow"))

@@ -102,7 +102,8 @@ class Instruments:
     @property
     def reader(self) -> Classifier | None:
         """What reads classes off the features."""
-        return self.features if isinstance(self.features, Classifier) else None
+        net: object = self.features
+        return net if isinstance(net, Classifier) else None
 
     @property
     def identities(self) -> dict[str, str]:

@@ -177,6 +177,8 @@ def test_hpsv2_is_vit_h_14() -> None:
 
     with torch.device("meta"):
         model = CLIPModel(CLIPConfig(**VIT_H_14))
+    assert {model.config.text_config.hidden_act, model.config.vision_config.hidden_act} == {"gelu"}
+    assert model.config.text_config.eos_token_id == 49407
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(986.1e6, rel=1e-3)
 
 

@@ -13,7 +13,6 @@ from prdc import compute_prdc
 from torch import Tensor
 
 import workers.data.reference
-from workers import evaluate
 from workers.data.records import features_of, read_shard
 from workers.data.scenes import render, sample_attributes
 from workers.data.shards import MeasureTask, QualityShard
@@ -23,7 +22,7 @@ from workers.metrics.frechet import FeatureStatistics, frechet_distance
 from workers.metrics.inception import InceptionFeatures, announce_inception, load_inception
 from workers.metrics.instruments import Instruments, announced
 from workers.metrics.metric import Evidence, Reference, Rows
-from workers.models.weights import WeightsError
+from workers.models.weights import WeightsError, unfilled
 from workers.specification import WorkerSpec
 
 IMAGES = range(8)
@@ -106,10 +105,8 @@ def test_images_of_any_size_are_prepared(net: InceptionFeatures, scenes: Tensor)
     assert small.min() >= 0
     flat = torch.full((1, 3, 20, 30), 0.25)  # not square: its centre is taken
     torch.testing.assert_close(net.prepare(flat), torch.full((1, 3, 299, 299), 64.0))
-    untrained = InceptionFeatures.__new__(InceptionFeatures)
-    torch.nn.Module.__init__(untrained)
-    untrained.resize = "tensorflow"
-    torch.testing.assert_close(untrained.prepare(flat), torch.full((1, 3, 299, 299), 64.0))
+    other = unfilled(lambda: InceptionFeatures("tensorflow"))
+    torch.testing.assert_close(other.prepare(flat), torch.full((1, 3, 299, 299), 64.0))
     with pytest.raises(ValueError, match=r"shape \[n, 3, H, W\]"):
         net.prepare(torch.zeros(3, 48, 48))
 
@@ -175,7 +172,7 @@ def test_a_sweep_is_measured_on_it(
 ) -> None:
     """The evaluator draws, reads by Inception beside the scenes' net, makes the reference, and says who read it."""
     given = partial(Instruments.load, weights={"inception": str(file)})
-    monkeypatch.setattr(evaluate.Instruments, "load", given)
+    monkeypatch.setattr(Instruments, "load", given)
     monkeypatch.setattr(workers.data.reference, "_fills", lambda *_: None)  # 2049 images would take minutes
     section = {"source": "scenes", "count": len(IMAGES), "seed": 1}
     captions = {"source": "scenes", "count": 8, "seed": 1}

@@ -95,12 +95,12 @@ def test_precision_and_recall_are_read_from_it_alone() -> None:
     real, far = torch.randn(40, 4, generator=generator), torch.randn(40, 5, generator=generator) + 50
     names = ["precision", "recall", "fid", "kid"]
 
-    def found(**more: Reference) -> dict[str, float]:
+    def found(manifold: Reference | None) -> dict[str, float]:
         rows = Rows(keys | {"features": own, MANIFOLD: wide})
-        estimates, _ = measure(Evidence(images=rows, reference=Reference(real), **more), names)
+        estimates, _ = measure(Evidence(images=rows, reference=Reference(real), manifold=manifold), names)
         return {name: estimate.value for name, estimate in estimates.items()}
 
-    alone, beside = found(), found(manifold=Reference(far))
+    alone, beside = found(None), found(Reference(far))
     assert alone["precision"] > 0.5
     assert alone["recall"] > 0.3
     assert (beside["precision"], beside["recall"]) == (0.0, 0.0)
