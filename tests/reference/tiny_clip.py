@@ -43,7 +43,8 @@ def write_clip(folder: Path, seed: int = 0) -> CLIPModel:
     """The folder of a random CLIP; returns transformers' own model of it."""
     write_tokenizer(folder)
     torch.manual_seed(seed)
-    model = CLIPModel(config()).eval()
+    model = CLIPModel(config())
+    model.train(False)
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
     model.save_pretrained(folder)

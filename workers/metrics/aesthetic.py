@@ -50,7 +50,7 @@ def _load_score(subject: Subject) -> Score:
         )
     path, folder = (Path(subject.weights[key]).expanduser() for key in (KEY, CLIP_KEY))
     clip = load_clip_folder(folder, texts=False).to(subject.device)
-    head = load_head(path, clip.clip.config.projection_dim).to(subject.device)
+    head = load_head(path, clip.width).to(subject.device)
 
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return aesthetic_scores(clip, head, images)

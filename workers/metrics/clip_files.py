@@ -6,6 +6,7 @@ files beside them. Embeddings have length 1.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,10 +76,10 @@ class Clip(nn.Module):
         super().__init__()
         self.clip = CLIPModel(config)
         self.tokenizer, self.scaling = tokenizer, scaling or Scaling()
-        self.image_size, self.text_length = (
-            int(config.vision_config.image_size),
-            int(config.text_config.max_position_embeddings),
-        )
+        vision: Any = config.vision_config
+        shared: Any = config.projection_dim
+        self.image_size, self.text_length = int(vision.image_size), int(_text(config).max_position_embeddings)
+        self.width = int(shared)
 
     @property
     def device(self) -> torch.device:
@@ -163,15 +164,15 @@ def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise WeightsError(f"{folder}: no tokenizer in it; copy tokenizer.json, or vocab.json and merges.txt, there")
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file can raise anything
         raise WeightsError(f"{folder}: its tokenizer cannot be read ({error}); download it again") from error
-    end, words = tokenizer.eos_token_id, config.text_config.vocab_size
+    text, end = _text(config), tokenizer.eos_token_id
     # 2 stands in old configs, where transformers takes the largest number for the end
-    if len(tokenizer) > words or config.text_config.eos_token_id not in (2, end):
+    if len(tokenizer) > text.vocab_size or text.eos_token_id not in (2, end):
         raise WeightsError(
-            f"{folder}: a tokenizer of {len(tokenizer)} words that ends captions by {end}, but the model knows {words} "
-            f"and the end {config.text_config.eos_token_id}; give the model's own"
+            f"{folder}: a tokenizer of {len(tokenizer)} words that ends captions by {end}, but the model knows "
+            f"{text.vocab_size} and the end {text.eos_token_id}; give the model's own"
         )
     return tokenizer
 
@@ -186,10 +187,13 @@ def folder_identity(name: str, folder: Path) -> str:
 
 def combined_hash(paths: Sequence[Path]) -> str:
     """One hash for several files: the single one's own, else 16 hex digits over all of theirs."""
-    import hashlib
-
     hashes = [content_hash(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
+
+
+def _text(config: CLIPConfig) -> Any:
+    """The text tower's config, which transformers' types leave open."""
+    return config.text_config
 
 
 def _separated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

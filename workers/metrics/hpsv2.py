@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import CLIPConfig
@@ -23,7 +24,7 @@ from workers.models.weights import WeightsError
 
 KEY = "hpsv2"
 START, STOP = 49406, 49407
-VIT_H_14 = {
+VIT_H_14: dict[str, Any] = {
     "text_config": {
         "hidden_size": 1024,
         "intermediate_size": 4096,

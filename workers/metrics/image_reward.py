@@ -84,7 +84,8 @@ class ImageReward(nn.Module):
         self.vision = BlipVisionModel(vision)
         self.text = BlipTextModel(text, add_pooling_layer=False)
         self.head = LinearHead(text.hidden_size)
-        self.tokenizer, self.image_size = tokenizer, int(vision.image_size)
+        side: Any = vision.image_size
+        self.tokenizer, self.image_size = tokenizer, int(side)
 
     @torch.no_grad()
     def rewards(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
@@ -95,7 +96,7 @@ class ImageReward(nn.Module):
         return torch.cat([self._some(pictures[at : at + AT_ONCE], captions[at : at + AT_ONCE]) for at in starts])
 
     def _some(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
-        device = self.head.layers["0"].weight.device
+        device = next(self.head.parameters()).device
         words = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
         )
@@ -139,9 +140,10 @@ def _tokenizer(folder: Path) -> BertTokenizer:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise WeightsError(f"{folder}: no tokenizer in it; copy vocab.txt or tokenizer.json of bert-base-uncased there")
     try:
-        return BertTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file can raise anything
         raise WeightsError(f"{folder}: its tokenizer cannot be read ({error}); download it again") from error
+    return tokenizer
 
 
 def _load_score(subject: Subject) -> Score:

@@ -128,7 +128,9 @@ def open_clip_embeddings(weights: dict[str, Tensor], pixels: Tensor, ids: Tensor
         for layer in range(tiny_clip.LAYERS):
             at = f"{stem}.{layer}"
             joint = norm(x, f"{at}.ln_1") @ weights[f"{at}.attn.in_proj_weight"].T + weights[f"{at}.attn.in_proj_bias"]
-            q, k, v = (part.unflatten(2, (tiny_clip.HEADS, -1)).transpose(1, 2) for part in joint.split(w, dim=2))
+            q, k, v = (
+                part.view(*part.shape[:2], tiny_clip.HEADS, -1).transpose(1, 2) for part in joint.chunk(3, dim=2)
+            )
             scores = q @ k.transpose(2, 3) / (w / tiny_clip.HEADS) ** 0.5
             scores = scores if mask is None else scores + mask
             seen = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -177,8 +179,8 @@ def test_hpsv2_is_vit_h_14() -> None:
 
     with torch.device("meta"):
         model = CLIPModel(CLIPConfig(**VIT_H_14))
-    assert {model.config.text_config.hidden_act, model.config.vision_config.hidden_act} == {"gelu"}
-    assert model.config.text_config.eos_token_id == 49407
+    assert {VIT_H_14[tower]["hidden_act"] for tower in ("text_config", "vision_config")} == {"gelu"}
+    assert VIT_H_14["text_config"]["eos_token_id"] == 49407
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(986.1e6, rel=1e-3)
 
 

@@ -95,9 +95,10 @@ def plain_rewards(w: dict[str, Tensor], pixels: Tensor, ids: Tensor, mask: Tenso
         return F.layer_norm(x, x.shape[-1:], w[f"{at}.weight"], w[f"{at}.bias"], eps)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | float) -> Tensor:
-        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (part.view(*part.shape[:2], HEADS, -1).transpose(1, 2) for part in (q, k, v))
         weights = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + bias).softmax(-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
+        seen: Tensor = (weights @ v).transpose(1, 2).flatten(2)
+        return seen
 
     eye, bert = "blip.visual_encoder", "blip.text_encoder"
     proj = f"{eye}.patch_embed.proj"
@@ -116,13 +117,10 @@ def plain_rewards(w: dict[str, Tensor], pixels: Tensor, ids: Tensor, mask: Tenso
         at = f"{bert}.encoder.layer.{layer}"
         for kind, other, bias in (("attention", None, hidden), ("crossattention", image, torch.zeros(()))):
             source = x if other is None else other
-            parts = (
-                linear(x, f"{at}.{kind}.self.query"),
-                *(linear(source, f"{at}.{kind}.self.{n}") for n in ("key", "value")),
-            )
-            x = norm(
-                x + linear(attend(*parts, bias), f"{at}.{kind}.output.dense"), f"{at}.{kind}.output.LayerNorm", 1e-12
-            )
+            q = linear(x, f"{at}.{kind}.self.query")
+            k, v = (linear(source, f"{at}.{kind}.self.{name}") for name in ("key", "value"))
+            out = linear(attend(q, k, v, bias), f"{at}.{kind}.output.dense")
+            x = norm(x + out, f"{at}.{kind}.output.LayerNorm", 1e-12)
         wide = F.gelu(linear(x, f"{at}.intermediate.dense"))
         x = norm(x + linear(wide, f"{at}.output.dense"), f"{at}.output.LayerNorm", 1e-12)
     state = x[:, 0]
