@@ -196,3 +196,12 @@ def test_a_sweep_is_measured_on_it(
     assert found["metrics"]["recall"]["value"] == pytest.approx(expected["recall"])
     assert {"kid", "inception_score", "caption_accuracy"} <= found["metrics"].keys()
     assert "2048" in found["skipped"]["fid"]
+
+
+@pytest.mark.slow
+def test_distances_of_its_width_equal_numpy() -> None:
+    generator = torch.Generator().manual_seed(7)
+    drawn, real = (torch.randn(n, 2048, generator=generator) for n in (2500, 2600))
+    drawn = 1.1 * drawn.half().float() + 0.1
+    found = frechet_distance(FeatureStatistics.of(drawn), FeatureStatistics.of(real))
+    assert found == pytest.approx(numpy_distance(drawn, real), rel=1e-6)
