@@ -19,7 +19,7 @@ from search_spaces.settings import write
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash, read_captions
 from workers.data.records import quality_table, read_shard, timing_table, write_shard
-from workers.data.reference import FILE, build_reference, read_reference, reference_facts, write_reference
+from workers.data.reference import FILE
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
@@ -28,9 +28,10 @@ from workers.drawing import Engines
 from workers.loading import device_name, image_size, load_models, pick_device, versions, weights_folder
 from workers.memory import in_chunks
 from workers.metrics.catalogue import chosen
-from workers.metrics.instruments import EXTRACTOR, Instruments, Readings, served
+from workers.metrics.instruments import Instruments, Readings, served
 from workers.metrics.measuring import Shards, draw_pictures, measured
-from workers.metrics.metric import REFERENCE, Reference
+from workers.metrics.metric import REFERENCE
+from workers.references import SweepReference
 from workers.specification import WorkerSpec
 from workers.timing import pairs
 
@@ -82,8 +83,8 @@ class Evaluator:
         self._cancelled = threading.Event()
         self._running: dict[str, Any] | None = None
         self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
-        self.reference = self._reference_facts()
-        self._loaded_reference: Reference | None = None
+        self._real = SweepReference(self.storage, spec.reference, self.instruments, self.image_size)
+        self.reference = self._real.facts
         chosen(spec.metrics, self.available)
 
     @property
@@ -195,11 +196,11 @@ class Evaluator:
             told: dict[str, Any] = json.loads(self.storage.read(name))
             return told | {"ran": False}
         there, lacking = chosen(task.metrics, self.available)
-        net = self.instruments.net
-        shards = Shards(self.storage, EXTRACTOR if net else None, tuple(self.instruments.scores))
+        shards = Shards(self.storage, self.instruments.stored, tuple(self.instruments.scores))
         needs_reference = any(REFERENCE in metric.needs for metric in there)
-        reference = self._load_reference() if needs_reference else None
-        found = measured(shards, task, [metric.name for metric in there], reference=reference, net=net)
+        references = self._real.load() if needs_reference else {}
+        wanted, net = [metric.name for metric in there], self.instruments.reader
+        found = measured(shards, task, wanted, references=references, net=net)
         found["skipped"] |= lacking
         digest = self._setting(task.config).digest()
         found["pictures"] = draw_pictures(shards, task, self.models.target, digest)
@@ -213,16 +214,10 @@ class Evaluator:
         Raises:
             ValueError: an image cannot be read, there are too few, or the store's are those of another reference.
         """
-        begin, ran = time.perf_counter(), False
+        begin = time.perf_counter()
         if self.reference is None:
             return {"name": FILE, "count": 0, "seconds": 0.0, "ran": False, "worker": self.spec.worker}
-        if not self.storage.exists(FILE):
-            assert self.instruments.net is not None
-            assert self.spec.reference is not None
-            made = build_reference(**self.spec.reference, extractor=self.instruments.net, size=self.image_size)
-            write_reference(self.storage, FILE, made)
-            ran = True
-        self._load_reference()
+        ran = self._real.prepare()
         seconds = time.perf_counter() - begin
         return {"name": FILE, **self.reference, "seconds": seconds, "ran": ran, "worker": self.spec.worker}
 
@@ -269,30 +264,3 @@ class Evaluator:
         _, meta = read_shard(self.storage, name, [])
         told = {key: meta[key] for key in ("images", "seconds", "worker")}
         return {"name": name, "ran": False, **told}
-
-    def _reference_facts(self) -> dict[str, Any] | None:
-        """What the sweep's reference is, before it is made; None: the sweep has none, or no net reads it."""
-        section, net = self.spec.reference, self.instruments.net
-        if section is None or net is None:
-            return None
-        facts = reference_facts(**section, identity=net.identity, size=self.image_size)
-        extractor = facts.pop("identity")
-        identity = f"{facts['source']}, {facts['count']} images, by {extractor}"
-        return {"identity": identity, **facts, "extractor": extractor}
-
-    def _load_reference(self) -> Reference:
-        """The store's reference, read once.
-
-        Raises:
-            ValueError: it is not there, damaged, or of other images than the sweep's.
-        """
-        assert self.reference is not None, "metrics that need a reference are left out without one"
-        if self._loaded_reference is None:
-            found, wanted = read_reference(self.storage, FILE, identity=self.reference["extractor"]), self.reference
-            if any(found.facts[key] != wanted[key] for key in ("source", "count", "resize")):
-                raise ValueError(
-                    f"{self.storage.shown}/{FILE}: made of {found.count} images of {found.source}, but the sweep names "
-                    f"{wanted['count']} of {wanted['source']}; launch under another --name, or delete it"
-                )
-            self._loaded_reference = Reference(found.features)
-        return self._loaded_reference

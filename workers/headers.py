@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from search_spaces.trial import Sampling
-from workers.metrics.features import FeatureConfig, identity_of
-from workers.metrics.instruments import features_file
+from workers.metrics.instruments import announced
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import DRAFTERS, SAMPLING
 from workers.models.transformer import TransformerConfig
@@ -24,7 +23,7 @@ class Headers:
     """A model by its headers.
 
     image_size: pixels along the longer side. drafters: kinds that there is a file for. features_size: pixels that the
-    feature net takes; features: the net's identity, and `width` the length of its features.
+    feature net takes (image_size, if it resizes any); features: its identity, and `width` the length of its features.
     """
 
     vocab: int
@@ -54,8 +53,10 @@ class Headers:
         return found
 
 
-def read_headers(folder: Path) -> Headers:
+def read_headers(folder: Path, metric_weights: Mapping[str, str] | None = None) -> Headers:
     """The headers of a model's folder; every file's length is held against its header as well.
+
+    metric_weights: the user's own files for metrics, by key.
 
     Raises:
         WeightsError: the tokenizer or the target is missing; a file is truncated or another piece's; sizes do not fit.
@@ -70,20 +71,20 @@ def read_headers(folder: Path) -> Headers:
         )
     drafters = {kind: folder / f"{kind}.safetensors" for kind in DRAFTERS}
     configs = {kind: read_config(path) for kind, path in drafters.items() if path.exists()}
-    net = features_file(folder)
-    features = FeatureConfig.from_mapping(read_config(net))
+    net = announced(folder, metric_weights)
+    image_size = max(body.rows, body.cols) << (len(codec.multipliers) - 1)
     return Headers(
         vocab=body.vocab_size,
         rows=body.rows,
         cols=body.cols,
-        image_size=max(body.rows, body.cols) << (len(codec.multipliers) - 1),
+        image_size=image_size,
         sampling=sampling,
         drafters=tuple(configs),
         medusa_heads=configs.get("medusa", {}).get("heads"),
         conditioner=conditioner,
-        features=identity_of(net),
-        features_size=features.image_size,
-        width=features.dim,
+        features=net.identity,
+        features_size=net.takes or image_size,
+        width=net.width,
     )
 
 

@@ -14,6 +14,7 @@ EPILOG = """\b
 Examples:
   specfrontier reference photos --out photos.parquet
   specfrontier reference coco/val2017 --count 5000 --out s3://lab/coco5k.parquet --json
+  specfrontier reference coco/val2017 --inception pt_inception-2015-12-05-6726825d.pth --out coco.parquet
   then, in the sweep's YAML:  reference: {source: photos.parquet}
 """
 
@@ -29,6 +30,15 @@ def reference(
         str | None,
         typer.Option(metavar="DIR", help="Folder with your own features.safetensors. Default: the built-in net."),
     ] = None,
+    inception: Annotated[
+        str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
+    ] = None,
+    inception_tf: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same net, resized as TensorFlow 1 did it.")
+    ] = None,
+    vgg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="torchvision's VGG-16 as well, for precision and recall.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
     ] = None,
@@ -36,15 +46,15 @@ def reference(
 ) -> None:
     """Compute the features of real images, which a sweep's images are held against.
 
-    Each image is cut to its centre square and resized to the feature net's size by an antialiased Lanczos filter
-    (Pillow), as for training; images of that size are left alone. The rule, the net and a hash of the images are kept
-    with the result, and a sweep that reads its images with another net refuses it.
+    Each image is cut to its centre square and resized to the feature net's size (256 pixels for Inception and VGG) by
+    an antialiased Lanczos filter (Pillow), as for training; images of that size are left alone. The rule, the net and
+    a hash of the images are kept with the result, and a sweep that reads its images with another net refuses it.
     """
     from orchestrator.loading import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference
     from workers.data.storage import Storage
     from workers.loading import BUILTIN_NAME, weights_folder
-    from workers.metrics.instruments import features_for
+    from workers.metrics.instruments import extractors_of, features_for
     from workers.models.weights import WeightsError
 
     place = pick_device(device)
@@ -52,8 +62,12 @@ def reference(
         raise CommandError(f"--out {out}: name a file that ends in .parquet, by which sweeps know it", WRONG_USAGE)
     try:
         storage, name = Storage.holding(out)
-        net = features_for(weights_folder(weights or BUILTIN_NAME)).to(place)
-        made = build_reference(folder, net, size=net.config.image_size, count=count, seed=seed, tell=progress)
+        files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
+        given = {key: path for key, path in files.items() if path is not None}
+        found, manifold = extractors_of(given, place)
+        net = found or features_for(weights_folder(weights or BUILTIN_NAME)).to(place)
+        also = [] if manifold is None else [manifold]
+        made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=progress)
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error
     except (ValueError, OSError) as error:

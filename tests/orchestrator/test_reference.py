@@ -11,11 +11,14 @@ import pytest
 import torch
 import typer
 from PIL import Image
+from torch import Tensor
 
 import workers.data.reference
 from orchestrator.commands.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
+from workers.metrics import instruments
+from workers.metrics.extractor import Announced, ExtractorFile, Role
 from workers.metrics.features import load_features
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +56,47 @@ def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pyte
     assert told["resize"] == "centre square, Pillow Lanczos to 48 x 48"
 
 
+class Colours:
+    """An extractor of three features, as a user's file would give it."""
+
+    side, width = 20, 3
+
+    def __init__(self, name: str) -> None:
+        self.name, self.identity = name, f"{name}@1"
+
+    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
+        return images.mean((2, 3))
+
+    def to(self, device: torch.device) -> Colours:
+        return self
+
+
+def test_the_users_nets_may_make_it(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--inception` and `--vgg` load those files; one result holds the features of both."""
+    asked: list[tuple[str, str]] = []
+
+    def entry(key: str, role: Role) -> ExtractorFile:
+        def load(path: Path) -> Colours:
+            asked.append((key, path.name))
+            return Colours(key)
+
+        return ExtractorFile(key, role, lambda path: Announced("", 3, None), load)
+
+    entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
+    monkeypatch.setattr(instruments, "extractors", lambda: entries)
+    out = tmp_path / "mine.parquet"
+    run(str(photos), "--inception", "a.pth", "--vgg", "b.pth", "--out", str(out), "--device", "cpu", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert asked == [("inception", "a.pth"), ("vgg", "b.pth")]
+    assert told["identity"] == "inception@1"
+    assert told["also"] == {"vgg": "vgg@1"}
+    assert told["resize"] == "centre square, Pillow Lanczos to 20 x 20"
+    made = read_reference(out, identity="inception@1", also={"vgg": "vgg@1"})
+    assert made.also["vgg"].features.shape == (70, 3)
+
+
 def test_progress_on_a_terminal(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +114,9 @@ def test_progress_on_a_terminal(
         (("PHOTOS", "--count", "64"), 2, "give more than 64 images"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--weights", "nowhere"), 1, "nowhere: no such folder of weights"),
+        (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
+        (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is none of"),
+        (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "two answers to one question"),
         (("scenes",), 2, "say how many scenes"),
         (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
         (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 1, r"0\.png: File exists"),

@@ -23,6 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from workers.data.faults import faults
+from workers.data.pictures import centre_square
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
@@ -64,20 +65,20 @@ def read_folder(folder: Path) -> ImageFolder:
 def load_images(paths: Sequence[Path], size: int) -> Tensor:
     """The centre squares of images, resized: uint8 [n, 3, size, size].
 
+    Grey and palette images become RGB; transparency is dropped, the colours beneath it stay (as clean-fid reads them).
+
     Raises:
-        ValueError: a file that is no readable image.
+        ValueError: a file that is no readable image, or one of more than 8 bits a channel.
     """
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for i, path in enumerate(paths):
         try:
             with Image.open(path) as opened:
+                _of_8_bits(path, opened)
                 picture = opened.convert("RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
-        side = min(picture.size)
-        left, top = (picture.width - side) // 2, (picture.height - side) // 2
-        square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.LANCZOS)
-        images[i] = torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        images[i] = torch.from_numpy(np.array(centre_square(picture, size))).permute(2, 0, 1)
     return images
 
 
@@ -85,15 +86,24 @@ def check_images(paths: Iterable[Path]) -> None:
     """Read the heads of images, not their pixels.
 
     Raises:
-        ValueError: a file that is no image, and how many more are none.
+        ValueError: a file that is no image, or one of more than 8 bits a channel, and how many more are wrong.
     """
     with faults("image") as noted:
         for path in paths:
             with noted():
                 try:
-                    Image.open(path).close()
+                    with Image.open(path) as opened:
+                        _of_8_bits(path, opened)
                 except (UnidentifiedImageError, OSError) as error:
                     raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
+
+
+def _of_8_bits(path: Path, picture: Image.Image) -> None:
+    """Pillow cuts wider pixels off at 255 instead of scaling them: they would turn white unseen."""
+    if picture.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"{path}: its pixels have more than 8 bits (mode {picture.mode}); save it with 8 bits a channel"
+        )
 
 
 def _images(folder: Path) -> list[Path]:

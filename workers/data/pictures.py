@@ -24,6 +24,13 @@ def to_pictures(images: Tensor) -> list[Image.Image]:
     return [Image.fromarray(image) for image in pixels]
 
 
+def centre_square(picture: Image.Image, side: int) -> Image.Image:
+    """The picture's centre square, resized to `side` pixels by the antialiased Lanczos filter if it has another."""
+    short = min(picture.size)
+    left, top = (picture.width - short) // 2, (picture.height - short) // 2
+    return picture.crop((left, top, left + short, top + short)).resize((side, side), Image.Resampling.LANCZOS)
+
+
 def enlarge(picture: Image.Image, side: int) -> Image.Image:
     """Nearest-neighbour by the largest whole factor (at least 1) that keeps the longer side within `side`."""
     factor = max(1, side // max(picture.size))

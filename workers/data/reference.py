@@ -7,17 +7,17 @@ its `source` carries a hash of the images; how images were resized (Parmar et al
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from workers.data.folder import ENDINGS, check_images, load_images
-from workers.data.records import float_lists, matrix_of, read_shard, write_shard
+from workers.data.records import FEATURES, features_of, float_lists, matrix_of, read_shard, write_shard
 from workers.data.scenes import IMAGE_SIZE, render, sample_attributes
 from workers.data.shards import digest
 from workers.data.storage import Storage
@@ -28,22 +28,34 @@ MEND = "make it again: specfrontier reference DIR --out FILE"
 
 
 class Extractor(Protocol):
-    """A feature net. `identity`: its name and the hash of its weights."""
+    """A feature net. `identity`: its name and the hash of its weights; `name`: of the column of a second one."""
 
+    name: str
     identity: str
 
     def extract(self, images: Tensor) -> Tensor:
         """Features [n, d], float32 on the CPU, of images [n, 3, size, size] in [0, 1]."""
 
 
+class Seen(NamedTuple):
+    """What one extractor saw in the real images: features [n, d] float32, and its identity."""
+
+    features: Tensor
+    identity: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """features [n, d] float32; identity: the extractor's; source: name and content hash; resize: the rule in words."""
+    """features [n, d] float32; identity: the extractor's; source: name and content hash; resize: the rule in words.
+
+    also: the same images by further extractors, by their names.
+    """
 
     features: Tensor
     identity: str
     source: str
     resize: str
+    also: Mapping[str, Seen] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -52,7 +64,8 @@ class Reference:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the features, as plain data."""
-        return {"identity": self.identity, "source": self.source, "resize": self.resize, "count": self.count}
+        also = {name: seen.identity for name, seen in self.also.items()}
+        return _facts(self.identity, self.source, self.resize, self.count, also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,39 +114,53 @@ def build_reference(
     size: int,
     count: int | None = None,
     seed: int = 0,
+    also: Sequence[Extractor] = (),
     tell: Callable[[int, int], None] | None = None,
 ) -> Reference:
     """Features of real images (see `real_images`), or of a reference file: its first `count`.
 
-    tell: called with the images done and the images in all, after every batch.
+    also: further extractors of the same images. tell: called with the images done and the images in all, after every
+    batch.
 
     Raises:
         ValueError: see `real_images` and `read_reference`; an image that cannot be read; no more images than features,
         so that they have no covariance; features that are not finite.
     """
     if is_reference_file(source):
-        return _enough(read_reference(source, identity=extractor.identity, count=count))
-    images = real_images(source, size=size, count=count, seed=seed)
-    parts: list[Tensor] = []
+        wanted = {net.name: net.identity for net in also}
+        return _enough(read_reference(source, identity=extractor.identity, count=count, also=wanted))
+    images, nets = real_images(source, size=size, count=count, seed=seed), (extractor, *also)
+    parts: list[list[Tensor]] = [[] for _ in nets]
     for part in images.batches():
-        parts.append(extractor.extract(part))
+        for net, seen in zip(nets, parts, strict=True):
+            seen.append(net.extract(part))
         if tell is not None:
-            tell(sum(map(len, parts)), images.count)
-    return _enough(Reference(torch.cat(parts), extractor.identity, images.source, images.resize))
+            tell(sum(map(len, parts[0])), images.count)
+    features, *more = map(torch.cat, parts)
+    others = {net.name: Seen(seen, net.identity) for net, seen in zip(also, more, strict=True)}
+    return _enough(Reference(features, extractor.identity, images.source, images.resize, others))
 
 
 def reference_facts(
-    source: str | Path, identity: str, *, size: int, count: int | None = None, seed: int = 0
+    source: str | Path,
+    identity: str,
+    *,
+    size: int,
+    count: int | None = None,
+    seed: int = 0,
+    also: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What `build_reference(...).facts` would say, without the features; of a folder all files are read for their hash.
+
+    also: the identities of further extractors by name.
 
     Raises:
         ValueError: see `real_images` and `read_reference`.
     """
     if is_reference_file(source):
-        return read_reference(source, identity=identity, count=count).facts
+        return read_reference(source, identity=identity, count=count, also=also).facts
     images = real_images(source, size=size, count=count, seed=seed)
-    return {"identity": identity, "source": images.source, "resize": images.resize, "count": images.count}
+    return _facts(identity, images.source, images.resize, images.count, also or {})
 
 
 def check_reference(
@@ -161,19 +188,30 @@ def is_reference_file(source: str | Path) -> bool:
 
 
 def write_reference(storage: Storage, name: str, reference: Reference) -> None:
-    """Store a reference: one row per image, column `features` of float32 lists, `facts` in the metadata."""
-    table = pa.table({"features": float_lists(reference.features)})
+    """Store a reference: one row per image, column `features` of float32 lists, `facts` in the metadata; the features
+    of further extractors in columns `features.<name>`.
+    """
+    others = {FEATURES + other: float_lists(seen.features) for other, seen in reference.also.items()}
+    table = pa.table({"features": float_lists(reference.features), **others})
     write_shard(storage, name, table, {"kind": KIND, **reference.facts})
 
 
 def read_reference(
-    place: Storage | str | Path, name: str | None = None, *, identity: str | None = None, count: int | None = None
+    place: Storage | str | Path,
+    name: str | None = None,
+    *,
+    identity: str | None = None,
+    count: int | None = None,
+    also: Mapping[str, str] | None = None,
 ) -> Reference:
     """A stored reference: file `name` of a storage, or a file's own path or URI. `count`: only so many of its images.
 
+    also: the identities of further extractors by name, whose features are wanted too.
+
     Raises:
-        ValueError: no such file, one that is damaged or no reference, or one of another extractor than `identity`.
+        ValueError: no such file, one that is damaged or no reference, or one of other extractors than those named.
     """
+    also = also or {}
     storage, name = (place, name or FILE) if isinstance(place, Storage) else Storage.holding(place)
     where = f"{storage.shown}/{name}"
     try:
@@ -188,13 +226,33 @@ def read_reference(
     features = matrix_of(table, "features")
     if len(features) != meta["count"]:
         raise ValueError(f"{where}: holds {len(features)} images instead of {meta['count']}; {MEND}")
-    return Reference(features[:count], meta["identity"], meta["source"], meta["resize"])
+    others = {other: Seen(seen[:count], also[other]) for other, seen in _others(storage, name, meta, also).items()}
+    return Reference(features[:count], meta["identity"], meta["source"], meta["resize"], others)
+
+
+def _others(storage: Storage, name: str, meta: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Tensor]:
+    """The features of further extractors, by their names."""
+    held: Mapping[str, str] = meta.get("also", {})
+    for other, identity in also.items():
+        if held.get(other) != identity:
+            raise ValueError(
+                f"{storage.shown}/{name}: holds features of {held.get(other, f'no {other}')}, but images are read by "
+                f"{identity} as well; {MEND}"
+            )
+    table, _ = read_shard(storage, name, [FEATURES + other for other in also], kind=KIND, mend=MEND)
+    return {other: features_of(table, other) for other in also}
+
+
+def _facts(identity: str, source: str, resize: str, count: int, also: Mapping[str, str]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"identity": identity, "source": source, "resize": resize, "count": count}
+    return facts | {"also": dict(also)} if also else facts
 
 
 def _enough(reference: Reference) -> Reference:
     _fills(reference.count, reference.features.shape[1], reference.source)
-    if not reference.features.isfinite().all():
-        raise ValueError(f"reference {reference.source}: {reference.identity} gave features that are not finite")
+    for features, identity in ((reference.features, reference.identity), *reference.also.values()):
+        if not features.isfinite().all():
+            raise ValueError(f"reference {reference.source}: {identity} gave features that are not finite")
     return reference
 
 

@@ -63,8 +63,7 @@ def _load_score(subject: Subject) -> Score:
         raise Unmeasurable(f"attributes are those of scenes: {error}") from None
 
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
-        assert features is not None
-        return image_accuracies(net, features, captions)
+        return image_accuracies(net, net.extract(images) if features is None else features, captions)
 
     return Score(net.identity, read)
 

@@ -1,4 +1,5 @@
-"""All metrics. Each module of this package may define METRICS and, for scores that are read off images, SCORERS.
+"""All metrics. Each module of this package may define METRICS; for scores that are read off images, SCORERS; and for
+nets that a user gives to measure distances with, EXTRACTORS.
 
 A new metric is one file here and its test; nothing lists them by hand.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import workers.metrics
 from search_spaces.settings import not_one_of
 from workers.metrics.estimate import Estimate, Unmeasurable
+from workers.metrics.extractor import ExtractorFile
 from workers.metrics.metric import Evidence, Metric, Scorer
 
 
@@ -38,6 +40,12 @@ def catalogue() -> Mapping[str, Metric]:
 def scorers() -> Mapping[str, Scorer]:
     """Every per-image score by name."""
     return MappingProxyType({scorer.name: scorer for _, group in _defined("SCORERS") for scorer in group})
+
+
+@cache
+def extractors() -> Mapping[str, ExtractorFile]:
+    """Every extractor that a user may give a weight file for, by its key."""
+    return MappingProxyType({entry.key: entry for _, group in _defined("EXTRACTORS") for entry in group})
 
 
 def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tuple[Metric, ...], dict[str, str]]:

@@ -1,8 +1,10 @@
-"""CLIP score with the built-in tiny CLIP: how well images fit their captions, as a mean cosine.
+"""CLIP score: how well images fit their captions, as a mean cosine; of a CLIP that the user gives, or of the tiny one.
 
-The model is transformers' CLIPModel built from a small config, with a word-level tokenizer over the scenes' vocabulary.
-Cosines of this model say nothing about OpenAI's CLIP: `identity` stands beside every number. They are taken
-here, because torchmetrics' CLIPScore reads the towers' outputs as tensors, which those of transformers 5 are not.
+With `metrics.clip`, the folder of a CLIP (the papers': OpenAI's ViT-B/32), captions begin with "A photo depicts ",
+are cut off after 77 tokens, and images are brought to 256 pixels before CLIP's own resizing; the cosine is neither
+scaled nor clamped. The built-in one is transformers' CLIPModel of a small config, with a word-level tokenizer over the
+scenes' vocabulary. Cosines of the two say nothing about each other: `identity` stands beside every number. They are
+taken here, because torchmetrics' CLIPScore reads the towers' outputs as tensors, which those of transformers 5 are not.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
 from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
+from workers.metrics.clip_files import folder_identity, load_clip_folder
 from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_estimate
 from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.pixels import squares
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
 
-NAME = "scenes-clip"
+NAME, KEY, PREFIX = "scenes-clip", "clip", "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
 PAD, START, STOP = 0, 1, 3  # 2 as the id of STOP would make transformers fall back to CLIP's old, wrong pooling
 _GLUE = ("a", "at", "background", "of", "on", "the")
@@ -155,6 +159,8 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
 
 
 def _load_score(subject: Subject) -> Score:
+    if KEY in subject.weights:
+        return _load_given(Path(subject.weights[KEY]).expanduser(), subject.device)
     own = subject.folder / BUILTIN.name
     model = load_clip(own if own.is_file() else BUILTIN).to(subject.device)
     if subject.image_size != model.config.image_size:
@@ -168,11 +174,20 @@ def _load_score(subject: Subject) -> Score:
     return Score(model.identity, lambda images, captions, _: model.cosines(images, captions))
 
 
+def _load_given(folder: Path, device: torch.device) -> Score:
+    model = load_clip_folder(folder).to(device)
+
+    def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
+        return model.cosines(squares(images), [PREFIX + text for text in captions])
+
+    return Score(folder_identity("clip-photo256", folder), read)
+
+
 def _compute(evidence: Evidence) -> Estimate:
     return grouped_mean(evidence.column("score.clip_score"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="clip_score", load=_load_score),)
+SCORERS = (Scorer(name="clip_score", load=_load_score, takes=(KEY,)),)
 METRICS = (
     Metric(
         name="clip_score",

@@ -15,13 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.data.scene_captions import SLOT_INDEX
 from workers.data.scenes import IMAGE_SIZE, SLOTS
+from workers.metrics.extractor import Announced
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
 
-NAME = "scenes-features"
+NAME, COLUMN = "scenes-features", "scenes"
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "features.safetensors"
 SLOT_SIZES = tuple(len(values) for _, values in SLOTS)
 CORRUPTIONS = ("blur", "noise", "wobble")
+CLASS_HEADS = ("first_shape", "first_colour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class SceneFeatures(nn.Module):
     look past exactly those faults.
     """
 
+    name = COLUMN
+
     def __init__(self, config: FeatureConfig, weights: str = "untrained") -> None:
         """`weights`: hash of the file that fills the net."""
         super().__init__()
@@ -89,6 +94,16 @@ class SceneFeatures(nn.Module):
         """Width of the features (the name torchmetrics asks for)."""
         return self.config.dim
 
+    @property
+    def width(self) -> int:
+        """Width of the features."""
+        return self.config.dim
+
+    @property
+    def side(self) -> int:
+        """Pixels of the images that it takes."""
+        return self.config.image_size
+
     def forward(self, images: Tensor) -> Tensor:
         """Features [n, d] of images [n, 3, H, W] in [0, 1]."""
         size = self.config.image_size
@@ -108,6 +123,16 @@ class SceneFeatures(nn.Module):
     def read(self, features: Tensor) -> Tensor:
         """The likeliest attribute rows, int64 [n, slots], from features [n, d]."""
         return torch.stack([logits.argmax(1) for logits in self.attribute_logits(features)], dim=1)
+
+    @torch.no_grad()
+    def class_logits(self, features: Tensor) -> Tensor:
+        """Log-probabilities [n, shapes * colours] of the first object's shape and colour, from features [n, d].
+
+        The product of the two heads, which are independent given the features: 48 classes; float64 on the CPU.
+        """
+        every = self.attribute_logits(features.to(self.project.weight.device, self.project.weight.dtype))
+        shape, colour = (every[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in CLASS_HEADS)
+        return (shape[:, :, None] + colour[:, None, :]).flatten(1)
 
     @torch.no_grad()
     def extract(self, images: Tensor, batch: int = 256) -> Tensor:
@@ -131,6 +156,16 @@ def identity_of(path: Path) -> str:
         WeightsError: nothing is there.
     """
     return f"{NAME}@{content_hash(path)}"
+
+
+def announce_features(path: Path) -> Announced:
+    """What a net of this weight file will call itself and take, from its header.
+
+    Raises:
+        WeightsError: the file is missing, damaged, or of another family.
+    """
+    config = FeatureConfig.from_mapping(read_config(path))
+    return Announced(identity_of(path), config.dim, config.image_size)
 
 
 def load_features(path: Path = BUILTIN) -> SceneFeatures:

@@ -110,9 +110,11 @@ def distance_between(a: Tensor, b: Tensor, *, groups: int | Tensor = GROUPS) -> 
     """
     _paired(a, b)
     one, two = _Blocks(a, groups), _Blocks(b, groups)
-    sides = map(_Side, one.means, one.covariances)
-    pairs = zip(two.means, two.covariances, sides, strict=True)
-    return one.estimate(torch.stack([_distance(mean, covariance, side) for mean, covariance, side in pairs]))
+    found = []
+    for row in range(one.groups + 1):
+        (mean, covariance), (other, spread) = one.gaussian(row), two.gaussian(row)
+        found.append(_distance(other, spread, _Side(mean, covariance)))
+    return one.estimate(torch.stack(found))
 
 
 def difference(a: Tensor, b: Tensor, reference: FeatureStatistics, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
@@ -136,7 +138,10 @@ class _Side:
 
 
 class _Blocks:
-    """Means [G + 1, d] and covariances [G + 1, d, d]: of all images (index 0), and of all but one block of them."""
+    """Gaussians of all images (row 0), and of all but one block of them (rows 1..G), made when they are asked for.
+
+    Only sums over the blocks are kept: of Inception's 2048 channels, all the covariances at once would take gigabytes.
+    """
 
     def __init__(self, features: Tensor, blocks: int | Tensor) -> None:
         wide = _checked(features)
@@ -156,19 +161,32 @@ class _Blocks:
         self.n, self.groups = n, groups
         parts = torch.split(wide, counts.tolist())
         totals = torch.stack([part.sum(0) for part in parts])
-        outers = torch.stack([part.mT @ part for part in parts])
-        left = torch.cat([totals.new_tensor([n]), n - counts.to(totals)])
-        totals = torch.cat([totals.sum(0, keepdim=True), totals.sum(0) - totals])
-        outers = torch.cat([outers.sum(0, keepdim=True), outers.sum(0) - outers])
-        self.means = totals / left[:, None]
-        self.covariances = _covariance(left, totals, outers)
+        self._outers = wide.new_empty(groups, dim, dim)
+        for part, outer in zip(parts, self._outers, strict=True):
+            torch.matmul(part.mT, part, out=outer)
+        self._outer = self._outers.sum(0)
+        self._left = torch.cat([totals.new_tensor([n]), n - counts.to(totals)])
+        self._totals = torch.cat([totals.sum(0, keepdim=True), totals.sum(0) - totals])
+
+    def gaussian(self, row: int) -> tuple[Tensor, Tensor]:
+        """Mean [d] and covariance [d, d] of a row."""
+        means, covariances = self._gaussians(range(row, row + 1))
+        return means[0], covariances[0]
 
     def distances(self, side: _Side) -> Tensor:
         """Distances [G + 1] to one Gaussian, as many at a time as a bounded amount of memory takes."""
-        _same_net(self.means.shape[1], side.mean.numel())
-        at_once = max(1, CHUNK_ELEMENTS // self.means.shape[1] ** 2)
-        pairs = zip(torch.split(self.means, at_once), torch.split(self.covariances, at_once), strict=True)
-        return torch.cat([_distance(means, covariances, side) for means, covariances in pairs])
+        dim, rows = self._totals.shape[1], range(self.groups + 1)
+        _same_net(dim, side.mean.numel())
+        at_once = max(1, CHUNK_ELEMENTS // dim**2)
+        chunks = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+        return torch.cat([_distance(*self._gaussians(chunk), side) for chunk in chunks])
+
+    def _gaussians(self, rows: range) -> tuple[Tensor, Tensor]:
+        """Means [r, d] and covariances [r, d, d] of some rows."""
+        part = slice(rows.start, rows.stop)
+        left, totals = self._left[part], self._totals[part]
+        outers = torch.stack([self._outer - self._outers[row - 1] if row else self._outer for row in rows])
+        return totals / left[:, None], _covariance(left, totals, outers)
 
     def estimate(self, values: Tensor) -> FrechetEstimate:
         """The estimate from values [G + 1]: of all images first, then of all but one block."""

@@ -1,9 +1,9 @@
-"""Inception score on the scenes' feature net: are objects clear, and are there many kinds?
+"""Inception score on the classes that the feature net reads: are objects clear, and are there many kinds?
 
-exp of the mean divergence KL(p(y | image) || p(y)) (Salimans et al. 2016), where y is the shape and the colour of the
-first object: 48 classes, p(y | image) the product of those two heads, which are independent given the features. One
-split over all images; biased in n, so compare at equal n. It lies between 1 and 48. Computed here, because
-torchmetrics shuffles the images by the global random numbers and leaves no captions out; a test compares the two.
+exp of the mean divergence KL(p(y | image) || p(y)) (Salimans et al. 2016). Of Inception's features y is one of its 1008
+classes; of the scenes' net it is the shape and the colour of the first object, 48 classes. One split over all images;
+biased in n, so compare at equal n. It lies between 1 and the number of classes. Computed here, because torchmetrics
+shuffles the images by the global random numbers and leaves no captions out; a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,22 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.data.scene_captions import SLOT_INDEX
 from workers.metrics.estimate import Estimate, Unmeasurable, jackknife_error
-from workers.metrics.features import SceneFeatures
 from workers.metrics.metric import NET, Evidence, Metric
 
 GROUPS = 25
-HEADS = ("first_shape", "first_colour")
-
-
-def object_logits(net: SceneFeatures, features: Tensor) -> Tensor:
-    """Log-probabilities [n, shapes * colours] of the first object's shape and colour, from features [n, d]."""
-    weight = net.project.weight
-    with torch.no_grad():
-        every = net.attribute_logits(features.to(weight.device, weight.dtype))
-    shape, colour = (every[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in HEADS)
-    return (shape[:, :, None] + colour[:, None, :]).flatten(1)
 
 
 def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
@@ -55,7 +43,7 @@ def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
 
 
 def _compute(evidence: Evidence) -> Estimate:
-    logits = object_logits(evidence.reader(), evidence.column("features"))
+    logits = evidence.reader().class_logits(evidence.column("features"))
     return inception_score(logits, evidence.images.groups(GROUPS))
 
 
@@ -64,7 +52,7 @@ METRICS = (
         name="inception_score",
         direction="maximize",
         unit="classes",
-        about="Inception score on the feature net's heads for the first object's shape and colour (48 classes)",
+        about="Inception score on the feature net's classes: Inception's 1008, or an object's shape and colour (48)",
         needs=("features", NET),
         compute=_compute,
     ),

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from search_spaces.settings import not_one_of
 from workers.metrics import features
-from workers.metrics.catalogue import scorers
+from workers.metrics.catalogue import extractors, scorers
 from workers.metrics.estimate import Unmeasurable
-from workers.metrics.features import SceneFeatures, load_features
-from workers.metrics.metric import BASELINE, NET, REFERENCE, TIMINGS, Score, Subject
-
-EXTRACTOR = "scenes"  # of the column `features.scenes`
-PICTURES_AT_ONCE = 256
+from workers.metrics.extractor import Announced, Classifier, Extractor, ExtractorFile, Role
+from workers.metrics.features import SceneFeatures, announce_features, load_features
+from workers.metrics.metric import BASELINE, MANIFOLD, NET, REFERENCE, TIMINGS, Score, Subject
+from workers.models.weights import WeightsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,51 +38,130 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """The loaded nets. `absent`: for each that does not apply to these images or captions, why."""
+    """The loaded nets. `absent`: for each that does not apply to these images or captions, why.
 
-    net: SceneFeatures | None
+    features: of everything that is measured on features; manifold: of precision and recall alone, where there is one.
+    """
+
+    features: Extractor | None
+    manifold: Extractor | None
     scores: Mapping[str, Score]
     absent: Mapping[str, str]
 
     @classmethod
-    def load(cls, folder: Path, *, image_size: int, captions: Sequence[str], device: torch.device) -> Instruments:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        image_size: int,
+        captions: Sequence[str],
+        device: torch.device,
+        weights: Mapping[str, str] | None = None,
+    ) -> Instruments:
         """The nets of a model's folder (its own, or the built-in ones) for images of a size and captions.
 
+        weights: the user's own files by key (inception, vgg, clip, ...), which go before the built-in nets.
+
         Raises:
-            WeightsError: a weight file is damaged.
+            WeightsError: a weight file is missing or damaged or another net's, or a key is unknown.
         """
+        given = checked(weights)
         absent: dict[str, str] = {}
-        net: SceneFeatures | None = features_for(folder).to(device)
-        assert net is not None
-        if net.config.image_size != image_size:
-            absent["features"] = f"the feature net takes images of {net.config.image_size} pixels, not {image_size}"
-            net = None
-        subject = Subject(image_size=image_size, captions=captions, folder=folder, device=device, net=net)
+        scenes: SceneFeatures | None = features_for(folder).to(device)
+        assert scenes is not None
+        if scenes.config.image_size != image_size:
+            absent["features"] = f"the feature net takes images of {scenes.config.image_size} pixels, not {image_size}"
+            scenes = None
+        net, manifold = (_load(role, given, device) for role in ("features", "manifold"))
+        if net is not None:
+            absent.pop("features", None)
+        elif manifold is not None and scenes is None:
+            raise WeightsError("metrics.vgg: it serves precision and recall beside other features; give inception too")
+        subject = Subject(
+            image_size=image_size, captions=captions, folder=folder, device=device, net=scenes, weights=given
+        )
         scores: dict[str, Score] = {}
         for name, scorer in scorers().items():
             try:
                 scores[name] = scorer.load(subject)
             except Unmeasurable as reason:
                 absent[f"score.{name}"] = str(reason)
-        return cls(net, scores, absent)
+        return cls(net or scenes, manifold, scores, absent)
+
+    @property
+    def roles(self) -> dict[str, Extractor]:
+        """The extractors that are there, by the column that metrics know their features by."""
+        both = {"features": self.features, MANIFOLD: self.manifold}
+        return {role: extractor for role, extractor in both.items() if extractor is not None}
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """What shards call the features of each role."""
+        return {role: extractor.name for role, extractor in self.roles.items()}
+
+    @property
+    def reader(self) -> Classifier | None:
+        """What reads classes off the features."""
+        net: object = self.features
+        return net if isinstance(net, Classifier) else None
 
     @property
     def identities(self) -> dict[str, str]:
         """The name and weight hash of what gave the features, and of what gave each score."""
-        found = {name: score.identity for name, score in self.scores.items()}
-        return found if self.net is None else {"features": self.net.identity} | found
+        nets = {role: extractor.identity for role, extractor in self.roles.items()}
+        return nets | {name: score.identity for name, score in self.scores.items()}
 
     @property
     def columns(self) -> set[str]:
         """What metrics may need, and images get from here."""
         found = {f"score.{name}" for name in self.scores}
-        return found if self.net is None else found | {"features", NET}
+        found |= set() if self.features is None else {"features"}
+        return found if self.reader is None else found | {NET}
 
     def read(self, images: Tensor, captions: Sequence[str]) -> Readings:
         """Readings of images [n, 3, H, W] in [0, 1], drawn from captions."""
-        seen = None if self.net is None else self.net.extract(images, PICTURES_AT_ONCE)
-        scores = {name: score.read(images, captions, seen).float().cpu() for name, score in self.scores.items()}
-        return Readings({} if seen is None else {EXTRACTOR: seen}, scores)
+        seen = {extractor.name: extractor.extract(images) for extractor in self.roles.values()}
+        known = seen.get(features.COLUMN)
+        scores = {name: score.read(images, captions, known).float().cpu() for name, score in self.scores.items()}
+        return Readings(seen, scores)
+
+
+def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
+    """The user's files by key.
+
+    Raises:
+        WeightsError: a key that no metric takes, or two for one role.
+    """
+    given = dict(weights or {})
+    known = dict.fromkeys([*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)])
+    for key in given:
+        if key not in known:
+            raise WeightsError(f"metrics: {not_one_of(key, tuple(known))}")
+    for role in ("features", "manifold"):
+        keys = [key for key in given if key in extractors() and extractors()[key].role == role]
+        if len(keys) > 1:
+            raise WeightsError(f"metrics: {' and '.join(keys)} are two answers to one question; give one of them")
+    return given
+
+
+def announced(folder: Path, weights: Mapping[str, str] | None = None) -> Announced:
+    """The features of a sweep before its nets are loaded: the user's file, else a model's own net, or the built-in one.
+
+    Raises:
+        WeightsError: see `checked`; the file is missing, or its header is damaged.
+    """
+    entry, path = _given("features", checked(weights))
+    return announce_features(features_file(folder)) if entry is None else entry.announce(path)
+
+
+def extractors_of(weights: Mapping[str, str], device: torch.device) -> tuple[Extractor | None, Extractor | None]:
+    """The user's extractors of both roles, loaded.
+
+    Raises:
+        WeightsError: see `Instruments.load`.
+    """
+    given = checked(weights)
+    return _load("features", given, device), _load("manifold", given, device)
 
 
 def features_for(folder: Path) -> SceneFeatures:
@@ -101,3 +180,16 @@ def served(columns: Set[str], *, reference: bool) -> set[str]:
     reference where there is one.
     """
     return {"emitted", "rounds", "depth", TIMINGS, BASELINE, *columns, *((REFERENCE,) if reference else ())}
+
+
+def _given(role: Role, weights: Mapping[str, str]) -> tuple[ExtractorFile | None, Path]:
+    for key, path in weights.items():
+        entry = extractors().get(key)
+        if entry is not None and entry.role == role:
+            return entry, Path(path).expanduser()
+    return None, Path()
+
+
+def _load(role: Role, weights: Mapping[str, str], device: torch.device) -> Extractor | None:
+    entry, path = _given(role, weights)
+    return None if entry is None else entry.load(path).to(device)

@@ -19,9 +19,9 @@ from workers.data.storage import Storage
 from workers.memory import in_chunks
 from workers.metrics.catalogue import catalogue, measure
 from workers.metrics.estimate import Estimate
-from workers.metrics.features import SceneFeatures
+from workers.metrics.extractor import Classifier
 from workers.metrics.frechet import FrechetEstimate
-from workers.metrics.metric import TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
+from workers.metrics.metric import MANIFOLD, TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
 from workers.models.target import Target
 
 PICTURES, COLUMNS = 16, 4
@@ -30,16 +30,18 @@ COUNTED = ("caption_id", "sample", "accepted", "depth", "rounds")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shards:
-    """Where shards are, what features they hold (None: none) and what scores."""
+    """Where shards are, what scores they hold, and what features: by the column that metrics know them by, the
+    extractor that gave them.
+    """
 
     storage: Storage
-    extractor: str | None
+    extractors: Mapping[str, str]
     scores: Sequence[str]
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of every quality shard, in the order of their first captions."""
         wanted = [*COUNTED, *(SCORES + name for name in self.scores)]
-        wanted += [] if self.extractor is None else [FEATURES + self.extractor]
+        wanted += [FEATURES + extractor for extractor in self.extractors.values()]
         parts = [self._image_columns(read_shard(self.storage, name, wanted, kind="quality")[0]) for name in names]
         return sorted(parts, key=lambda part: int(part["caption_id"].min()))
 
@@ -66,7 +68,7 @@ class Shards:
             "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
-        return columns if self.extractor is None else columns | {"features": features_of(table, self.extractor)}
+        return columns | {column: features_of(table, extractor) for column, extractor in self.extractors.items()}
 
     def _timing_columns(self, name: str) -> dict[str, Tensor]:
         table, _ = read_shard(self.storage, name, kind="timing")
@@ -76,9 +78,16 @@ class Shards:
 
 
 def measured(
-    shards: Shards, task: MeasureTask, names: Sequence[str], *, reference: Reference | None, net: SceneFeatures | None
+    shards: Shards,
+    task: MeasureTask,
+    names: Sequence[str],
+    *,
+    references: Mapping[str, Reference],
+    net: Classifier | None,
 ) -> dict[str, Any]:
     """The named metrics of a task, their history at half of the shards and at all of them, and why others are absent.
+
+    references: the real images by the column that metrics know their features by.
 
     Raises:
         FileNotFoundError, ValueError: a shard is missing or damaged.
@@ -89,7 +98,14 @@ def measured(
 
     def evidence(upto: int) -> Evidence:
         images = Rows.merge(parts[:upto])
-        return Evidence(images=images, timings=timings, baseline=baseline, reference=reference, net=net)
+        return Evidence(
+            images=images,
+            timings=timings,
+            baseline=baseline,
+            reference=references.get("features"),
+            manifold=references.get(MANIFOLD),
+            net=net,
+        )
 
     whole = evidence(len(parts))
     estimates, skipped = measure(whole, names)

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, Unmeasurable, caption_groups
+from workers.metrics.extractor import Classifier
 from workers.metrics.features import SceneFeatures
 
 T = TypeVar("T")
 Direction = Literal["maximize", "minimize"]
 IMAGE_KEYS, TIMING_KEYS = ("caption_id", "sample"), ("caption_id", "repetition")
 REFERENCE, BASELINE, TIMINGS, NET = "reference", "baseline", "timings", "net"
+MANIFOLD = "manifold"  # column of the features that precision and recall take instead of `features`, where it is there
 
 
 class Rows(Mapping[str, Tensor]):
@@ -109,14 +111,16 @@ class Evidence:
 
     images: a row per image: caption_id, sample, `features` [n, d], `score.<name>` [n], `emitted`, `rounds` and `depth`
     (tokens after the first, target passes, mean drafted depth). timings: a row per (caption batch, repetition):
-    `seconds_vanilla`, `seconds`, `images`. baseline: rows of the baseline's images. net: reads attributes off features.
+    `seconds_vanilla`, `seconds`, `images`. baseline: rows of the baseline's images. net: reads classes off features.
+    manifold: the real images by the net of the column `manifold`; None where there is no such net.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
     timings: Rows = field(default_factory=lambda: Rows.merge([], TIMING_KEYS))
     baseline: Rows | None = None
     reference: Reference | None = None
-    net: SceneFeatures | None = None
+    manifold: Reference | None = None
+    net: Classifier | None = None
     derived: dict[str, Any] = field(default_factory=dict, repr=False)  # what several metrics share; see `once`
 
     def column(self, name: str) -> Tensor:
@@ -147,9 +151,9 @@ class Evidence:
         found: T = self.derived[name]
         return found
 
-    def reader(self) -> SceneFeatures:
-        """The net that reads attributes off features. Raises Unmeasurable when there is none."""
-        return _there(self.net, "no net reads attributes off these features")
+    def reader(self) -> Classifier:
+        """The net that reads classes off features. Raises Unmeasurable when there is none."""
+        return _there(self.net, "no net reads classes off these features")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +179,24 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What per-image scores are wanted for: images of a size, drawn from captions, on a device; a model's folder."""
+    """What per-image scores are wanted for: images of a size, drawn from captions, on a device; a model's folder.
+
+    net: the scenes' feature net, where it takes images of this size. weights: what the user gives, by key.
+    """
 
     image_size: int
     captions: Sequence[str]
     folder: Any
     device: torch.device
     net: SceneFeatures | None
+    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A loaded per-image score: from images [n, 3, H, W], captions and features [n, d] (None without a net) to [n]."""
+    """A loaded per-image score: from images [n, 3, H, W], captions and the scenes' features [n, d] (None where they are
+    not taken) to [n].
+    """
 
     identity: str
     read: Callable[[Tensor, Sequence[str], Tensor | None], Tensor]
@@ -196,11 +206,13 @@ class Score:
 class Scorer:
     """A per-image score that is kept in the column `score.<name>`.
 
-    `load` raises Unmeasurable, in words, where the score does not apply to the subject.
+    `load` raises Unmeasurable, in words, where the score does not apply to the subject, and WeightsError where what
+    the user gives for it is wrong. takes: the keys of `Subject.weights` that it knows.
     """
 
     name: str
     load: Callable[[Subject], Score]
+    takes: tuple[str, ...] = ()
 
 
 def _there(value: T | None, problem: str) -> T:

@@ -2,7 +2,8 @@
 
 A set's manifold is the union of balls around its features, each reaching to the k-th nearest other one. Precision is
 the share of images inside the real images' manifold, recall the share of real images inside the images'. Both depend
-on the sizes of the sets: compare at equal n and against one reference.
+on the sizes of the sets: compare at equal n and against one reference. They are measured on the sweep's features, or
+on VGG-16's, as the paper does, where its weights are given.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, jackknife_error
-from workers.metrics.metric import REFERENCE, Evidence, Metric
+from workers.metrics.metric import MANIFOLD, REFERENCE, Evidence, Metric, Reference
 
 NEAREST, GROUPS = 3, 25
 DISTANCES_AT_ONCE = 1 << 23  # float64: 64 MiB
@@ -79,13 +80,21 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b.double(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
+def _sides(evidence: Evidence) -> tuple[Tensor, Reference]:
+    """Features of the images and of the real ones, by the net that is there for manifolds, else by the sweep's."""
+    if evidence.manifold is None:
+        return evidence.column("features"), evidence.against()
+    return evidence.column(MANIFOLD), evidence.manifold
+
+
 def _precision(evidence: Evidence) -> Estimate:
-    reference, captions = evidence.against(), evidence.column("caption_id")
-    return precision(evidence.column("features"), captions, reference.features, reference.once("radii", radii))
+    features, reference = _sides(evidence)
+    return precision(features, evidence.column("caption_id"), reference.features, reference.once("radii", radii))
 
 
 def _recall(evidence: Evidence) -> Estimate:
-    return recall(evidence.column("features"), evidence.images.groups(GROUPS), evidence.against().features)
+    features, reference = _sides(evidence)
+    return recall(features, evidence.images.groups(GROUPS), reference.features)
 
 
 METRICS = (

@@ -17,6 +17,7 @@ from workers.data.records import float_lists, write_shard
 from workers.data.reference import (
     Reference,
     build_reference,
+    check_reference,
     read_reference,
     real_images,
     reference_facts,
@@ -30,6 +31,7 @@ from workers.metrics.features import load_features
 class Means:
     """An extractor of 12 features: the mean colours of the four quarters."""
 
+    name = "means"
     identity = "means@1"
 
     def extract(self, images: Tensor) -> Tensor:
@@ -112,6 +114,66 @@ def test_a_file_serves_as_a_source(tmp_path: Path) -> None:
     assert build_reference(str(path), Means(), size=8, count=20).facts == made.facts | {"count": 20}
     assert reference_facts(path, "means@1", size=8, count=20) == made.facts | {"count": 20}
     assert pd.read_parquet(path)["features"][3].tolist() == made.features[3].tolist()
+
+
+class Corners:
+    """A second extractor: the colours of two corners."""
+
+    name = "corners"
+    identity = "corners@1"
+
+    def extract(self, images: Tensor) -> Tensor:
+        return torch.cat([images[:, :, 0, 0], images[:, :, -1, -1]], dim=1)
+
+
+def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos")
+    made = build_reference(folder, Means(), size=8, also=[Corners()])
+    alone = build_reference(folder, Corners(), size=8)
+    assert torch.equal(made.features, build_reference(folder, Means(), size=8).features)
+    assert torch.equal(made.also["corners"].features, alone.features)
+    wanted = {"corners": "corners@1"}
+    assert made.facts["also"] == wanted
+    assert reference_facts(folder, "means@1", size=8, also=wanted) == made.facts
+    write_reference(Storage(tmp_path), "both.parquet", made)
+    read = build_reference(tmp_path / "both.parquet", Means(), size=8, count=15, also=[Corners()])
+    assert torch.equal(read.also["corners"].features, alone.features[:15])
+    assert read.facts == made.facts | {"count": 15}
+    assert read_reference(tmp_path / "both.parquet", identity="means@1").also == {}
+    write_reference(Storage(tmp_path), "one.parquet", Reference(made.features, "means@1", "y@2", "none"))
+    with pytest.raises(ValueError, match=r"holds features of no corners, but images are read by corners@1 as well"):
+        read_reference(tmp_path / "one.parquet", identity="means@1", also=wanted)
+    with pytest.raises(ValueError, match=r"holds features of corners@1, but images are read by corners@2 as well"):
+        read_reference(tmp_path / "both.parquet", identity="means@1", also={"corners": "corners@2"})
+
+
+def test_images_of_all_modes_become_rgb(tmp_path: Path) -> None:
+    """Grey, palette and transparent pictures of the same colours are the same image."""
+    colours = Image.effect_noise((12, 12), 60)
+    grey = Image.merge("RGB", [colours] * 3)
+    see_through = grey.copy()
+    see_through.putalpha(Image.effect_noise((12, 12), 120))
+    palette = grey.quantize(256)
+    palette.info["transparency"] = 0
+    for name, picture in (("L", colours), ("P", palette), ("RGB", grey), ("RGBA", see_through)):
+        assert picture.mode == name
+        picture.save(tmp_path / f"{name}.png")
+    images = next(real_images(tmp_path, size=12).batches())
+    assert images.shape == (4, 3, 12, 12)
+    for image in images:
+        assert torch.equal(image, images[0])
+    assert images.std() > 0.1
+
+
+def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
+    """Pillow would cut them off at 255 and leave white."""
+    Image.new("I;16", (8, 8), 30000).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match=r"deep\.png: its pixels have more than 8 bits \(mode I;16\); save it"):
+        next(real_images(tmp_path, size=8).batches())
+    for number in range(13):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    with pytest.raises(ValueError, match=r"deep\.png: its pixels have more than 8 bits"):
+        check_reference(tmp_path, "means@1", size=8, width=12)
 
 
 def test_another_extractor_is_refused(tmp_path: Path) -> None:

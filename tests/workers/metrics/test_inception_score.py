@@ -9,7 +9,7 @@ from torchmetrics.image.inception import InceptionScore
 from workers.data.scenes import render, sample_attributes
 from workers.metrics.estimate import Unmeasurable, jackknife_error
 from workers.metrics.features import load_features
-from workers.metrics.inception_score import inception_score, object_logits
+from workers.metrics.inception_score import inception_score
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torchmetrics: its buffer, and the spread of one split
@@ -37,7 +37,7 @@ def test_built_in_heads_see_clear_objects() -> None:
     images = render(sample_attributes(1, indices), 1, indices)
     smeared = torch.nn.functional.avg_pool2d(images, 9, stride=1, padding=4)
     groups = torch.arange(120)
-    clear, unclear = (inception_score(object_logits(net, net.extract(x)), groups) for x in (images, smeared))
+    clear, unclear = (inception_score(net.class_logits(net.extract(x)), groups) for x in (images, smeared))
     assert clear.value > unclear.value + 3 * (clear.error + unclear.error)
     assert clear.value <= 48
 

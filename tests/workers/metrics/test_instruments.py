@@ -1,0 +1,123 @@
+"""Which nets a sweep reads its images by: the user's before the built-in ones, and nothing replaced in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from workers.data.scenes import caption, render, sample_attributes
+from workers.metrics import instruments
+from workers.metrics.catalogue import extractors, scorers
+from workers.metrics.extractor import Announced, ExtractorFile
+from workers.metrics.features import announce_features, load_features
+from workers.metrics.instruments import Instruments, announced, checked
+from workers.metrics.metric import MANIFOLD, NET
+from workers.models.families.scenes import BUILTIN
+from workers.models.weights import WeightsError
+
+ROWS = sample_attributes(1, range(4))
+CAPTIONS = [caption(row) for row in ROWS.tolist()]
+CPU = torch.device("cpu")
+
+
+class Means:
+    """Mean colours, as an extractor of any role."""
+
+    side, width = 16, 3
+
+    def __init__(self, name: str, classes: bool) -> None:
+        self.name, self.identity = name, f"{name}@1"
+        if classes:
+            self.class_logits = lambda features: features.double()
+
+    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
+        return images.mean((2, 3))
+
+    def to(self, device: torch.device) -> Means:
+        return self
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An extractor of each role beside the real ones, and the weights that ask for them."""
+    more = {
+        "colours": ExtractorFile(
+            "colours", "features", lambda path: Announced("colours@1", 3, None), lambda path: Means("colours", True)
+        ),
+        "corners": ExtractorFile(
+            "corners", "manifold", lambda path: Announced("corners@1", 3, None), lambda path: Means("corners", False)
+        ),
+    }
+    every = {**extractors(), **more}
+    monkeypatch.setattr(instruments, "extractors", lambda: every)
+    return {"colours": "colours.pth", "corners": "corners.pth"}
+
+
+def load(weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS) -> Instruments:
+    return Instruments.load(BUILTIN, image_size=size, captions=captions, device=CPU, weights=weights)
+
+
+def test_without_weights_the_built_in_nets_serve() -> None:
+    found = load()
+    assert found.identities == load({}).identities
+    assert set(found.identities) == {"features", "clip_score", "caption_accuracy"}
+    assert found.stored == {"features": "scenes"}
+    assert found.columns == {"features", NET, "score.clip_score", "score.caption_accuracy"}
+    assert set(found.absent) == {"score.hpsv2", "score.image_reward", "score.aesthetic"}
+    assert all("no weights are given for it: metrics." in reason for reason in found.absent.values())
+    assert announced(BUILTIN).identity == found.identities["features"]
+    assert announced(BUILTIN).takes == 48
+
+
+def test_the_users_nets_go_before_them(two: dict[str, str]) -> None:
+    found, images = load(two), render(ROWS, 1, range(4))
+    assert found.identities["features"] == "colours@1"
+    assert found.identities[MANIFOLD] == "corners@1"
+    assert found.stored == {"features": "colours", MANIFOLD: "corners"}
+    assert found.columns >= {"features", NET, "score.caption_accuracy"}
+    read = found.read(images, CAPTIONS)
+    assert set(read.features) == {"colours", "corners"}
+    assert torch.equal(read.features["colours"], images.mean((2, 3)))
+    expected = load().read(images, CAPTIONS).scores["caption_accuracy"]
+    assert torch.equal(read.scores["caption_accuracy"], expected), "the scenes' net still reads what it is for"
+    assert announced(BUILTIN, two) == Announced("colours@1", 3, None)
+
+
+def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[str, str]) -> None:
+    alone = load(size=256, captions=["a dog"])
+    assert alone.absent["features"] == "the feature net takes images of 48 pixels, not 256"
+    assert alone.columns == set()
+    assert alone.reader is None
+    given = load({"colours": two["colours"]}, size=256, captions=["a dog"])
+    assert "features" not in given.absent
+    assert given.columns == {"features", NET}
+    assert {"score.clip_score", "score.caption_accuracy"} <= given.absent.keys()
+    with pytest.raises(WeightsError, match="beside other features"):
+        load({"corners": two["corners"]}, size=256, captions=["a dog"])
+    assert load({"corners": two["corners"]}).stored == {"features": "scenes", MANIFOLD: "corners"}
+
+
+def test_keys_are_checked() -> None:
+    known = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
+    assert known == {*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)}
+    with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
+        load({"inceptoin": "a.pth"})
+    with pytest.raises(WeightsError, match="inception and inception_tf are two answers to one question"):
+        checked({"inception": "a.pth", "inception_tf": "a.pth"})
+
+
+@pytest.mark.parametrize("key", ["inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"])
+def test_absent_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"nowhere|metrics\.aesthetic"):
+        load({key: str(tmp_path / "nowhere")})
+    (tmp_path / "empty.pth").touch()
+    with pytest.raises(WeightsError, match=rf"{tmp_path}|metrics\.aesthetic"):
+        load({key: str(tmp_path / "empty.pth")})
+
+
+def test_the_built_in_net_is_announced_as_it_loads() -> None:
+    net = load_features()
+    assert announce_features(instruments.features_file(Path("none"))) == Announced(net.identity, net.width, net.side)
