@@ -4,13 +4,15 @@ the official sequence."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_chameleon import SIZE, VQ, WORD_IDS, Replay, checkpoint, draw, guided_logits, reference_model
+from tiny_chameleon import SIZE, VQ, WORD_IDS, checkpoint, guided_logits, reference_model
 from torch import Tensor
 from transformers import ChameleonForConditionalGeneration
+from watched import Replay, draw
 
 from search_spaces.trial import Sampling
 from workers.decoding.engine import Result
@@ -150,7 +152,7 @@ def test_row_ends_in_every_mode(
 @pytest.mark.parametrize("mode", MODES)
 def test_sampled_images_do_not_depend_on_their_batch(folder: Path, mode: str) -> None:
     """Rows of a batch meet their row ends in different rounds; also under relaxed acceptance."""
-    target = load(folder, (64, 96))
+    target = load(folder, (32, 128))
     known = vanilla_tokens(target, CAPTIONS)
     relaxed: dict[str, object] = {"acceptance": "uniform"} if mode != "vanilla" else {}
     if mode == "static":
@@ -216,8 +218,6 @@ def test_drafters_with_a_cache(folder: Path, kind: str, policy: str) -> None:
     torch.manual_seed(0)
     drafter: Drafter
     if kind == "eagle":
-        from dataclasses import replace
-
         layer = replace(config, n_layers=1, vocab_size=0, qk_norm=False, input_norm=False, final_norm=False)
         drafter = EagleDrafter(target, EagleLayer(layer), filler=None)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -101,14 +101,14 @@ def load_tokenizer(path: str | Path, named: Mapping[str, int] = NAMED) -> Tokeni
     Raises:
         WeightsError: no such file, not a tokenizer, or another model's (`named`: tokens with ids that it must have).
     """
-    from tokenizers import Tokenizer  # here, because other families need none
+    from transformers import PreTrainedTokenizerFast  # here, because it takes seconds and other families need none
 
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise WeightsError(f"{file}: no such file; give `tokenizer`, the tokenizer.json that came with the model")
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file)).backend_tokenizer
     except Exception as error:  # the library raises Exception itself
         raise WeightsError(f"{file}: not a tokenizer ({str(error).partition(chr(10))[0]})") from error
     for name, number in named.items():

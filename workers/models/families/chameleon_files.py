@@ -30,7 +30,7 @@ _LAYER = "model.layers.{l}"
 
 
 def _vq_table(levels: int) -> list[Row]:
-    """taming's names for a codec with so many levels. Its decoder counts them from the finest, ours from the coarsest."""
+    """taming's names for a codec of so many levels. Its decoder counts them from the finest, ours from the coarsest."""
     same = [
         *(f"{side}.{part}.{{...}}" for side in ("encoder", "decoder") for part in ("conv_in", "norm_out", "conv_out")),
         "quantize.embedding.weight",
