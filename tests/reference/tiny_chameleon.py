@@ -40,11 +40,12 @@ def reference_model(seed: int = 0) -> ChameleonForConditionalGeneration:
     config = ChameleonConfig(
         vocab_size=VOCABULARY, hidden_size=DIM, intermediate_size=FFN, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=4096, vq_config=vq.to_dict(),
-        vocabulary_map={"<image>": 8711, "IMGIMGAZ": 4}, head_dim=CHANNELS,
+        vocabulary_map={"<image>": 8711, "IMGIMGAZ": 4},
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = ChameleonForConditionalGeneration(config).eval().requires_grad_(False)
+        model = ChameleonForConditionalGeneration(config)
+        model.train(False).requires_grad_(False)
         for name, value in model.named_parameters():
             if "norm" in name:
                 value.copy_((0.0 if name.endswith("bias") else 1.0) + 0.3 * torch.randn(value.shape))
@@ -130,10 +131,10 @@ def write_tokenizer(folder: Path, named: dict[str, int] | None = None) -> Path:
     """A tokenizer.json of a few words; like Chameleon's own, it puts <s> before a text unless told not to."""
     words = models.WordLevel({**NAMED, **WORD_IDS, **(named or {})}, unk_token="<unk>")
     tokenizer = Tokenizer(words)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.Split("x", "isolated")]
     )
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from workers.decoding.tree import TreeShape, barrier
+from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 
 if TYPE_CHECKING:
@@ -124,3 +125,29 @@ class Crossing:
         row = torch.where(self.last(cells), self.row(cells), self.ends.rows - 1)
         companions = self.batch.columns.gather(1, path + self.shape.nodes + 1)
         return torch.cat([source, companions], dim=1), torch.cat([place, self.ends.column + row], dim=1)
+
+
+@torch.no_grad()
+def teacher_forced(target: Target, prompt: Prompt, tokens: Tensor) -> Tensor:
+    """Features [R, P + n, D] of prompts and of the first n tokens [R, n] of their images in one pass: those that the
+    next token follows from, as decoding computes them one by one.
+    """
+    x, valid = torch.cat([prompt.embeds, target.embed(tokens)], dim=1), prompt.valid
+    positions = order = torch.arange(x.shape[1], device=x.device)
+    if target.row_end is not None:
+        ends = RowEnds(target.transformer.config, target.row_end)
+        cells = torch.arange(tokens.shape[1], device=x.device)
+        last = cells[ends.cols - 1 :: ends.cols]  # of the rows that are whole
+        x = torch.cat([x, ends.embedding.to(x.dtype).expand(len(x), len(last), -1)], dim=1)
+        positions = torch.cat([positions, ends.position + last // ends.cols])
+        image = torch.cat([cells + cells // ends.cols, last + last // ends.cols + 1])
+        order = torch.cat([order[: ends.column], ends.column + image])
+    valid = torch.nn.functional.pad(valid, (0, len(order) - valid.shape[1]), value=True)
+    itself = torch.eye(len(order), dtype=torch.bool, device=x.device)  # padding sees itself, as when decoding
+    mask = (order[:, None] >= order) & valid[:, None] | itself
+    out: Tensor = target.transformer(x, positions, mask=mask[:, None])
+    if target.row_end is None:
+        return out
+    slots = torch.arange(ends.column + len(cells), device=x.device)
+    slots[ends.column + last] = len(slots) + torch.arange(len(last), device=x.device)
+    return out[:, slots]

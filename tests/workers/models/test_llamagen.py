@@ -358,7 +358,7 @@ def test_the_converted_layout_is_transformers_llama(tmp_path: Path) -> None:
         vocab_size=CODES, hidden_size=DIM, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
         rms_norm_eps=1e-5, tie_word_embeddings=False,
     )  # fmt: skip
-    llama = LlamaForCausalLM(config).eval()
+    llama = LlamaForCausalLM(config)
     state = {name: value for name, value in converted(official("c2i")).items() if "cls_embedding" not in name}
     for name in [name for name in state if "q_proj" in name or "k_proj" in name]:
         state[name] = state[name].view(HEADS, channels // 2, 2, DIM).transpose(1, 2).reshape(DIM, DIM)

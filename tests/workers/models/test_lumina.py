@@ -16,10 +16,11 @@ from watched import Replay, draw
 
 from search_spaces.trial import Sampling
 from workers.decoding.engine import Result
+from workers.decoding.row_ends import teacher_forced
 from workers.drafters.base import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
-from workers.models.families.lumina import FAMILY, LuminaFiles, load_lumina, sequence, size_token
+from workers.models.families.lumina import FAMILY, LuminaFiles, load_lumina, sequence, size_token, wording
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 
@@ -89,7 +90,7 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
     assert [i for i in ids[0].tolist() if i != 1] == [0, *text, 8710, 8197, 8828, 8828]
     guided = target.encode(["a red ball"], guided=True)
     assert guided.valid[1].tolist() == [False] * 25 + [True] * 3  # the unconditional stream begins with the image
-    words = target.conditioner.words.weight  # type: ignore[union-attr]
+    words = target.state_dict()["conditioner.words.weight"]
     assert torch.equal(guided.embeds[1, -3:], words[torch.tensor([8197, 8828, 8828])])
     codes = torch.randint(8192, (2, 2304))
     official = sequence(codes, 48, 48)
@@ -105,7 +106,7 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
 
 def test_wide_images_name_width_first_and_height_token_first(folder: Path) -> None:
     target = load(folder, (96, 64))
-    assert target.conditioner.wording.lead.startswith("Generate an image of 96x64 according")  # type: ignore[union-attr]
+    assert wording(96, 64).lead.startswith("Generate an image of 96x64 according")
     assert prompts(target, "a cat")[0][-2:] == [8806, 8807]
     assert (target.grid.rows, target.grid.cols) == (4, 6)
 
@@ -229,6 +230,19 @@ def test_drafters_with_a_cache(folder: Path, kind: str, policy: str) -> None:
     if kind == "independent":
         lengths = torch.cat([result.statistics.emitted for result in results.values()]).float()
         assert lengths.mean() > 2
+
+
+@pytest.mark.parametrize("count", [1, 4, 9, 24])
+def test_teacher_forcing_is_decoding(folder: Path, reference: ChameleonForConditionalGeneration, count: int) -> None:
+    """Whole images in one pass, as training reads them: the laws after every token, both streams, are transformers'."""
+    target = load(folder, (64, 96))
+    codes = torch.randint(8192, (1, count), generator=torch.Generator().manual_seed(1))
+    features = teacher_forced(target, target.encode([CAPTIONS[0]], guided=True), codes.repeat(2, 1))
+    assert features.shape == (2, target.prompt_len + count, target.transformer.config.dim)
+    conditional, unconditional = target.head(features[:, target.prompt_len - 1 :])
+    images = [codes[0, :n].tolist() for n in range(count + 1)]
+    expected = guided_logits(reference, prompts(target, CAPTIONS[0]), images, cols=4)
+    torch.testing.assert_close(unconditional + 3 * (conditional - unconditional), expected, atol=2e-4, rtol=1e-4)
 
 
 # faults

@@ -108,9 +108,10 @@ def load_tokenizer(path: str | Path, named: Mapping[str, int] = NAMED) -> Tokeni
     if not file.is_file():
         raise WeightsError(f"{file}: no such file; give `tokenizer`, the tokenizer.json that came with the model")
     try:
-        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file)).backend_tokenizer
+        loaded: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))  # type: ignore[no-untyped-call]
     except Exception as error:  # the library raises Exception itself
         raise WeightsError(f"{file}: not a tokenizer ({str(error).partition(chr(10))[0]})") from error
+    tokenizer = loaded.backend_tokenizer
     for name, number in named.items():
         if (found := tokenizer.token_to_id(name)) != number:
             what = "is not in it" if found is None else f"is {found} in it"
