@@ -54,7 +54,7 @@ def reference() -> ChameleonForConditionalGeneration:
 
 
 def load(folder: Path, size: tuple[int, int]) -> Target:
-    return load_lumina(folder, width=size[0], height=size[1], prompt_tokens=28, vq_config=VQ)
+    return load_lumina(folder, width=size[0], height=size[1], prompt_tokens=28)
 
 
 def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:
@@ -79,7 +79,7 @@ def drafter_for(mode: str, known: dict[str, Tensor], errors: int = 0) -> Drafter
 
 
 def test_prompt_and_official_sequence(folder: Path) -> None:
-    target = load_lumina(folder, prompt_tokens=28, vq_config=VQ)
+    target = load_lumina(folder, prompt_tokens=28)
     assert target.name == f"lumina-mgpt-768-{SIZE}"
     assert (target.grid.rows, target.grid.cols, target.vocab_size) == (48, 48, 8192)
     assert target.sampling == Sampling(temperature=1.0, top_k=2000, cfg=3.0)
@@ -251,12 +251,16 @@ def test_teacher_forcing_is_decoding(folder: Path, reference: ChameleonForCondit
 def test_sizes_and_files_are_refused_in_words(folder: Path) -> None:
     for width in (48, 0, 4096):
         with pytest.raises(ValueError, match=f"cannot be {width} px"):
-            load_lumina(folder, width=width, height=64, vq_config=VQ)
+            load_lumina(folder, width=width, height=64)
     with pytest.raises(ValueError, match="width: must be a multiple of 32, got 100"):
         LuminaFiles(transformer="x", width=100)
     with pytest.raises(ValueError, match="height"):
         LuminaFiles(transformer="x", height=20000)
     assert FAMILY.name == "lumina"
+    whole = LuminaFiles(transformer=str(folder), tokenizer=str(folder / "tokenizer.json"), width=64, height=32)
+    target = FAMILY.load(whole, torch.device("cpu"), torch.float32)
+    assert (target.name, target.grid.rows, target.grid.cols) == (f"lumina-mgpt-64x32-{SIZE}", 2, 4)
+    assert target.decode(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 3, 2 * VQ.factor, 4 * VQ.factor)
     entry = LuminaFiles(transformer=str(folder / "none"))
     with pytest.raises(ValueError, match="none: no such file or folder"):
         FAMILY.load(entry, torch.device("cpu"), torch.float32)

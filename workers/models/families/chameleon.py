@@ -24,7 +24,6 @@ from workers.models.families.catalogue import Family
 from workers.models.families.chameleon_files import ChameleonCheckpoint
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer
-from workers.models.vq import VQConfig
 from workers.models.weights import unfilled
 
 BEGIN_TEXT, PADDING, END_IMAGE, BEGIN_IMAGE, END_TURN = 0, 1, 8196, 8197, 8710
@@ -136,7 +135,6 @@ def load_target(
     row_end: int | None = None,
     named: Mapping[str, int] = NAMED,
     prompt_tokens: int = PROMPT_TOKENS,
-    vq_config: VQConfig | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Target:
@@ -154,7 +152,7 @@ def load_target(
     if prompt_tokens < max(least, len(wording.null)):
         raise ValueError(f"prompt_tokens {prompt_tokens}: a prompt has {least - 1} beside its caption; give 64 or more")
     highest = max(END_TURN, row_end or 0, *wording.ending)
-    checkpoint = ChameleonCheckpoint(transformer, highest_id=highest, vq_config=vq_config)
+    checkpoint = ChameleonCheckpoint(transformer, highest_id=highest)
     if tokenize is None:
         tokenize = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     read = load_tokenizer(tokenize, named) if isinstance(tokenize, str | Path) else tokenize
@@ -182,14 +180,13 @@ def load_anole(
     *,
     side: int = ANOLE_SIDE,
     prompt_tokens: int = PROMPT_TOKENS,
-    vq_config: VQConfig | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Target:
     """Anole: square images in raster order, nothing between the rows. For the rest see `load_target`."""
     return load_target(
         "anole", transformer, vq, tokenizer, wording=ANOLE_WORDING, rows=side, cols=side,
-        prompt_tokens=prompt_tokens, vq_config=vq_config, dtype=dtype, device=device,
+        prompt_tokens=prompt_tokens, dtype=dtype, device=device,
     )  # fmt: skip
 
 

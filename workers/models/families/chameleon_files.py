@@ -10,6 +10,7 @@ import json
 import re
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -84,13 +85,13 @@ def _transformer_table(channels: int, levels: int) -> list[Row]:
 class ChameleonCheckpoint:
     """The tensors of one checkpoint, a folder or a file, with the sizes that they tell."""
 
-    def __init__(self, path: str | Path, *, highest_id: int, vq_config: VQConfig | None = None) -> None:
+    def __init__(self, path: str | Path, *, highest_id: int) -> None:
         """`highest_id`: the last id that the family's prompts use.
 
         Raises:
             WeightsError: no such file, a damaged one, or not a Chameleon model in Hugging Face's layout.
         """
-        self.path, self.vq_config = Path(path), vq_config or CHAMELEON
+        self.path = Path(path)
         self.tensors = load_tensors(path)
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
@@ -139,7 +140,7 @@ class ChameleonCheckpoint:
         """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""
         image = {_IMAGE_EMBEDDING: self.tensors[_EMBEDDING][IMAGE_IDS]}
         every = ChainMap(image, cast("MutableMapping[str, Tensor]", self.tensors))
-        table = _transformer_table(channels, len(self.vq_config.multipliers))
+        table = _transformer_table(channels, len(vqgan_config(self._own_vqgan()).multipliers))
         load_into(parts, every, table, where=self.path, dtype=dtype)
 
     def codec(self, vq: str | Path | None) -> VQModel | None:
@@ -148,14 +149,18 @@ class ChameleonCheckpoint:
         Raises:
             WeightsError: an unfit file, or one whose codebook is not the one that the checkpoint carries.
         """
-        own = {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
+        own = self._own_vqgan()
         if vq is None:
-            return _fill_codec(own, self.path, self.vq_config) if "decoder.conv_in.weight" in own else None
-        codec = load_vqgan(vq, self.vq_config)
+            return _fill_codec(own, self.path) if "decoder.conv_in.weight" in own else None
+        codec = load_vqgan(vq)
         ours, theirs = own.get("quantize.embedding.weight"), codec.quantize.embedding.weight
         if ours is not None and (ours.shape != theirs.shape or _far(ours.float(), theirs)):
             raise WeightsError(f"{vq}: its codebook is not the one in {self.path}: the two are no pair")
         return codec
+
+    def _own_vqgan(self) -> dict[str, Tensor]:
+        """The VQGAN's tensors in the checkpoint, under the names of its own file."""
+        return {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
 
     def _shape(self, name: str) -> torch.Size:
         if name not in self.tensors:
@@ -177,16 +182,42 @@ class ChameleonCheckpoint:
             )
 
 
-def load_vqgan(path: str | Path, config: VQConfig | None = None) -> VQModel:
+def load_vqgan(path: str | Path) -> VQModel:
     """Chameleon's VQGAN from its own file (`vqgan.ckpt`, the names under `state_dict`), in fp32.
 
     Raises:
-        WeightsError: a file that is missing, damaged, of another kind or of another size.
+        WeightsError: a file that is missing, damaged, of another kind, or with another number of codes.
     """
-    return _fill_codec(load_tensors(path), path, config or CHAMELEON)
+    return _fill_codec(load_tensors(path), path)
 
 
-def _fill_codec(tensors: Mapping[str, Tensor], where: str | Path, config: VQConfig) -> VQModel:
+def vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:
+    """A VQGAN's sizes by its tensors' shapes, the official ones where they say nothing: loading finds out what is
+    missing then. The number of codes is always the vocabulary's.
+    """
+
+    def count(pattern: str) -> int:
+        return len({hit[1] for name in tensors if (hit := re.match(pattern, name))})
+
+    levels = range(count(r"encoder\.down\.(\d+)\."))
+    try:
+        base, blocks = tensors["encoder.conv_in.weight"].shape[0], count(r"encoder\.down\.0\.block\.(\d+)\.")
+        widths = [tensors[f"encoder.down.{level}.block.0.conv1.weight"].shape[0] for level in levels]
+        return replace(
+            CHAMELEON,
+            code_dim=tensors["quantize.embedding.weight"].shape[1],
+            channels=base,
+            multipliers=tuple(width // base for width in widths),
+            encoder_blocks=blocks,
+            decoder_blocks=blocks + 1,
+            z_channels=tensors["encoder.conv_out.weight"].shape[0],
+        )
+    except (KeyError, ValueError):
+        return CHAMELEON
+
+
+def _fill_codec(tensors: Mapping[str, Tensor], where: str | Path) -> VQModel:
+    config = vqgan_config(tensors)
     codec = unfilled(lambda: VQModel(config))
     training = Row("loss.{...}", None)  # the discriminator, where a training file was kept
     load_into(codec, tensors, [*_vq_table(len(config.multipliers)), training], where=where)
@@ -194,5 +225,9 @@ def _fill_codec(tensors: Mapping[str, Tensor], where: str | Path, config: VQConf
 
 
 def _far(left: Tensor, right: Tensor) -> bool:
-    """Whether two copies of a codebook differ by more than bfloat16 rounds."""
+    """Whether two copies of a codebook differ by more than bfloat16 rounds. Copies without values (on the meta device,
+    where only shapes are checked) never do.
+    """
+    if left.is_meta or right.is_meta:
+        return False
     return bool((left - right).abs().max() > 0.01 * right.abs().max())

@@ -32,7 +32,6 @@ from workers.models.families.chameleon import (
 )
 from workers.models.families.chameleon_files import FIRST_IMAGE_ID
 from workers.models.target import Target
-from workers.models.vq import VQConfig
 
 ROW_END = 8803
 NO_SIZE = 8804  # a size token is this plus the side in units of 32 px: 8828 says 768
@@ -80,7 +79,6 @@ def load_lumina(
     width: int = 768,
     height: int = 768,
     prompt_tokens: int = PROMPT_TOKENS,
-    vq_config: VQConfig | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Target:
@@ -93,7 +91,7 @@ def load_lumina(
     return load_target(
         name, transformer, vq, tokenizer, wording=wording(width, height), rows=height // CODE, cols=width // CODE,
         row_end=ROW_END, named={**NAMED, "<reserved08799>": ROW_END}, prompt_tokens=prompt_tokens,
-        vq_config=vq_config, dtype=dtype, device=device,
+        dtype=dtype, device=device,
     )  # fmt: skip
 
 
