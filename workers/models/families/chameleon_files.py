@@ -93,6 +93,7 @@ class ChameleonCheckpoint:
         """
         self.path = Path(path)
         self.tensors = load_tensors(path)
+        self._shapes: dict[str, torch.Size] = {}
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
                 raise WeightsError(
@@ -165,7 +166,9 @@ class ChameleonCheckpoint:
     def _shape(self, name: str) -> torch.Size:
         if name not in self.tensors:
             raise WeightsError(f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint")
-        return self.tensors[name].shape
+        if name not in self._shapes:  # large tensors are read from the disk each time
+            self._shapes[name] = self.tensors[name].shape
+        return self._shapes[name]
 
     def _refuse_other_norms(self) -> None:
         folder = self.path if self.path.is_dir() else self.path.parent
