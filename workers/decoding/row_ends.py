@@ -6,6 +6,9 @@ seen by all later tokens, and the law of the next row's first token is read off 
 nor drawn nor tried, it meets no neighbourhood, and it counts nowhere: an image of rows x cols has rows * cols tokens,
 and accepted lengths count these alone, for vanilla (1) as for every other method.
 
+Drafters see the image's tokens alone, at the places that these have in the whole sequence; the target's feature before
+a row's first token is that of the row's end.
+
 The target's cache holds: prompt | one column for each row's end | image tokens | a round's drafts. A chain has at most
 one token in a cell, so that its row ends stand in their final columns at once. In a tree, any slot may end a row: each
 gets a companion in the columns behind the tree, and those along the accepted path are moved into place.
