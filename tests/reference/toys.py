@@ -53,6 +53,8 @@ class ToyCodec(nn.Module):
 BASE = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=24, prompt_len=5, rows=4, cols=4, prompt_rope="identity"
 )
+#: The same with a fixed token after every row, as in Lumina-mGPT.
+ROW_ENDS = replace(BASE, rope="line", row_ends=True)
 
 
 def toy_target(
@@ -66,7 +68,10 @@ def toy_target(
         transformer.head.weight.data.mul_(temper)
         codebook = torch.nn.functional.normalize(torch.randn(config.vocab_size, 4), dim=1)
         conditioner = ToyConditioner(config.prompt_len, config.dim)
-        target = Target("toy", transformer, conditioner, ToyCodec(codebook), sampling or Sampling(cfg=2.0))
+        row_end = torch.randn(config.dim) if config.row_ends else None
+        target = Target(
+            "toy", transformer, conditioner, ToyCodec(codebook), sampling or Sampling(cfg=2.0), row_end=row_end
+        )
     return target.eval().requires_grad_(False)
 
 

@@ -15,6 +15,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.draft import Drafting
 from workers.decoding.methods import build_drafting, build_tables, resolve
+from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import guide, to_law
 from workers.decoding.state import Batch, Job
 from workers.decoding.statistics import ImageStatistics, Ledger, Stopwatch
@@ -74,6 +75,7 @@ class Engine:
             self.device,
         )
         self.image_len = target.grid.tokens
+        self.row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
         self.stopwatch = Stopwatch(self.device)
 
     @torch.inference_mode()
@@ -94,7 +96,7 @@ class Engine:
             walk, tree = self.step(batch)
             ledger.record(walk.emitted, tree)
             emitted = self.read_back(batch, walk, tree)
-            batch.furthest = max(emitted)
+            batch.hear(emitted)
             done = [index for index, count in enumerate(emitted) if count >= self.image_len]
             if done:
                 tokens = batch.tokens.cpu()
@@ -133,17 +135,24 @@ class Engine:
     def verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
         """The target's features [R, N+1, D] and logits [R, N+1, V] at the root and every drafted node, in one pass."""
         shape, slots = tree.shape, tree.shape.nodes + 1
-        tokens = batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1))
-        columns = positions = batch.columns[:, :slots]
+        x = self.target.embed(batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1)))
+        columns, positions = batch.columns[:, :slots], batch.positions[:, :slots]
+        if not shape.chain:
+            positions = positions[:, :1] + batch.shared(shape.offsets)
+        crossing = self.row_ends.crossing(batch, shape) if self.row_ends else None
+        if crossing:
+            x, columns, positions = crossing.extend(x, columns, positions)
         if shape.chain:
             mask = batch.sight.chain(columns)
         else:
-            positions = columns[:, :1] + batch.shared(shape.offsets)
-            mask = batch.sight.tree(columns, batch.shared(shape.barrier))
-        span = self.target.prompt_len + batch.furthest + slots - 1
+            mask = batch.sight.tree(columns, crossing.barrier() if crossing else batch.shared(shape.barrier))
+            slots = columns.shape[1]
+        span = batch.first + batch.furthest + slots - 1
         features = self.target.transformer(
-            self.target.embed(tokens), positions, mask=mask[..., :span], cache=batch.cache, columns=columns, span=span
+            x, positions, mask=mask[..., :span], cache=batch.cache, columns=columns, span=span
         )
+        if crossing:
+            features = crossing.after(features)
         return features, self.target.head(features)
 
     def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
@@ -153,18 +162,23 @@ class Engine:
             features = features[:, :walked]
         else:
             path = batch.per_row(walk.path)
-            batch.cache.move(batch.columns.gather(1, path), batch.columns[:, :walked])
+            source, place = batch.columns.gather(1, path), batch.columns[:, :walked]
+            if crossing := self.row_ends.crossing(batch, tree.shape) if self.row_ends else None:
+                source, place = crossing.settle(path, source, place)
+            batch.cache.move(source, place)
             features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
         self.drafting.commit(batch, tree, walk, logits, features)
         batch.commit(walk.tokens, walk.emitted, walk.last)
 
     def open_batch(self, size: int) -> Batch:
         """An empty batch with room for every column that decoding can ever touch."""
-        prompt_len = self.target.prompt_len
+        prompt_len, ends = self.target.prompt_len, self.row_ends
         guided = self.sampling.cfg != 1.0
         # a round takes up as many columns as its tree has slots, or as its path is wide where the host cannot know it
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
-        columns = prompt_len + self.image_len + reach
+        if ends:
+            reach *= 2  # in a tree, any slot may be followed by the end of its row
+        columns = prompt_len + (ends.rows if ends else 0) + self.image_len + reach
         cache = self.target.transformer.new_cache((2 if guided else 1) * size, columns)
         batch = Batch(
             size,
@@ -175,6 +189,7 @@ class Engine:
             cache=cache,
             device=self.device,
             dtype=cache.storage.dtype,
+            row_ends=ends,
         )
         self.drafting.prepare(batch)
         return batch
@@ -215,4 +230,4 @@ class Engine:
             batch.keep(where)
             self.drafting.keep(where)
             ledger.keep(stay)
-        batch.furthest = max(batch.emitted.tolist(), default=1)
+        batch.hear(batch.emitted.tolist())

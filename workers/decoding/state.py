@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from workers.decoding.rng import Numbers
+from workers.decoding.row_ends import RowEnds
 from workers.decoding.tree import barrier
 from workers.models.cache import KVCache
 
@@ -30,11 +32,13 @@ class Batch:
     and values are not cached yet. The cache of row b holds prompt_len + emitted[b] - 1 positions.
 
     A round's first numbers, the same for all that take part in it: places [B, reach]: indices of the image tokens from
-    the next one on; columns [R, reach]: the cache's columns from the root's on, which are also their positions.
+    the next one on; columns [R, reach]: the cache's columns from the root's on; positions [R, reach]: their entries in
+    the rotation table, the same numbers unless `row_ends` have columns between prompt and image.
     """
 
     places: Tensor
     columns: Tensor
+    positions: Tensor
 
     def __init__(
         self,
@@ -47,14 +51,18 @@ class Batch:
         cache: KVCache,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        row_ends: RowEnds | None = None,
     ) -> None:
         self.size, self.guided, self.prompt_len, self.image_len, self.cache = size, guided, prompt_len, image_len, cache
         self.streams = 2 if guided else 1
         self.numbers = Numbers(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
-        self.furthest = 1  # the largest of `emitted`, as the host knows it between rounds
-        self.sight = Sight(self.streams * size, cache.columns, dtype=dtype, device=device)
+        self.row_ends = row_ends
+        self.first = prompt_len + (row_ends.rows if row_ends else 0)  # column of the image's first token
+        self.hear([1])
+        order = row_ends.order(cache.columns, device) if row_ends else None
+        self.sight = Sight(self.streams * size, cache.columns, dtype=dtype, device=device, order=order)
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._ahead = torch.arange(reach, device=device)
         self._look_ahead()
@@ -85,6 +93,14 @@ class Batch:
     def missing(self) -> Tensor:
         """[B] tokens still to draw."""
         return self.image_len - self.emitted
+
+    def hear(self, emitted: Sequence[int]) -> None:
+        """What the host knows between rounds: `furthest`, the largest of `emitted`, and `to_row_end`, the fewest cells
+        that lie between a root and the end of its row.
+        """
+        self.furthest = max(emitted, default=1)
+        if self.row_ends:
+            self.to_row_end = min((self.row_ends.until(count - 1) for count in emitted), default=0)
 
     def admit(self, captions: Tensor, keys: Tensor, first: Tensor, valid: Tensor) -> None:
         """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""
@@ -117,7 +133,8 @@ class Batch:
 
     def _look_ahead(self) -> None:
         self.places = self.emitted[:, None] + self._ahead
-        self.columns = self.per_row(self.places) + (self.prompt_len - 1)
+        self.columns = self.per_row(self.places) + (self.first - 1)
+        self.positions = self.columns - self.row_ends.rows if self.row_ends else self.columns
 
 
 class Sight:
@@ -127,8 +144,11 @@ class Sight:
     tokens fill the columns up to the next root, and no query looks past itself.
     """
 
-    def __init__(self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        order = torch.arange(columns, device=device)
+    def __init__(
+        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device, order: Tensor | None = None
+    ) -> None:
+        """order [columns]: where each column stands in the sequence (None: as they are numbered)."""
+        order = torch.arange(columns, device=device) if order is None else order
         self.upto = barrier(order[:, None] >= order).to(dtype)  # [columns, columns]
         self.padding = torch.zeros(rows, columns, dtype=dtype, device=device)
 

@@ -162,7 +162,7 @@ class CachedDrafter(Drafter):
             last = (self.per_row(counts) - 1)[:, None, None]
             outputs = outputs.gather(1, last.expand(-1, 1, outputs.shape[2]))
         # the nodes to come stand in the columns after the last token's, level by level in the positions after its
-        root = batch.columns[:, :1]
+        root = batch.positions[:, :1]
         start = root + (self.base + 1 - self.target.prompt_len)
         self.outputs, self.mask = outputs, self.sight.chain(start - 1)[:, 0]
         self.columns, self.positions = start + self.order[: self.expanded], root + 1

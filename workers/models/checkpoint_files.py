@@ -1,7 +1,7 @@
 """Weight files on disk: opened lazily, never unpickled, and diagnosed in words when they cannot be read.
 
 Read are one `.safetensors` file, a folder of shards with its `*.index.json`, and what `torch.save` wrote (`.pt`,
-`.pth`, `.bin`), the last through `torch.load(weights_only=True)` only.
+`.pth`, `.bin`, `.ckpt`), the last through `torch.load(weights_only=True)` only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-PICKLED = (".pt", ".pth", ".bin")
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("model", "module", "state_dict")  # plain training, DeepSpeed, Lightning; FSDP files are the dict itself
 
 

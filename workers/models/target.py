@@ -59,7 +59,13 @@ class Codec(Protocol):
 
 
 class Target(nn.Module):
-    """A visual AR model, ready to decode. `name` identifies it in results; `sampling` are its own defaults."""
+    """A visual AR model, ready to decode. `name` identifies it in results; `sampling` are its own defaults.
+
+    row_end [D]: the embedding of the fixed token that follows every row of the image, where the family has one (see
+    `workers.decoding.row_ends`); it is no token of the image.
+    """
+
+    row_end: Tensor | None
 
     def __init__(
         self,
@@ -68,16 +74,21 @@ class Target(nn.Module):
         conditioner: nn.Module,
         codec: nn.Module | None,
         sampling: Sampling,
+        *,
+        row_end: Tensor | None = None,
     ) -> None:
         super().__init__()
         if transformer.embed is None or transformer.head is None:
             raise ValueError(f"target {name}: the transformer needs a token embedding and a head (vocab_size > 0)")
+        if transformer.config.row_ends != (row_end is not None):
+            raise ValueError(f"target {name}: rows end in a token exactly where the transformer's config says row_ends")
         self.name = name
         self.transformer = transformer
         self.embed, self.head = transformer.embed, transformer.head
         self.conditioner = conditioner
         self.codec = codec
         self.sampling = sampling
+        self.register_buffer("row_end", row_end)
         self.grid = Grid(transformer.config.rows, transformer.config.cols)
 
     @property

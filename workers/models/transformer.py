@@ -27,7 +27,8 @@ class TransformerConfig:
     cell (LlamaGen); "line" turns all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
     pairs: checkpoints in the half-split convention are permuted when they are loaded. `prompt_rope` says how prompt
     positions are rotated under "grid": LlamaGen's are multiplied by zero, so that every image token attends to all of
-    them alike; "identity" leaves them as they are. `input_norm` and `final_norm` are off in an EAGLE layer.
+    them alike; "identity" leaves them as they are. `row_ends` says that a fixed token follows every row of the image
+    (Lumina): it takes a position of its own. `input_norm` and `final_norm` are off in an EAGLE layer.
     """
 
     dim: int
@@ -45,6 +46,7 @@ class TransformerConfig:
     rows: int = 16
     cols: int = 16
     qk_norm: bool = False
+    row_ends: bool = False
     input_norm: bool = True
     final_norm: bool = True
 
@@ -56,6 +58,8 @@ class TransformerConfig:
             raise ValueError(f"head_dim {self.channels} must be divisible by {unit} for rope {self.rope!r}")
         if self.n_heads % self.kv_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.kv_heads}")
+        if self.row_ends and self.rope != "line":
+            raise ValueError(f"row_ends need rope 'line', got {self.rope!r}: in a grid they have no cell of their own")
 
     @property
     def channels(self) -> int:
@@ -71,7 +75,9 @@ class TransformerConfig:
 
     @property
     def positions(self) -> int:
-        """Length of the rotation table: prompt, image, and room for drafts past the image's end."""
+        """Length of the rotation table: prompt, image, and room for drafts past the image's end. Behind it stand the
+        ends of rows, where there are any, in their order.
+        """
         return self.prompt_len + self.image_len + SPARE_POSITIONS
 
 
@@ -80,7 +86,7 @@ def rotation_table(config: TransformerConfig) -> Tensor:
     half = config.channels // 2
     if config.rope == "line":
         frequencies = config.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.outer(torch.arange(config.positions, dtype=torch.float64), frequencies)
+        angles = torch.outer(_line(config).double(), frequencies)
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     frequencies = config.rope_base ** -(torch.arange(0, half, 2, dtype=torch.float64) / half)
     cells = torch.arange(config.image_len + SPARE_POSITIONS)
@@ -89,6 +95,16 @@ def rotation_table(config: TransformerConfig) -> Tensor:
     image = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     prompt = torch.full((config.prompt_len, half), 0.0 if config.prompt_rope == "zero" else 1.0, dtype=torch.complex64)
     return torch.cat([prompt, image])
+
+
+def _line(config: TransformerConfig) -> Tensor:
+    """Where each entry of the rotation table stands in the sequence (int64)."""
+    places = torch.arange(config.positions)
+    if not config.row_ends:
+        return places
+    cells = (places - config.prompt_len).clamp(min=0)
+    ends = torch.arange(1, config.rows + 1) * (config.cols + 1) - 1
+    return torch.cat([places + cells // config.cols, config.prompt_len + ends])
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
@@ -178,7 +194,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
-        self.last_position = config.positions - 1
+        self.last_position = self.rotations.shape[0] - 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and casts as for any module, except that the rotation table stays complex fp32."""

@@ -136,7 +136,7 @@ def load_into(
     """
     slots = module.state_dict(keep_vars=True)
     fills, unknown = _plan(tensors, table)
-    missing = [name for name in slots if name not in fills]
+    missing = [_named(name, table) for name in slots if name not in fills]
     missing += [w for fill in fills.values() for name, w in zip(fill.names, fill.wanted, strict=True) if name is None]
     extra = unknown + [name for target, fill in fills.items() if target not in slots for name in fill.present]
     if missing or extra:
@@ -193,6 +193,15 @@ def _plan(tensors: Mapping[str, Tensor], table: Sequence[Row]) -> tuple[dict[str
         else:  # the place is taken: two tensors claim the same parameter
             unknown.append(name)
     return fills, unknown
+
+
+def _named(target: str, table: Sequence[Row]) -> str:
+    """A name of the module's, with the checkpoint's own in brackets where that differs."""
+    for row in table:
+        if row.target is not None and (match := _pattern(row.target).fullmatch(target)):
+            sources = " + ".join(_fit(source, match) for source in row.sources)
+            return target if sources == target else f"{target} ({sources})"
+    return target
 
 
 def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor]) -> str:

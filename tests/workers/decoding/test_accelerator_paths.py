@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from toys import BASE, toy_drafter, toy_target
+from toys import BASE, ROW_ENDS, toy_drafter, toy_target
 
 from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative
 from search_spaces.presets import CATALOGUE
@@ -31,6 +31,7 @@ from workers.decoding.state import Batch, Job
 from workers.decoding.statistics import Ledger
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Prompt
+from workers.models.transformer import TransformerConfig
 
 META = torch.device("meta")
 JOBS = [Job(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop"])]
@@ -61,9 +62,9 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
 }
 
 
-def decoded(config: DecodingConfig) -> list[list[list[int]]]:
+def decoded(config: DecodingConfig, sizes: TransformerConfig) -> list[list[list[int]]]:
     """Tokens, and what every round emitted and drafted, of five captions, three at a time."""
-    target = toy_target()
+    target = toy_target(config=sizes)
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=3)
     results = sorted(engine.run(JOBS), key=lambda result: result.job.caption_id)
     kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]
@@ -87,15 +88,16 @@ def as_if_read(self: AdjacencyTree, batch: Batch) -> Bounds:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sizes", [BASE, ROW_ENDS], ids=["", "row ends"])
 def test_without_the_cpus_shortcuts_all_is_the_same(
-    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
-    with_shortcuts = decoded(config)
+    with_shortcuts = decoded(config, sizes)
     monkeypatch.setattr(walk, "settled", lambda pending: False)
     monkeypatch.setattr(walk, "furthest", lambda depth, bound: bound)
     monkeypatch.setattr(AdjacencyTree, "bounds", widest)
-    assert decoded(config) == with_shortcuts
+    assert decoded(config, sizes) == with_shortcuts
 
 
 class Shapeless(nn.Module):
@@ -132,9 +134,9 @@ def anybody(codebook: Tensor, proximity: str, k: int) -> Tensor:
     return torch.zeros(len(codebook), k, dtype=torch.int64, device=META)
 
 
-def on_meta(config: DecodingConfig, dtype: torch.dtype) -> tuple[Engine, Batch]:
+def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig) -> tuple[Engine, Batch]:
     """An engine without values, and its batch after the prefill. 1,024 codes, so that every preset fits as it is."""
-    sizes = replace(BASE, vocab_size=1024)
+    sizes = replace(base, vocab_size=1024)
     target = toy_target(config=sizes).to(META, dtype)
     target.conditioner = Shapeless(sizes.prompt_len, sizes.dim, dtype)
     drafter = toy_drafter(config.drafter.kind, target)
@@ -152,6 +154,7 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype) -> tuple[Engine, Batch]:
 ROUNDS: dict[str, tuple[DecodingConfig, torch.dtype]] = {
     **{f"{name}, bf16": (preset.config, torch.bfloat16) for name, preset in CATALOGUE.items()},
     **{f"{name}, fp32": (DecodingConfig(*family), torch.float32) for name, family in FAMILIES.items()},
+    **{f"{name}, row ends": (DecodingConfig(*family), torch.bfloat16) for name, family in FAMILIES.items()},
 }
 
 
@@ -165,10 +168,11 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
     monkeypatch.setattr(methods, "neighbour_table", anybody)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     config, dtype = ROUNDS[name]
-    engine, batch = on_meta(replace(config, sampling=sampling), dtype)
+    base = ROW_ENDS if "row ends" in name else BASE
+    engine, batch = on_meta(replace(config, sampling=sampling), dtype, base)
     with torch.inference_mode(), AllOnMeta():
         for furthest in (1, 4):
-            batch.furthest = furthest
+            batch.hear([furthest])  # in the fourth cell of four, rows end
             decided, tree = engine.step(batch)
             assert {decided.tokens.device, tree.tokens.device, batch.emitted.device} == {META}
 

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from watched import Replay, draw
 
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,
@@ -332,6 +333,67 @@ def test_logits_are_the_formulas(tmp_path: Path, kind: str) -> None:
             expected = plain_logits(state, x[row], prompt.valid[row], target.prompt_len)
             torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-3)
             assert expected.std() > 0.2
+
+
+class GridRotary(nn.Module):
+    """transformers' rotary embedding with LlamaGen's angles: both halves of a head's channels, zero at the prompt."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        half = DIM // HEADS // 2
+        frequencies = [10000.0 ** (-2 * index / half) for index in range(half // 2)]
+        cos, sin = torch.zeros(2, *x.shape[:2], 2 * half)
+        for place in range(1, x.shape[1]):
+            row, col = divmod(place - 1, SIDE)
+            angles = torch.tensor([along * f for along in (row, col) for f in frequencies] * 2)
+            cos[:, place], sin[:, place] = angles.cos(), angles.sin()
+        return cos, sin
+
+
+def test_the_converted_layout_is_transformers_llama(tmp_path: Path) -> None:
+    """LlamaForCausalLM reads the converted file by its own names; only its rotations, which turn halves, are replaced
+    (so that queries' and keys' rows are put in that order first).
+    """
+    channels = DIM // HEADS
+    config = LlamaConfig(
+        vocab_size=CODES, hidden_size=DIM, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+    )  # fmt: skip
+    llama = LlamaForCausalLM(config)
+    state = {name: value for name, value in converted(official("c2i")).items() if "cls_embedding" not in name}
+    for name in [name for name in state if "q_proj" in name or "k_proj" in name]:
+        state[name] = state[name].view(HEADS, channels // 2, 2, DIM).transpose(1, 2).reshape(DIM, DIM)
+    llama.load_state_dict(state)
+    llama.model.rotary_emb = GridRotary()
+    target = load(tmp_path, "c2i", hf=True)
+    prompt = target.encode(["3", "12"], guided=False)
+    tokens = torch.randint(CODES, (2, SIDE * SIDE), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        x = torch.cat([prompt.embeds, target.embed(tokens)], dim=1)
+        expected = llama(inputs_embeds=x).logits
+        logits = target.head(target.transformer(x, torch.arange(x.shape[1])))
+    assert expected.std() > 0.2
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_tree_passes_under_guidance_are_the_formulas(tmp_path: Path) -> None:
+    """Every slot of a round's tree: uncond + 4 (cond - uncond) of plain computations over that slot's own path."""
+    state, target = official("c2i"), load(tmp_path, "c2i")
+    sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 4.0}
+    plain, _ = draw(target, {"sampling": sampling}, None, ["7"])
+    tree = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}
+    replay = Replay({"7": plain["7"].tokens}, CODES, errors=4)
+    results, engine = draw(target, {"drafter": "medusa", "tree": tree, "sampling": sampling}, replay, ["7"])
+    assert torch.equal(results["7"].tokens, plain["7"].tokens)
+    classes = state["cls_embedding.embedding_table.weight"]
+    paths = engine.paths()
+    assert len(paths) > 10
+    for path, logits in paths:
+        tokens = state["tok_embeddings.weight"][torch.tensor(path)]
+        conditional, unconditional = (
+            plain_logits(state, torch.cat([classes[label][None], tokens]), torch.tensor([True]), 1)[-1]
+            for label in (7, 1000)
+        )
+        torch.testing.assert_close(logits, unconditional + 4 * (conditional - unconditional), atol=3e-4, rtol=1e-3)
 
 
 def test_prompt_rotation_is_zero_and_that_matters(tmp_path: Path) -> None:
