@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
+    OWN,
     Additive,
     Credit,
     Multiplicative,
@@ -126,7 +127,7 @@ def neighbour_key(rule: AcceptanceRule) -> tuple[Proximity, int] | None:
     return rule.neighbourhood.table
 
 
-NEIGHBOURHOODS = by_kind(NoNeighbourhood, Additive, Multiplicative, Grouped)
+NEIGHBOURHOODS = by_kind(*OWN, Grouped)
 
 EXACT = AcceptanceRule()
 

@@ -218,6 +218,10 @@ class Multiplicative(CodebookNeighbourhood):
         return moved < (self.lam - 1) * own
 
 
+#: The neighbourhoods of this file, in the order in which they are offered; the first is what stands if none is named.
+OWN: tuple[type[Neighbourhood], ...] = (NoNeighbourhood, Additive, Multiplicative)
+
+
 def entry(law: Tensor, x: Tensor) -> Tensor:
     """law[b, x[b]] for each row b: [B]."""
     return law.gather(1, x[:, None])[:, 0]

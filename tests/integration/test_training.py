@@ -17,7 +17,7 @@ from orchestrator.training import Place, Tracking, drafter_job, train_drafter
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 
 pytestmark = pytest.mark.slow
-STEPS, SAVED = 400, 20
+STEPS, SAVED = 240, 20
 PATIENCE = 110.0  # seconds, of a busy machine
 
 

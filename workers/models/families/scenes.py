@@ -14,7 +14,7 @@ from pathlib import Path
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.drafters.base import Drafter
-from workers.drafters.files import build_eagle, build_medusa, load_drafter
+from workers.drafters.files import LOADERS, build_eagle, build_medusa, load_drafter
 from workers.models.families.conditioners import SceneConditioner
 from workers.models.pieces import build_ar_model, read_piece, read_with_config
 from workers.models.target import Target
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
-DRAFTERS = ("eagle", "medusa", "independent")
+DRAFTERS = tuple(LOADERS)
 FILES = tuple(f"{piece}.safetensors" for piece in ("tokenizer", "target", *DRAFTERS))
 
 #: Where vanilla decoding of the built-in model is at its own best (`python -m benchmarks.sampling` measures it).
