@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.study import Direction
     from workers.data.captions import Caption
     from workers.headers import Headers
+    from workers.models.manifest import Entry
 
 
 @contextmanager
@@ -53,11 +54,39 @@ def metric_names(sweep: SweepConfig) -> list[tuple[str, str]]:
     ]
 
 
-def headers_of(sweep: SweepConfig) -> Headers:
-    """What the weight files say of the model."""
-    from workers.headers import read_headers
-    from workers.loading import weights_folder
+def entry_of(sweep: SweepConfig) -> Entry | None:
+    """The entry of models.yaml that a sweep names; None if it names a folder of weights.
 
+    Raises:
+        ValueError: the sweep says no file; the file has no such entry, or a mistake.
+    """
+    from workers.models.manifest import read_entry
+
+    models = sweep.models
+    if models.name is None:
+        return None
+    if models.file is None:
+        raise ValueError(
+            f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where it is: --models models.yaml"
+        )
+    with told("models.name"):
+        return read_entry(models.file, models.name)
+
+
+def headers_of(sweep: SweepConfig) -> Headers:
+    """What the weight files say of the model: its own, or those of its entry, held against the architecture.
+
+    Raises:
+        ValueError: a file is missing, truncated or of another family; sizes do not fit.
+    """
+    from workers.headers import headers_of_models, read_headers
+    from workers.loading import weights_folder
+    from workers.models.manifest import sketch_entry
+
+    entry = entry_of(sweep)
+    if entry is not None:
+        with told("models.name"):
+            return headers_of_models(sketch_entry(entry), entry.folder)
     with told("models.weights"):
         return read_headers(weights_folder(sweep.models.weights))
 
@@ -235,7 +264,13 @@ def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tu
     from workers.loading import weights_folder
     from workers.metrics.instruments import Instruments
 
-    texts = [caption.text for caption in captions]
-    folder, cpu = weights_folder(sweep.models.weights), torch.device("cpu")
-    found = Instruments.load(folder, image_size=model.image_size, captions=texts, device=cpu)
+    texts, entry = [caption.text for caption in captions], entry_of(sweep)
+    folder = weights_folder(sweep.models.weights) if entry is None else entry.folder
+    found = Instruments.load(
+        folder,
+        image_size=model.image_size,
+        captions=texts,
+        device=torch.device("cpu"),
+        weights=entry.metrics if entry else None,
+    )
     return {f"score.{name}" for name in found.scores}, dict(found.absent)

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from search_spaces.trial import Sampling
 from workers.metrics.features import FeatureConfig, identity_of
+from workers.loading import image_size
 from workers.metrics.instruments import features_file
+from workers.models.bundle import Models
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import DRAFTERS, SAMPLING
 from workers.models.transformer import TransformerConfig
@@ -23,8 +25,9 @@ T = TypeVar("T")
 class Headers:
     """A model by its headers.
 
-    image_size: pixels along the longer side. drafters: kinds that there is a file for. features_size: pixels that the
-    feature net takes; features: the net's identity, and `width` the length of its features.
+    image_size: pixels along the longer side. drafters: kinds that there is a file for. read: what makes of captions what
+    the target sees; ValueError for one that it cannot read. features_size: pixels that the feature net takes; features:
+    the net's identity, and `width` the length of its features.
     """
 
     vocab: int
@@ -34,7 +37,7 @@ class Headers:
     sampling: Sampling
     drafters: tuple[str, ...]
     medusa_heads: int | None
-    conditioner: CodedConditioner
+    read: Callable[[Sequence[str]], object]
     features: str
     features_size: int
     width: int
@@ -47,7 +50,7 @@ class Headers:
         """The first caption that the target cannot read, by its place, and why; None if it reads all."""
         for place, text in enumerate(texts):
             try:
-                self.conditioner.codes([text])
+                self.read([text])
             except ValueError as error:
                 return place, str(error)
         return None
@@ -79,7 +82,31 @@ def read_headers(folder: Path) -> Headers:
         sampling=sampling,
         drafters=tuple(configs),
         medusa_heads=configs.get("medusa", {}).get("heads"),
-        conditioner=conditioner,
+        read=conditioner.codes,
+        features=identity_of(net),
+        features_size=features.image_size,
+        width=features.dim,
+    )
+
+
+def headers_of_models(models: Models, folder: Path) -> Headers:
+    """The same of models that have shapes and no numbers (`sketch_entry`); `folder` is where their own feature net
+    would lie.
+
+    Raises:
+        WeightsError: the feature net is damaged.
+    """
+    target, net = models.target, features_file(folder)
+    features, medusa = FeatureConfig.from_mapping(read_config(net)), models.drafters.get("medusa")
+    return Headers(
+        vocab=target.vocab_size,
+        rows=target.grid.rows,
+        cols=target.grid.cols,
+        image_size=image_size(target),
+        sampling=target.sampling,
+        drafters=tuple(models.drafters),
+        medusa_heads=medusa.max_levels if medusa else None,
+        read=lambda texts: target.encode(texts, guided=False),
         features=identity_of(net),
         features_size=features.image_size,
         width=features.dim,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.commands import launch_options as o
+from orchestrator.entries import split_entry
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ EPILOG = """\b
 Examples:
   specfrontier launch quickstart
   specfrontier launch my_sweep.yaml --address auto --out s3://bucket/sweeps --resume
+  specfrontier launch joint --models models.yaml#llamagen-xl
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
 """
@@ -42,6 +44,7 @@ def launch(
     seed: o.Seed = None,
     sets: o.Sets = None,
     weights: o.Weights = None,
+    models: o.ModelsFile = None,
     address: o.Address = None,
     workers: o.Workers = None,
     cpus_per_worker: o.CpusPerWorker = 1.0,
@@ -57,10 +60,13 @@ def launch(
 
     The sweep's folder holds everything; interrupted or killed, it goes on with --resume where it was.
     """
+    file, entry = split_entry(models)
     changes = {
         "name": name,
         "seed": seed,
         "models.weights": weights,
+        "models.file": file,
+        "models.name": entry,
         "budget.trials": trials,
         "budget.images": images,
         "budget.hours": hours,
@@ -155,6 +161,7 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
         [
             f"{config.name}: {config.about}".rstrip(": "),
             f"  store       {storage.shown}",
+            f"  models      {models_in_words(config)}",
             f"  search      {config.search.sampler}, {config.search.parallel} trials in flight, "
             f"{config.budget.trials} trials" + (f", a space of {size} points" if size else ""),
             f"  first       {', '.join(entry.label for entry in config.enqueue) or 'vanilla'}",
@@ -163,6 +170,12 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
             f"  objectives  {', '.join(goals)}",
         ]
     )
+
+
+def models_in_words(config: SweepConfig) -> str:
+    """Which models a sweep loads."""
+    models = config.models
+    return models.weights if models.name is None else f"{models.name} of {models.file}"
 
 
 def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, as_json: bool) -> None:

@@ -24,6 +24,14 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the sweep, e.g. captions.count=512.")
 ]
 Weights = Annotated[str | None, typer.Option(metavar="DIR", help="Models to sweep. Default: the space's.")]
+ModelsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="FILE[#ENTRY]",
+        help="A models.yaml, which says where checkpoints lie; and its entry, unless the space names one.",
+    ),
+]
 Address = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT. Default: this machine alone.")
 ]

@@ -45,12 +45,23 @@ class Instruments:
     absent: Mapping[str, str]
 
     @classmethod
-    def load(cls, folder: Path, *, image_size: int, captions: Sequence[str], device: torch.device) -> Instruments:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        image_size: int,
+        captions: Sequence[str],
+        device: torch.device,
+        weights: Mapping[str, str] | None = None,
+    ) -> Instruments:
         """The nets of a model's folder (its own, or the built-in ones) for images of a size and captions.
 
         Raises:
             WeightsError: a weight file is damaged.
+            ValueError: `weights` of a net that no metric reads.
         """
+        if weights:
+            raise ValueError(f"metrics: no metric here reads weights of {', '.join(weights)}; remove the keys")
         absent: dict[str, str] = {}
         net: SceneFeatures | None = features_for(folder).to(device)
         assert net is not None

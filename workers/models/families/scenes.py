@@ -7,19 +7,22 @@ procedural scenes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import torch
 from torch import nn
 
+from search_spaces.settings import Setting
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.drafters.base import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
+from workers.models.families.catalogue import Family
 from workers.models.families.conditioners import SceneConditioner, build_conditioner
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
@@ -71,8 +74,8 @@ class ScenesModels:
         return [caption(row) for row in sample_attributes(seed, range(count)).tolist()]
 
 
-def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
-    """Target, codec and the drafters of a folder, in fp32 on the CPU, ready to decode.
+def load_scenes(folder: Path = BUILTIN, drafters: Sequence[str] = DRAFTERS) -> ScenesModels:
+    """Target, codec and those of the drafters that a folder holds, in fp32 on the CPU, ready to decode.
 
     Raises:
         WeightsError: the tokenizer or the target is missing; a file is damaged or of another kind; sizes do not fit.
@@ -90,9 +93,9 @@ def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
     sampling = Sampling(**config["sampling"]) if "sampling" in config else SAMPLING
     target = Target(config.get("name", folder.name), body, conditioner, codec, sampling)
     target.eval().requires_grad_(False)
-    present = [kind for kind in DRAFTERS if (folder / f"{kind}.safetensors").exists()]
-    drafters = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
-    return ScenesModels(target, drafters, folder)
+    present = [kind for kind in drafters if (folder / f"{kind}.safetensors").exists()]
+    loaded = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
+    return ScenesModels(target, loaded, folder)
 
 
 def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
@@ -151,3 +154,31 @@ def _ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
         raise TypeError("no vocabulary")
     conditioner = build_conditioner(config["conditioner"], body.dim)
     return nn.ModuleDict({"transformer": Transformer(body), "conditioner": conditioner})
+
+
+@dataclass(frozen=True, slots=True)
+class ScenesFolder(Setting):
+    """The built-in model, or one that `specfrontier train` made."""
+
+    folder: Annotated[str, "folder of its weight files"]
+
+
+def load_entry(entry: ScenesFolder, device: torch.device, dtype: torch.dtype) -> Target:
+    """The target of an entry. The codec stays in fp32 whatever `dtype` says.
+
+    Raises:
+        WeightsError: see `load_scenes`.
+    """
+    target = load_scenes(Path(entry.folder), drafters=()).target
+    for part in (target.transformer, target.conditioner):
+        part.to(dtype)
+    return target.to(device)
+
+
+def own_drafters(entry: ScenesFolder) -> dict[str, str]:
+    """The drafters that lie in the folder."""
+    files = {kind: Path(entry.folder) / f"{kind}.safetensors" for kind in DRAFTERS}
+    return {kind: str(path) for kind, path in files.items() if path.exists()}
+
+
+FAMILY = Family(name="scenes", entry=ScenesFolder, load=load_entry, beside=own_drafters)
