@@ -21,8 +21,8 @@ def load_models(weights: str | None, device: str | None, models: str | None = No
     (None: a GPU if torch can use one).
 
     Raises:
-        CommandError: no such folder, file, entry or device, or both are given (2); a weight file missing, truncated or of
-            another family (1).
+        CommandError: no such folder, file, entry or device, or both are given (2); a weight file missing, truncated or
+            of another family (1).
     """
     where = pick_device(device)
     if models is not None:

@@ -67,7 +67,7 @@ def entry_of(sweep: SweepConfig) -> Entry | None:
         return None
     if models.file is None:
         raise ValueError(
-            f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where it is: --models models.yaml"
+            f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where: --models models.yaml"
         )
     with told("models.name"):
         return read_entry(models.file, models.name)

@@ -30,14 +30,13 @@ from workers.data.scenes import caption, sample_attributes
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import Ledger
-from workers.drafters.base import Drafter
 from workers.models.bundle import Models
 from workers.models.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops: of multiplications and additions of matrices. moved: bytes that kernels read and write. kernels: number."""
+    """flops: multiplications and additions of matrices. moved: bytes that kernels read and write. kernels: how many."""
 
     flops: int = 0
     moved: int = 0
@@ -54,9 +53,9 @@ class Work:
 class Footprint:
     """What a setting takes at a batch size, in bytes, and the work of its steps.
 
-    parameters: of target, codec, text encoder and drafters. cache: all that stays from round to round: keys and values of
-    target and drafter, masks, tables. activations: the most that prefill or a round hold beyond that. pictures: the most
-    that turning tokens into images holds. prefill, round: work for the whole batch; picture: for the images of one go.
+    parameters: of target, codec, text encoder and drafters. cache: all that stays from round to round: keys and values
+    of target and drafter, masks, tables. activations: the most that prefill or a round hold beyond that. pictures: the
+    most that turning tokens into images holds. prefill, round: work for the whole batch; picture: for one go's images.
     """
 
     parameters: int
@@ -126,7 +125,8 @@ class Meter(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        views = any(output.alias_info is not None for output in func._schema.returns)
+        made = [] if views else [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         fresh = [tensor for tensor in made if self._hold(tensor)]
         if fresh or func._schema.is_mutable:
             self._count(func, args, given, result, fresh)
@@ -193,6 +193,8 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
         engine.admit(state, ledger, list(range(batch)), jobs)
         prefilled = meter.work
         state.furthest = engine.image_len
+        engine.step(state)  # the first round fills tables that the next ones share
+        first_done = meter.work
         engine.step(state)
         round_done, peak = meter.work, meter.peak
     decoding = _pictures(target, pictures)
@@ -202,7 +204,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
         activations=peak - kept,
         pictures=decoding.peak,
         prefill=prefilled - before,
-        round=round_done - prefilled,
+        round=round_done - first_done,
         picture=decoding.work,
     )
 
@@ -247,7 +249,13 @@ def readable(target: Target) -> str:
 
 
 def largest_batch(measure: Callable[[int], int], room: int) -> int:
-    """The largest batch (0: none) that `measure` gives no more bytes than `room` for; it grows evenly with the batch."""
-    one, more = measure(1), measure(5)
-    each = max(1, (more - one) // 4)
-    return 0 if one > room else 1 + (room - one) // each
+    """About the largest batch (0: none) whose bytes, by `measure`, `room` holds; they grow evenly with the batch."""
+    one, found = measure(1), 5
+    if one > room:
+        return 0
+    for _ in range(2):  # the second time from nearer by
+        each = max(1, (measure(found) - one) // (found - 1))
+        found = 1 + (room - one) // each
+        if found <= 5:
+            break
+    return found

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from search_spaces.trial import Sampling
-from workers.metrics.features import FeatureConfig, identity_of
 from workers.loading import image_size
+from workers.metrics.features import FeatureConfig, identity_of
 from workers.metrics.instruments import features_file
 from workers.models.bundle import Models
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
@@ -25,9 +25,9 @@ T = TypeVar("T")
 class Headers:
     """A model by its headers.
 
-    image_size: pixels along the longer side. drafters: kinds that there is a file for. read: what makes of captions what
-    the target sees; ValueError for one that it cannot read. features_size: pixels that the feature net takes; features:
-    the net's identity, and `width` the length of its features.
+    image_size: pixels along the longer side. drafters: kinds that there is a file for. read: makes of captions what the
+    target sees; ValueError for one that it cannot read. features_size: pixels that the feature net takes; features: the
+    net's identity, and `width` the length of its features.
     """
 
     vocab: int

@@ -16,8 +16,8 @@ from workers.models.weights import WeightsError, content_hash
 from workers.specification import WorkerSpec
 
 __all__ = [
-    "AUTO", "BUILTIN_NAME", "Models", "device_name", "image_size", "load_models", "models_of", "pick_device", "versions",
-    "weights_folder",
+    "AUTO", "BUILTIN_NAME", "Models", "device_name", "image_size", "load_models", "models_of", "pick_device",
+    "versions", "weights_folder",
 ]  # fmt: skip
 
 BUILTIN_NAME, AUTO = "builtin", "auto"

@@ -13,11 +13,11 @@ from search_spaces.settings import unknown_key
 class WorkerSpec:
     """The start of a worker.
 
-    store: the sweep's folder or URI. weights: a folder, or "builtin". models: instead of weights, an entry of models.yaml
-    as plain data (`Entry.to_mapping`). metric_weights: files of nets that metrics need, by name. device: "auto", "cpu", "cuda" or "cuda:N".
-    threads: of torch. captions, reference: those sections of the sweep (no reference: None). seed: of all images.
-    metrics: names that are asked for; None: all. worker: its name in results. token: what the store's file store.id
-    says, if the store is the driver's.
+    store: the sweep's folder or URI. weights: a folder, or "builtin". models: instead of weights, an entry of
+    models.yaml as plain data (`Entry.to_mapping`). metric_weights: files of nets that metrics need, by name. device:
+    "auto", "cpu", "cuda" or "cuda:N". threads: of torch. captions, reference: those sections of the sweep (no
+    reference: None). seed: of all images. metrics: names that are asked for; None: all. worker: its name in results.
+    token: what the store's file store.id says, if the store is the driver's.
     """
 
     store: str

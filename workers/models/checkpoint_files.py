@@ -152,6 +152,8 @@ def _shards(index: Path) -> dict[str, Path]:
     held = {file: set(safetensors_names(index.parent / file)) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
         raise WeightsError(f"{index}: the shards lack {some(absent)}, which the index lists; download both again")
+    if unlisted := sorted({name for names in held.values() for name in names} - files.keys()):
+        raise WeightsError(f"{index}: lacks {some(unlisted)}, which the shards hold; download the index again")
     return {name: index.parent / file for name, file in files.items()}
 
 

@@ -1,14 +1,14 @@
 """models.yaml: where checkpoints lie, under names that sweeps and commands use.
 
-    mine:
-      family: llamagen
-      transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are relative to this file
-      vq: ckpt/vq_ds16_t2i.pt
-      text: ckpt/flan-t5-xl
-      image_size: 256
-      dtype: auto                                # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
-      drafters: {eagle: ckpt/eagle.safetensors}
-      metrics: {inception: pt_inception.pth}
+mine:
+  family: llamagen
+  transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are relative to this file
+  vq: ckpt/vq_ds16_t2i.pt
+  text: ckpt/flan-t5-xl
+  image_size: 256
+  dtype: auto                                # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
+  drafters: {eagle: ckpt/eagle.safetensors}
+  metrics: {inception: pt_inception.pth}
 """
 
 from __future__ import annotations
@@ -129,16 +129,21 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
     return entries[name]
 
 
-def published_entry(name: str) -> Entry | None:
-    """A published model by its usual name, with no files behind it: enough to plan with."""
+def published_entries() -> dict[str, Entry]:
+    """The published models by their usual names, with no files behind them: enough to plan with."""
+    found: dict[str, Entry] = {}
     for family in families().values():
-        if name in family.published:
-            return Entry(name, family, build(family.entry, family.published[name]), where="published models")
-    return None
+        for name, given in family.published.items():
+            found[name] = Entry(name, family, build(family.entry, given), where="published models")
+    return found
 
 
-def published_names() -> list[str]:
-    return [name for family in families().values() for name in family.published]
+def folder_entry(folder: Path) -> Entry:
+    """The entry that a folder of the scenes family would have."""
+    family = families()["scenes"]
+    settings = build(family.entry, {"folder": str(folder.absolute())})
+    assert family.beside is not None
+    return Entry(folder.name, family, settings, drafters=family.beside(settings), where=str(folder))
 
 
 def load_entry(entry: Entry, device: torch.device) -> Models:

@@ -24,8 +24,8 @@ from workers.models.target import Target
 class Family:
     """A family of targets.
 
-    entry: its own keys in an entry of models.yaml; a text that has no fixed list of words is a path. load: the target of
-    such an entry on a device; raises WeightsError or ValueError naming the file. outline: the same target by its
+    entry: its own keys in an entry of models.yaml; a text that has no fixed list of words is a path. load: the target
+    of such an entry on a device; raises WeightsError or ValueError naming the file. outline: the same target by its
     architecture alone, on the meta device, for entries that name a published size. published: such entries by name,
     the paths being the official files' names. beside: drafters that lie with an entry's own files, by kind.
     """

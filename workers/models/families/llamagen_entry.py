@@ -1,11 +1,11 @@
 """LlamaGen in models.yaml: the keys of an entry, its target from files, and the published sizes without any.
 
-    llamagen-xl-256:
-      family: llamagen
-      transformer: t2i_XL_stage1_256.pt
-      vq: vq_ds16_t2i.pt
-      text: flan-t5-xl
-      image_size: 256
+llamagen-xl-256:
+  family: llamagen
+  transformer: t2i_XL_stage1_256.pt
+  vq: vq_ds16_t2i.pt
+  text: flan-t5-xl
+  image_size: 256
 """
 
 from __future__ import annotations
