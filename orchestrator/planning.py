@@ -23,8 +23,8 @@ from search_spaces.trial import DecodingConfig
 from workers.dryrun import Footprint, Work, footprint, largest_batch
 from workers.evaluate import PICTURES_AT_ONCE
 from workers.loading import weights_folder
-from workers.models.manifest import Entry, folder_entry, published_entries, read_entry
-from workers.outlines import Outline, outline_of, with_drafter
+from workers.models.manifest import folder_entry, read_entry
+from workers.outlines import Outline, outline_of, published_outline, with_drafter
 
 GIB = 2**30
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of what a GPU's data sheet promises
@@ -68,15 +68,14 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
     )
 
 
-def plan(sweep: SweepConfig, entry: Entry, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
-    """What a sweep will need on `gpus` GPUs, as plain data.
+def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
+    """What a sweep of these models will need on `gpus` GPUs, as plain data.
 
     accepted: tokens that a pass of the target emits on average in trials other than vanilla.
 
     Raises:
-        ValueError: the models cannot be outlined, or cannot serve the sweep's settings.
+        ValueError: the models cannot serve the sweep's settings.
     """
-    outline = outline_of(entry, entry.type_on(torch.device("cuda")))
     target = outline.models.target
     sweep = filled(sweep, target.sampling)
     label, config, outline, notes = heaviest(sweep, outline)
@@ -108,7 +107,7 @@ def plan(sweep: SweepConfig, entry: Entry, gpus: int, gpu: Gpu, accepted: float)
     return {
         "sweep": sweep.name,
         "target": target.name,
-        "entry": entry.name,
+        "models": sweep.models.name or sweep.models.weights,
         "dtype": str(target.head.weight.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
@@ -124,23 +123,20 @@ def plan(sweep: SweepConfig, entry: Entry, gpus: int, gpu: Gpu, accepted: float)
     }
 
 
-def entry_to_plan(sweep: SweepConfig) -> Entry:
-    """The entry of a models.yaml that a sweep names; a published model of that name, if no file is; or its folder.
+def outlined(sweep: SweepConfig) -> Outline:
+    """The models that a sweep names, without numbers, as on a GPU: by the files that are there, or by architecture.
 
     Raises:
-        ValueError: no such entry, and no published model of that name.
+        ValueError: no such entry or folder; a file is damaged; or nothing says what the architecture is.
     """
-    name = sweep.models.name
-    if name is None:
-        folder = weights_folder(sweep.models.weights)
-        return folder_entry(folder)
-    if sweep.models.file is not None:
-        return read_entry(sweep.models.file, name)
-    published = published_entries()
-    if name not in published:
-        words = f"{name} is no published model, so say where it lies: --models models.yaml; published ones"
-        raise ValueError(f"models.name: {words}: {', '.join(published)}")
-    return published[name]
+    models, gpu = sweep.models, torch.device("cuda")
+    if models.name is None:
+        entry = folder_entry(weights_folder(models.weights))
+    elif models.file is not None:
+        entry = read_entry(models.file, models.name)
+    else:
+        return published_outline(models.name, torch.bfloat16)
+    return outline_of(entry, entry.type_on(gpu))
 
 
 def seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:

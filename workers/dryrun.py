@@ -182,14 +182,14 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     """
     target = models.target
     config = measurable(config)
-    drafter = models.drafters.get(config.drafter.kind)
+    drafter, text = models.drafters.get(config.drafter.kind), readable(target)
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
         state = engine.open_batch(batch)
         kept, before = meter.live, meter.work
         meter.peak = meter.live
         ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
-        jobs = deque([Job(number, readable(target)) for number in range(batch)])
+        jobs = deque([Job(number, text) for number in range(batch)])
         engine.admit(state, ledger, list(range(batch)), jobs)
         prefilled = meter.work
         state.furthest = engine.image_len
@@ -240,8 +240,9 @@ def readable(target: Target) -> str:
     Raises:
         ValueError: none of those that are tried.
     """
-    known: Mapping[str, int] = getattr(target.conditioner, "names", None) or getattr(target.conditioner, "words", {})
-    for text in (*list(known)[:1], "0", "a small dog", caption(sample_attributes(0, range(1)).tolist()[0])):
+    listed = [getattr(target.conditioner, kind, None) for kind in ("names", "words")]
+    known = [name for names in listed if isinstance(names, Mapping) for name in names]
+    for text in (*known[:1], "0", "a small dog", caption(sample_attributes(0, range(1)).tolist()[0])):
         with suppress(ValueError):
             target.encode([text], guided=False)
             return text

@@ -14,8 +14,9 @@ from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.models.bundle import Models
 from workers.models.checkpoint_files import shapes_only
+from workers.models.families import chameleon_outline
 from workers.models.families.scenes import load_drafter
-from workers.models.manifest import Entry, sketch_entry
+from workers.models.manifest import Entry, published_entries, sketch_entry
 from workers.models.target import Target
 from workers.models.weights import WeightsError, unfilled
 
@@ -54,6 +55,24 @@ def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
                 drafters[kind] = load_drafter(target, kind, Path(path)).to("meta", dtype)
     words = f"{target.name} by its architecture: {', '.join(missing)} not there"
     return Outline(Models(target, drafters, {}), (words,))
+
+
+def published_outline(name: str, dtype: torch.dtype) -> Outline:
+    """A published model by the name that sweeps use, without files.
+
+    Raises:
+        ValueError: no published model has that name.
+    """
+    entries = published_entries()
+    if name in entries:
+        return outline_of(entries[name], dtype)
+    if name not in chameleon_outline.SIZES:
+        known = ", ".join([*entries, *chameleon_outline.SIZES])
+        raise ValueError(
+            f"{name} is no published model, so say where it lies: --models models.yaml; published: {known}"
+        )
+    target = chameleon_outline.outline(name, dtype)
+    return Outline(Models(target, {}, {}), (f"{name} by its architecture alone",))
 
 
 def with_drafter(outline: Outline, config: DecodingConfig) -> Outline | None:

@@ -101,7 +101,7 @@ def planned(
         CommandError: the space or the models.yaml is wrong, or the models cannot be outlined.
     """
     from orchestrator.machine import torch_facts
-    from orchestrator.planning import GIB, entry_to_plan, gpu_of, plan, plan_in_words
+    from orchestrator.planning import GIB, gpu_of, outlined, plan, plan_in_words
     from search_spaces.sweep import SweepConfig
 
     here = torch_facts()["devices"]
@@ -111,7 +111,7 @@ def planned(
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, {key: value for key, value in changes.items() if value is not None})
         gpu = gpu_of(gigabytes, bandwidth, compute)
-        found = plan(sweep, entry_to_plan(sweep), gpus or len(here) or 1, gpu, accepted)
+        found = plan(sweep, outlined(sweep), gpus or len(here) or 1, gpu, accepted)
     return found, plan_in_words(found)
 
 

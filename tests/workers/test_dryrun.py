@@ -106,7 +106,14 @@ def profiled_peak(models: Models, config: DecodingConfig, batch: int) -> int:
 @pytest.mark.parametrize("config", [DecodingConfig(sampling=CFG), TREE], ids=["vanilla", "dynamic"])
 def test_peaks_are_the_real_ones(config: DecodingConfig) -> None:
     """Against torch's own record of its allocations, prefill and rounds together."""
-    changes: dict[str, Any] = {"dim": 128, "n_heads": 4, "ffn_dim": 344, "n_layers": 6, "vocab_size": 512, "prompt_len": 40}
+    changes: dict[str, Any] = {
+        "dim": 128,
+        "n_heads": 4,
+        "ffn_dim": 344,
+        "n_layers": 6,
+        "vocab_size": 512,
+        "prompt_len": 40,
+    }
     peak = profiled_peak(toys(**changes), config, 8)
     found = footprint(on_meta(toys(**changes)), config, 8, 1)
     assert found.cache + found.activations == pytest.approx(peak, rel=0.1)
@@ -131,7 +138,9 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
         widths = torch.tensor([[float(d * d), float(d)] for d in (96, 192, 288)], dtype=torch.float64)
         each = torch.tensor([(measured[d, 3][0] - measured[d, 1][0]) / 2 for d in (96, 192, 288)], dtype=torch.float64)
         ffn = torch.tensor([Size(d).ffn / d for d in (96, 192, 288)], dtype=torch.float64)
-        gates = 3 * 4 * widths[:, 0] * ffn  # rounding to 256 matters at small widths: take the gates out and put them back
+        gates = (
+            3 * 4 * widths[:, 0] * ffn
+        )  # rounding to 256 matters at small widths: take the gates out and put them back
         rest = torch.linalg.lstsq(widths, (each - gates)[:, None]).solution[:, 0]
         wide = float(rest[0] * size.dim**2 + rest[1] * size.dim + 3 * 4 * size.dim * size.ffn) * size.layers
         assert sum(p.nbytes for p in target.transformer.layers.parameters()) == pytest.approx(wide, rel=0.02)

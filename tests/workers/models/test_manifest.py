@@ -96,7 +96,12 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
 
     vq = VQConfig(codebook_size=48, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
     by_hand = load_llamagen(
-        made / f"ckpt/{kind}.pt", made / "ckpt/vq.pt", image_size=48, text=text, size=LlamaGenSize(32, 2, 2), vq_config=vq
+        made / f"ckpt/{kind}.pt",
+        made / "ckpt/vq.pt",
+        image_size=48,
+        text=text,
+        size=LlamaGenSize(32, 2, 2),
+        vq_config=vq,
     )
     caption = "7" if kind == "c2i" else "a red ball"
     prompts = [target.encode([caption], guided=True) for target in (models.target, by_hand)]
@@ -204,7 +209,7 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
 def test_an_entry_must_be_named(made: Path) -> None:
     with pytest.raises(SpaceError, match=r"models\.yaml: has several entries.*classes, captions"):
         read_entry(made / "models.yaml")
-    with pytest.raises(SpaceError, match="no entry 'clases'.*did you mean 'classes'"):
+    with pytest.raises(SpaceError, match=r"no entry 'clases'.*did you mean 'classes'"):
         read_entry(made / "models.yaml", "clases")
 
 
@@ -287,7 +292,7 @@ def test_broken_checkpoints_are_refused_by_their_headers(name: str, folder: Path
 def test_a_broken_text_encoder_is_refused_by_its_header(folder: Path) -> None:
     entry, t5 = read_entry(folder / "models.yaml", "captions"), folder / "ckpt/t5"
     cut(t5 / "model.safetensors")
-    with pytest.raises(WeightsError, match="t5.*truncated"):
+    with pytest.raises(WeightsError, match=r"t5.*truncated"):
         sketch_entry(entry)
     config = json.loads((t5 / "config.json").read_text())
     shutil.copy(folder.parent / "mine/ckpt/eagle-t2i.safetensors", t5 / "model.safetensors")
@@ -325,7 +330,9 @@ def test_shards_and_folders_are_hashed_whole(folder: Path) -> None:
     (t5 / "tokenizer.json").write_text("{}")
     assert checkpoint_hash(index) != before[0]
     assert checkpoint_hash(t5) != before[1]
-    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == checkpoint_hash(index)
+    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == checkpoint_hash(
+        index
+    )
 
 
 def test_shapes_only_ends(made: Path) -> None:
@@ -347,7 +354,9 @@ def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) ->
     entry = published_entries()[name]
     assert entry.family.outline is not None
     target = entry.family.outline(entry.settings, torch.bfloat16)
-    numbers = sum(parameter.numel() for part in (target.transformer, target.conditioner) for parameter in part.parameters())
+    numbers = sum(
+        parameter.numel() for part in (target.transformer, target.conditioner) for parameter in part.parameters()
+    )
     assert numbers == pytest.approx(millions * 1e6, rel=0.01)
     assert target.grid.tokens == tokens
     assert all(parameter.is_meta for parameter in target.parameters())
