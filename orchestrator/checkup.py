@@ -84,13 +84,13 @@ def architecture(
     models = sketch_entry(entry, dtype)
     target = models.target
     config = preset(HEAVY) if "eagle" in models.drafters else DecodingConfig()
-    needed = footprint(models, config, batch, batch)
-    least = footprint(models, config, 1, 1).bytes
-    largest = None if room is None else largest_batch(lambda size: footprint(models, config, size, size).bytes, room)
-    if room is not None and least > room:
+    needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
+    more = footprint(models, config, other, other)
+    largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room)
+    if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: needs {in_gib(least)} for a single image, and {in_gib(room)} are "
-            "there; use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {in_gib(needed.parameters)} of parameters leave no room for a single image, "
+            f"{in_gib(room)} are there; use a larger device, or dtype bfloat16"
         )
     return {
         "target": target.name,
@@ -121,7 +121,9 @@ def memory_there(device: torch.device) -> int | None:
 
 
 def in_gib(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
+    if count is None:
+        return "unknown"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
 def checkup_in_words(found: Mapping[str, Any]) -> list[str]:

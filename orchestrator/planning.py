@@ -104,6 +104,8 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         }
 
     room = gpu.memory - RESERVE
+    other = small if batches["timing"] != batches["quality"] else footprint(models, config, 2 * batches["quality"], 1)
+    at = batches["timing"] if other is small else 2 * batches["quality"]  # two batches say how memory grows
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -113,7 +115,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "batches": batches,
         "memory": {"timing": memory_of(small), "quality": memory_of(big)},
         "fits": big.bytes <= room and small.bytes <= room,
-        "largest batch": largest_batch(lambda batch: footprint(models, config, batch, 1).bytes, room),
+        "largest batch": largest_batch((at, drawing(other)), (batches["quality"], drawing(big)), room),
         "images": images,
         "target passes per image": {"vanilla": tokens, "assumed": tokens / accepted},
         "time": [hours(1.0), *([hours(accepted)] if accepted != 1 else [])],
@@ -160,6 +162,11 @@ def images_of(sweep: SweepConfig) -> dict[str, int]:
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
     timed = timing.images * timing.repetitions
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": timed * (2 * trials - 1)}
+
+
+def drawing(found: Footprint) -> int:
+    """Bytes while tokens are drawn."""
+    return found.parameters + found.cache + found.activations
 
 
 def memory_of(found: Footprint) -> dict[str, int]:

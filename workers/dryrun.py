@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -32,6 +32,8 @@ from workers.decoding.state import Job
 from workers.decoding.statistics import Ledger
 from workers.models.bundle import Models
 from workers.models.target import Target
+
+MOST = 4096  # images at once; beyond, nobody asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +251,10 @@ def readable(target: Target) -> str:
     raise ValueError(f"{target.name}: reads none of the captions that a dry run tries")
 
 
-def largest_batch(measure: Callable[[int], int], room: int) -> int:
-    """About the largest batch (0: none) whose bytes, by `measure`, `room` holds; they grow evenly with the batch."""
-    one, found = measure(1), 5
-    if one > room:
-        return 0
-    for _ in range(2):  # the second time from nearer by
-        each = max(1, (measure(found) - one) // (found - 1))
-        found = 1 + (room - one) // each
-        if found <= 5:
-            break
-    return found
+def largest_batch(one: tuple[int, int], other: tuple[int, int], room: int) -> int:
+    """The largest batch (0: none; at most `MOST`) whose bytes `room` holds, from two pairs of a batch and its bytes:
+    they grow evenly with the batch.
+    """
+    (small, least), (large, more) = sorted((one, other))
+    each = (more - least) / (large - small)
+    return min(MOST, max(0, int(small + (room - least) / each))) if each > 0 else MOST * (least <= room)

@@ -18,7 +18,7 @@ from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import save
 
 PROMPT, FEATURES = 120, 2048
-VQ = VQConfig(codebook_size=48, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
+VQ = VQConfig(codebook_size=1024, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Size:
     dim: int = 32
     layers: int = 2
     heads: int = 2
-    codes: int = 48
+    codes: int = 1024  # no fewer than the family's own top-k
     image_size: int = 48
 
     @property

@@ -21,7 +21,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import Ledger
-from workers.dryrun import Footprint, Meter, footprint, largest_batch, measurable, parameter_bytes
+from workers.dryrun import MOST, Footprint, Meter, footprint, largest_batch, measurable, parameter_bytes
 from workers.models.bundle import Models
 from workers.models.families.llamagen import SIZES
 from workers.models.manifest import load_entry, published_entries, read_entry, sketch_entry
@@ -213,9 +213,14 @@ def test_a_meter_follows_tensors_to_their_end() -> None:
 
 
 def test_the_largest_batch() -> None:
-    assert largest_batch(lambda batch: 100 + 7 * batch, 106) == 0
+    def measured(batch: int) -> tuple[int, int]:
+        return batch, 100 + 7 * batch
+
+    assert largest_batch(measured(3), measured(9), 106) == 0
     for room in (107, 120, 135, 5000):
-        assert largest_batch(lambda batch: 100 + 7 * batch, room) == (room - 100) // 7
+        assert largest_batch(measured(9), measured(1), room) == (room - 100) // 7
+    assert largest_batch((1, 100), (2, 100), 99) == 0
+    assert largest_batch((1, 100), (2, 100), 100) == MOST == largest_batch(measured(1), measured(2), 10**9)
 
 
 def test_footprints_add_up() -> None:

@@ -94,7 +94,7 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
     kind, text = ("c2i", None) if name == "classes" else ("t2i", made / "ckpt/t5")
     from workers.models.families.llamagen import LlamaGenSize
 
-    vq = VQConfig(codebook_size=48, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
+    vq = VQConfig(codebook_size=1024, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
     by_hand = load_llamagen(
         made / f"ckpt/{kind}.pt",
         made / "ckpt/vq.pt",
@@ -254,7 +254,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "another codebook": (
         lambda f: write_vq(f / "ckpt/vq.pt", VQConfig(codebook_size=50, channels=32, z_channels=32,
                                                      multipliers=(1, 1, 1, 1, 1))),
-        ("48 codes", "vq.pt has 50"),
+        ("1024 codes", "vq.pt has 50"),
     ),
     "heads that do not divide": (lambda f: change(f, heads=5), ("width 32", "heads 5")),
     "an unpublished size": (lambda f: change(f, heads=None), ("no published LlamaGen size",)),
