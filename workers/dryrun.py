@@ -103,14 +103,14 @@ class Meter(TorchDispatchMode):
     """Follows the memory of every tensor made inside, and counts the work."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._counted = Work()
         self._attention = FusedAttention()
         self._held: set[int] = set()
 
     def __enter__(self) -> Self:
-        self._attention.__enter__()
+        self._attention.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -243,8 +243,8 @@ def readable(target: Target) -> str:
         ValueError: none of those that are tried.
     """
     listed = [getattr(target.conditioner, kind, None) for kind in ("names", "words")]
-    known = [name for names in listed if isinstance(names, Mapping) for name in names]
-    for text in (*known[:1], "0", "a small dog", caption(sample_attributes(0, range(1)).tolist()[0])):
+    known = [str(name) for names in listed if isinstance(names, Mapping) for name in names]
+    for text in (*known[:1], "0", "a small dog", caption(sample_attributes(0, range(1))[0].tolist())):
         with suppress(ValueError):
             target.encode([text], guided=False)
             return text

@@ -464,7 +464,7 @@ def test_there_are_enough_of_them() -> None:
     assert sum(len(table) for table in tables) >= 60
 
 
-ENTRY = {
+ENTRY: dict[str, Any] = {
     "models": {"name": "classes"},
     "captions": {"source": "classes.txt", "count": 3},
     "sampling": None,

@@ -64,7 +64,7 @@ class SafetensorsFiles(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if reading_shapes():
-            part = self._open[self._files[name]].get_slice(name)
+            part = self._open[self._files[name]].get_slice(name)  # type: ignore[no-untyped-call]
             return torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
         tensor: Tensor = self._open[self._files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor

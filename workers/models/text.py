@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import unquote_plus
 
 import torch
@@ -58,6 +58,7 @@ class T5Encoder:
         self._device = torch.device(device)
         if reading_shapes():
             self._model: nn.Module = _outlined(Path(folder), dtype)
+            self._width = int(cast("Any", self._model.config).d_model)
             return
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -81,10 +82,9 @@ class T5Encoder:
     @torch.inference_mode()
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
-        if next(self._model.parameters()).is_meta:
+        if next(self._model.parameters()).is_meta:  # a sketch: `_outlined`
             shape = (len(captions), self.tokens)
-            width = self._model.config.d_model
-            return torch.empty(*shape, width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
+            return torch.empty(*shape, self._width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
         features, valid = [], []
         for caption in captions:
             inputs = self._tokenizer(
@@ -113,7 +113,7 @@ def _outlined(folder: Path, dtype: torch.dtype) -> nn.Module:
         raise WeightsError(f"{folder}: neither tokenizer.json nor spiece.model is there; download T5's tokenizer too")
     config = T5Config.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        model: nn.Module = T5EncoderModel(config).to(dtype)
+        model = cast("nn.Module", T5EncoderModel(config)).to(dtype)
     pickled = folder / "pytorch_model.bin"
     if not [*folder.glob("*.safetensors")] and not pickled.is_file():
         if [*folder.glob("pytorch_model*.bin.index.json")]:
