@@ -30,7 +30,9 @@ app.command(epilog=ui.EPILOG, short_help="Open MLflow's pages of a sweep.")(ui.u
 app.command(epilog=sync.EPILOG, short_help="Log to MLflow what it does not have yet.")(sync.sync)
 app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one setting.")(generate.generate)
 app.command(epilog=train.EPILOG, short_help="Train pieces of a model, on scenes or on your own images.")(train.train)
-app.command(short_help="Say what this machine has and what is missing.")(doctor.doctor)
+app.command(epilog=doctor.EPILOG, short_help="Say what this machine has, what is missing, what a sweep needs.")(
+    doctor.doctor
+)
 
 
 def show_version(wanted: bool) -> None:

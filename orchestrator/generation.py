@@ -45,6 +45,7 @@ class Run:
     folder: Path
     weights: str | None
     device: str | None
+    models: str | None = None
 
 
 @dataclass
@@ -80,7 +81,7 @@ def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_jso
     """
     with ends_with(WRONG_USAGE):
         run.folder.mkdir(parents=True, exist_ok=True)
-    models = load_models(run.weights, run.device)
+    models = load_models(run.weights, run.device, run.models)
     engine, config = make_engine(chosen, models, run)
     with ends_with(WRONG_USAGE):
         models.target.encode(captions, guided=False)  # every caption is read before the first is drawn

@@ -16,6 +16,7 @@ from orchestrator.driver import Driver, Outcome, SweepError, Tell
 from orchestrator.flight import Planner, now
 from orchestrator.locks import held
 from orchestrator.pool import Pool, Slots, connected
+from orchestrator.preflight_models import entry_of
 from orchestrator.study import Record, Search
 from orchestrator.tasks import Task
 from orchestrator.trials import read_trials
@@ -96,12 +97,18 @@ def assemble(
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str, Any]:
-    """What a worker loads, as plain data."""
-    raw = sweep.to_mapping()
+    """What a worker loads, as plain data.
+
+    Raises:
+        ValueError: see `entry_of`.
+    """
+    raw, entry = sweep.to_mapping(), entry_of(sweep)
     return {
         "store": storage.uri,
         "token": token(storage),
         "weights": absolute(sweep.models.weights),
+        "models": entry.to_mapping() if entry else None,
+        "metric_weights": dict(entry.metrics) if entry and entry.metrics else None,
         "device": sweep.models.device,
         "threads": threads,
         "captions": raw["captions"] | {"source": absolute(sweep.captions.source)},

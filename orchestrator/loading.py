@@ -6,21 +6,33 @@ from pathlib import Path
 
 import torch
 
+from orchestrator.entries import split_entry
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from workers import loading
 from workers.loading import AUTO, Models
 from workers.models.families.scenes import BUILTIN
+from workers.models.manifest import load_entry, read_entry
 
 __all__ = ["Models", "load_models", "pick_device"]
 
 
-def load_models(weights: str | None, device: str | None) -> Models:
-    """The scenes model of a folder (None: the built-in one) on a device (None: a GPU if torch can use one).
+def load_models(weights: str | None, device: str | None, models: str | None = None) -> Models:
+    """The scenes model of a folder (None: the built-in one), or an entry of a models.yaml ("FILE#ENTRY"), on a device
+    (None: a GPU if torch can use one).
 
     Raises:
-        CommandError: no such folder or device (2); a weight file missing, truncated or of another family (1).
+        CommandError: no such folder, file, entry or device, or both are given (2); a weight file missing, truncated or
+            of another family (1).
     """
     where = pick_device(device)
+    if models is not None:
+        if weights is not None:
+            raise CommandError("--weights and --models both say what to load; leave one out", WRONG_USAGE)
+        file, name = split_entry(models)
+        with ends_with(WRONG_USAGE):
+            entry = read_entry(file or models, name)
+        with ends_with(FAILED):
+            return load_entry(entry, where)
     folder = Path(weights) if weights is not None else BUILTIN
     if not folder.is_dir():
         raise CommandError(f"--weights {folder}: no such folder", WRONG_USAGE)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.study import Direction
     from workers.data.captions import Caption
     from workers.headers import Headers
+    from workers.models.manifest import Entry
 
 
 @contextmanager
@@ -54,27 +55,41 @@ def metric_names(sweep: SweepConfig) -> list[tuple[str, str]]:
     ]
 
 
-def headers_of(sweep: SweepConfig) -> Headers:
-    """What the weight files say of the model."""
-    from workers.headers import read_headers
-    from workers.loading import weights_folder
-
-    found_entry(sweep)
-    with told("models.weights"):
-        return read_headers(weights_folder(sweep.models.weights))
-
-
-def found_entry(sweep: SweepConfig) -> None:
-    """Refuse a sweep that names an entry of a models.yaml and not the file.
+def entry_of(sweep: SweepConfig) -> Entry | None:
+    """The entry of models.yaml that a sweep names; None if it names a folder of weights.
 
     Raises:
-        ValueError: the entry, and how to say where it is.
+        ValueError: the sweep says no file; the file has no such entry, or a mistake.
     """
+    from workers.models.manifest import read_entry
+
     models = sweep.models
-    if models.name is not None and models.file is None:
+    if models.name is None:
+        return None
+    if models.file is None:
         raise ValueError(
             f"models.name: {models.name} is an entry of a models.yaml, but of which? Say where: --models models.yaml"
         )
+    with told("models.name"):
+        return read_entry(models.file, models.name)
+
+
+def headers_of(sweep: SweepConfig) -> Headers:
+    """What the weight files say of the model: its own, or those of its entry, held against the architecture.
+
+    Raises:
+        ValueError: a file is missing, truncated or of another family; sizes do not fit.
+    """
+    from workers.headers import headers_of_models, read_headers
+    from workers.loading import weights_folder
+    from workers.models.manifest import sketch_entry
+
+    entry = entry_of(sweep)
+    if entry is not None:
+        with told("models.name"):
+            return headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
+    with told("models.weights"):
+        return read_headers(weights_folder(sweep.models.weights))
 
 
 def readable_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
@@ -258,6 +273,13 @@ def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tu
     from workers.loading import weights_folder
     from workers.metrics.instruments import Instruments
 
-    folder, cpu = weights_folder(sweep.models.weights), torch.device("cpu")
-    found = Instruments.load(folder, image_size=model.image_size, captions=texts_of(captions), device=cpu)
+    entry = entry_of(sweep)
+    folder = weights_folder(sweep.models.weights) if entry is None else entry.folder
+    found = Instruments.load(
+        folder,
+        image_size=model.image_size,
+        captions=texts_of(captions),
+        device=torch.device("cpu"),
+        weights=entry.metrics if entry else None,
+    )
     return {f"score.{name}" for name in found.scores}, dict(found.absent)

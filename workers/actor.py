@@ -25,7 +25,7 @@ class Worker:
         """Raises ValueError when the spec, the models or the captions are not as they must be."""
         told = WorkerSpec.from_mapping(spec)
         self.log = open_log(Storage(told.store), told.worker)
-        with logged(self.log, f"loading {told.weights} for {told.device}"):
+        with logged(self.log, f"loading {told.what} for {told.device}"):
             from workers.evaluate import Evaluator
 
             self.evaluator = Evaluator(told)

@@ -25,7 +25,7 @@ from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Job
 from workers.drawing import Engines
-from workers.loading import device_name, image_size, load_models, pick_device, versions, weights_folder
+from workers.loading import device_name, image_size, models_of, pick_device, versions
 from workers.memory import in_chunks
 from workers.metrics.catalogue import chosen
 from workers.metrics.instruments import Instruments, Readings, served
@@ -65,14 +65,16 @@ class Evaluator:
     def __init__(self, spec: WorkerSpec) -> None:
         torch.set_num_threads(spec.threads)
         self.spec, self.storage = spec, shared_store(spec)
-        self.device, folder = pick_device(spec.device), weights_folder(spec.weights)
-        self.models = load_models(folder, self.device)
+        self.device = pick_device(spec.device)
+        self.models, folder = models_of(spec, self.device)
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
         target = self.models.target
         self.image_size = image_size(target)
         target.encode(texts, guided=False)  # every caption is read before the first is drawn
-        self.instruments = Instruments.load(folder, image_size=self.image_size, captions=texts, device=self.device)
+        self.instruments = Instruments.load(
+            folder, image_size=self.image_size, captions=texts, device=self.device, weights=spec.metric_weights
+        )
         self.experiment = Experiment(
             models=self.models.hashes,
             captions=captions_hash(self.captions),

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from search_spaces.trial import Sampling
+from workers.loading import image_size
 from workers.metrics.instruments import announced
+from workers.models.bundle import Models
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import DRAFTERS, SAMPLING
 from workers.models.transformer import TransformerConfig
@@ -22,8 +24,9 @@ T = TypeVar("T")
 class Headers:
     """A model by its headers.
 
-    image_size: pixels along the longer side. drafters: kinds that there is a file for. features_size: pixels that the
-    feature net takes (image_size, if it resizes any); features: its identity, and `width` the length of its features.
+    image_size: pixels along the longer side. drafters: kinds that there is a file for. read: makes of captions what the
+    target sees; ValueError for one that it cannot read. features_size: pixels that the feature net takes (image_size,
+    if it resizes any); features: its identity, and `width` the length of its features.
     """
 
     vocab: int
@@ -33,7 +36,7 @@ class Headers:
     sampling: Sampling
     drafters: tuple[str, ...]
     medusa_heads: int | None
-    conditioner: CodedConditioner
+    read: Callable[[Sequence[str]], object]
     features: str
     features_size: int
     width: int
@@ -47,7 +50,7 @@ class Headers:
         found = []
         for place, text in enumerate(texts):
             try:
-                self.conditioner.codes([text])
+                self.read([text])
             except ValueError as error:
                 found.append((place, str(error)))
         return found
@@ -72,18 +75,42 @@ def read_headers(folder: Path, metric_weights: Mapping[str, str] | None = None) 
     drafters = {kind: folder / f"{kind}.safetensors" for kind in DRAFTERS}
     configs = {kind: read_config(path) for kind, path in drafters.items() if path.exists()}
     net = announced(folder, metric_weights)
-    image_size = max(body.rows, body.cols) << (len(codec.multipliers) - 1)
+    side = max(body.rows, body.cols) << (len(codec.multipliers) - 1)
     return Headers(
         vocab=body.vocab_size,
         rows=body.rows,
         cols=body.cols,
-        image_size=image_size,
+        image_size=side,
         sampling=sampling,
         drafters=tuple(configs),
         medusa_heads=configs.get("medusa", {}).get("heads"),
-        conditioner=conditioner,
+        read=conditioner.codes,
         features=net.identity,
-        features_size=net.takes or image_size,
+        features_size=net.takes or side,
+        width=net.width,
+    )
+
+
+def headers_of_models(models: Models, folder: Path, metric_weights: Mapping[str, str] | None = None) -> Headers:
+    """The same of models that have shapes and no numbers (`sketch_entry`); `folder` is where their own feature net
+    would lie.
+
+    Raises:
+        WeightsError: the feature net is damaged.
+    """
+    target, net, medusa = models.target, announced(folder, metric_weights), models.drafters.get("medusa")
+    side = image_size(target)
+    return Headers(
+        vocab=target.vocab_size,
+        rows=target.grid.rows,
+        cols=target.grid.cols,
+        image_size=side,
+        sampling=target.sampling,
+        drafters=tuple(models.drafters),
+        medusa_heads=medusa.max_levels if medusa else None,
+        read=lambda texts: target.encode(texts, guided=False),
+        features=net.identity,
+        features_size=net.takes or side,
         width=net.width,
     )
 

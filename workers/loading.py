@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from workers.drafters.base import Drafter
+from workers.models.bundle import Models
 from workers.models.families.scenes import BUILTIN, load_scenes
+from workers.models.manifest import Entry, load_entry
 from workers.models.target import Target
 from workers.models.weights import WeightsError, content_hash
+from workers.specification import WorkerSpec
+
+__all__ = [
+    "AUTO", "BUILTIN_NAME", "Models", "device_name", "image_size", "load_models", "models_of", "pick_device",
+    "versions", "weights_folder",
+]  # fmt: skip
 
 BUILTIN_NAME, AUTO = "builtin", "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """A target, its drafters by kind, and each weight file's hash (16 digits of its SHA-256) by name."""
-
-    target: Target
-    drafters: Mapping[str, Drafter]
-    hashes: Mapping[str, str]
 
 
 def weights_folder(weights: str) -> Path:
@@ -50,6 +46,19 @@ def load_models(folder: Path, device: torch.device) -> Models:
         module.to(device)
     hashes = {path.name: content_hash(path) for path in sorted(folder.glob("*.safetensors"))}
     return Models(models.target, models.drafters, hashes)
+
+
+def models_of(spec: WorkerSpec, device: torch.device) -> tuple[Models, Path]:
+    """The models that a worker is told to load, on a device, and the folder where nets of their own would lie.
+
+    Raises:
+        WeightsError: a file is missing, damaged or of another family.
+    """
+    if spec.models is None:
+        folder = weights_folder(spec.weights)
+        return load_models(folder, device), folder
+    entry = Entry.from_mapping(spec.models)
+    return load_entry(entry, device), entry.folder
 
 
 def pick_device(name: str) -> torch.device:

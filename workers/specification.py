@@ -13,15 +13,18 @@ from search_spaces.settings import unknown_key
 class WorkerSpec:
     """The start of a worker.
 
-    store: the sweep's folder or URI. weights: a folder, or "builtin". device: "auto", "cpu", "cuda" or "cuda:N".
-    threads: of torch. captions, reference: those sections of the sweep (no reference: None). seed: of all images.
-    metrics: names that are asked for; None: all. worker: its name in results. token: what the store's file store.id
-    says, if the store is the driver's.
+    store: the sweep's folder or URI. weights: a folder, or "builtin". models: instead of weights, an entry of
+    models.yaml as plain data (`Entry.to_mapping`). metric_weights: files of nets that metrics need, by name. device:
+    "auto", "cpu", "cuda" or "cuda:N". threads: of torch. captions, reference: those sections of the sweep (no
+    reference: None). seed: of all images. metrics: names that are asked for; None: all. worker: its name in results.
+    token: what the store's file store.id says, if the store is the driver's.
     """
 
     store: str
     token: str | None = None
     weights: str = "builtin"
+    models: Mapping[str, Any] | None = None
+    metric_weights: Mapping[str, str] | None = None
     device: str = "auto"
     threads: int = 1
     captions: Mapping[str, Any] = field(default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1})
@@ -29,6 +32,11 @@ class WorkerSpec:
     seed: int = 0
     metrics: tuple[str, ...] | None = None
     worker: str = "worker"
+
+    @property
+    def what(self) -> str:
+        """What is loaded, for people."""
+        return self.weights if self.models is None else f"{self.models['name']} ({self.models['where']})"
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -1,4 +1,4 @@
-"""`specfrontier doctor`: what this machine has, which built-in weights are there and whole, and what is missing."""
+"""`specfrontier doctor`: what this machine has, which weights are there and whole, and what a sweep will need."""
 
 from __future__ import annotations
 
@@ -7,20 +7,112 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.errors import FAILED
+from orchestrator.entries import split_entry
+from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+
+EPILOG = """\b
+Examples:
+  specfrontier doctor
+  specfrontier doctor --models models.yaml
+  specfrontier doctor --plan my_sweep.yaml --models models.yaml --gpus 8 --gpu-memory 24
+"""
+ModelsFile = Annotated[
+    str | None,
+    typer.Option("--models", metavar="FILE[#ENTRY]", help="Check the checkpoints that a models.yaml names."),
+]
+Plan = Annotated[
+    str | None, typer.Option(metavar="SPACE", help="Say what a sweep will need: memory, images, hours. Runs nothing.")
+]
+BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Of --models: images drawn at once.")]
+Gpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="Of --plan. Default: this machine's, else 1.")]
+GpuMemory = Annotated[
+    float | None, typer.Option(metavar="GIB", min=1.0, help="Of each GPU. Default: this machine's, else 80.")
+]
+Bandwidth = Annotated[
+    float | None, typer.Option("--gpu-bandwidth", metavar="GB/S", help="Default: of a usual GPU of that memory.")
+]
+Compute = Annotated[
+    float | None, typer.Option("--gpu-compute", metavar="TFLOP/S", help="In 16 bits. Default: of a usual GPU.")
+]
+Accepted = Annotated[
+    float, typer.Option("--accepted-length", metavar="X", min=1.0, help="Tokens that a pass emits, assumed by --plan.")
+]
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Say what this machine has, which built-in weights are there and whole, and what is missing.
+def doctor(
+    models: ModelsFile = None,
+    plan: Plan = None,
+    batch: BatchSize = 1,
+    gpus: Gpus = None,
+    gpu_memory: GpuMemory = None,
+    gpu_bandwidth: Bandwidth = None,
+    gpu_compute: Compute = None,
+    accepted_length: Accepted = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what this machine has, which built-in weights are there and whole, and what is missing; or check the
+    checkpoints of a models.yaml; or say what a sweep will need.
 
-    Exits with 1 if something that `generate` or `launch` needs is missing or broken.
+    Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not fit.
     """
-    from orchestrator.machine import examine
+    if plan is not None:
+        memory, bandwidth, compute = gpu_memory, gpu_bandwidth, gpu_compute
+        findings, lines = planned(plan, models, gpus, memory, bandwidth, compute, accepted_length)
+        well = findings["fits"]
+    elif models is not None:
+        findings, lines = checked(models, batch)
+        well = not findings["problems"]
+    else:
+        from orchestrator.machine import examine
 
-    findings = examine()
-    typer.echo(json.dumps(findings, indent=2) if as_json else "\n".join(in_words(findings)))
-    if findings["problems"]:
+        findings = examine()
+        lines, well = in_words(findings), not findings["problems"]
+    typer.echo(json.dumps(findings, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    if not well:
         raise typer.Exit(FAILED)
+
+
+def checked(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
+    """Findings on a models.yaml, as data and in words.
+
+    Raises:
+        CommandError: the file itself is wrong.
+    """
+    from orchestrator.checkup import check_models, checkup_in_words
+
+    file, name = split_entry(models)
+    with ends_with(WRONG_USAGE):
+        found = check_models(file or models, name, batch)
+    return found, checkup_in_words(found)
+
+
+def planned(
+    space: str,
+    models: str | None,
+    gpus: int | None,
+    memory: float | None,
+    bandwidth: float | None,
+    compute: float | None,
+    accepted: float,
+) -> tuple[dict[str, Any], list[str]]:
+    """What a sweep will need, as data and in words.
+
+    Raises:
+        CommandError: the space or the models.yaml is wrong, or the models cannot be outlined.
+    """
+    from orchestrator.machine import torch_facts
+    from orchestrator.planning import GIB, gpu_of, outlined, plan, plan_in_words
+    from search_spaces.sweep import SweepConfig
+
+    here = torch_facts()["devices"]
+    gigabytes = memory or (here[0]["memory_bytes"] / GIB if here else 80.0)
+    file, name = split_entry(models)
+    changes = {"models.file": file, "models.name": name}
+    with ends_with(WRONG_USAGE):
+        sweep = SweepConfig.read(space, {key: value for key, value in changes.items() if value is not None})
+        gpu = gpu_of(gigabytes, bandwidth, compute)
+        found = plan(sweep, outlined(sweep), gpus or len(here) or 1, gpu, accepted)
+    return found, plan_in_words(found)
 
 
 def in_words(findings: dict[str, Any]) -> list[str]:

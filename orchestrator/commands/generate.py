@@ -51,6 +51,7 @@ def generate(
     samples: o.Samples = 1,
     out: o.Out = "generated",
     weights: o.Weights = None,
+    models: o.ModelsFile = None,
     device: o.Device = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -88,7 +89,7 @@ def generate(
     texts = read_captions(captions or [], captions_file)
     from orchestrator.generation import Run, generate_images  # after the checks: this is where torch is imported
 
-    run = Run(preset=preset, seed=seed, batch=batch, samples=samples, folder=Path(out), weights=weights, device=device)
+    run = Run(preset, seed, batch, samples, Path(out), weights, device, models)
     typer.echo(generate_images(chosen, texts, run, as_json=as_json))
 
 

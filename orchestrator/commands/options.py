@@ -72,6 +72,14 @@ Weights = Annotated[
         help="Folder of weight files of the scenes family, e.g. what `train` wrote. Default: the built-in ones.",
     ),
 ]
+ModelsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="FILE[#ENTRY]",
+        help="A models.yaml, which says where checkpoints lie, and one of its entries (unless it has only one).",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
 ]

@@ -41,7 +41,7 @@ def toy_models(break_with: float | None = None) -> Models:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     models = toy_models()
-    monkeypatch.setattr(orchestrator.generation, "load_models", lambda weights, device: models)
+    monkeypatch.setattr(orchestrator.generation, "load_models", lambda *_: models)
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -199,7 +199,7 @@ def test_a_missing_drafter_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = Models(toy_target(), {}, {})
-    monkeypatch.setattr(orchestrator.generation, "load_models", lambda weights, device: models)
+    monkeypatch.setattr(orchestrator.generation, "load_models", lambda *_: models)
     assert command(monkeypatch, "a ring", "--preset", "lantern", "--out", str(tmp_path)) == 2
     assert "has no 'eagle' drafter" in capsys.readouterr().err
 
@@ -209,7 +209,7 @@ def test_broken_logits_fail(
     bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = toy_models(break_with=bad)
-    monkeypatch.setattr(orchestrator.generation, "load_models", lambda weights, device: models)
+    monkeypatch.setattr(orchestrator.generation, "load_models", lambda *_: models)
     assert command(monkeypatch, "a ring", *CHAIN, "--out", str(tmp_path)) == 1
     error = capsys.readouterr().err
     assert "not finite" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -16,9 +17,12 @@ import ray
 import torch
 import yaml
 from PIL import Image
+from tiny_llamagen import VQ, write_models, write_vq
 
 from orchestrator.cli import main
 from orchestrator.commands.launch import nothing_ran
+from orchestrator.completion import filled
+from orchestrator.launching import worker_spec
 from orchestrator.trials import TrialRecord, write_trial
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -26,7 +30,10 @@ from workers.data.captions import captions_hash, read_captions
 from workers.data.records import float_lists, write_shard
 from workers.data.storage import Storage
 from workers.metrics.features import load_features
+from workers.models.families.llamagen import CLASS_SAMPLING
 from workers.models.families.scenes import BUILTIN
+from workers.models.manifest import Entry
+from workers.specification import WorkerSpec
 
 SPACE = """\
 name: tried
@@ -516,3 +523,142 @@ def test_a_sweep_may_have_no_reference(launch: Callable[..., tuple[int, str]]) -
     write(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
     with pytest.raises(Started):
         launch("--no-mlflow")
+
+
+ENTRY: dict[str, Any] = {
+    "models": {"name": "classes"},
+    "captions": {"source": "classes.txt", "count": 3},
+    "sampling": None,
+    "timing": {"images": 2},
+    "objectives": ["step_compression", "target_passes"],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models.yaml with the entries `classes` and `captions`, and their tiny checkpoints."""
+    return write_models(tmp_path_factory.mktemp("made"))
+
+
+def checkpoints(made: Path) -> Path:
+    """A copy of them in the working folder, and the captions."""
+    shutil.copytree(made.parent, "mine")
+    Path("classes.txt").write_text("0\n7\n999\n")
+    return Path("mine/ckpt")
+
+
+def test_a_sweep_of_an_entry_passes(
+    made: Path, launch: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints(made)
+    write(**ENTRY)
+    with pytest.raises(Started):
+        launch("--models", "mine/models.yaml", "--no-mlflow")
+    write(**{**ENTRY, "models": {}})
+    with pytest.raises(Started):
+        launch("--models", "mine/models.yaml#classes", "--no-mlflow", "--name", "other")
+    Path("words.txt").write_text("a red ball\na cat\nsmall\n")
+    write(**{**ENTRY, "captions": {"source": "words.txt", "count": 3}})
+    with pytest.raises(Started):
+        launch("--models", "mine/models.yaml", "--set", "models.name=captions", "--no-mlflow", "--name", "third")
+
+
+def second_shard(ckpt: Path) -> None:
+    """The transformer as an index whose second shard breaks off."""
+    from safetensors.torch import save_file
+
+    tensors = torch.load(ckpt / "c2i.pt")["model"]
+    shards = {"one.safetensors": sorted(tensors)[:6], "two.safetensors": sorted(tensors)[6:]}
+    for file, names in shards.items():
+        save_file({name: tensors[name] for name in names}, ckpt / file)
+    map_ = {name: file for file, names in shards.items() for name in names}
+    (ckpt / "c.safetensors.index.json").write_text(json.dumps({"weight_map": map_}))
+    (ckpt / "two.safetensors").write_bytes((ckpt / "two.safetensors").read_bytes()[:-9])
+    replaced("ckpt/c2i.pt", "ckpt/c.safetensors.index.json")
+
+
+def replaced(old: str, new: str) -> None:
+    path = Path("mine/models.yaml")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+#: How the checkpoints are spoilt, words on the command line, and what is said before any worker starts.
+ENTRIES: dict[str, tuple[Callable[[Path], Any], Words, Words]] = {
+    "no file is named": (lambda c: None, (), ("models.name: classes", "--models models.yaml")),
+    "no such models.yaml": (lambda c: None, ("--models", "none.yaml"), ("none.yaml", "No such file")),
+    "no such entry": (
+        lambda c: None, ("--models", "mine/models.yaml#clases"), ("no entry 'clases'", "did you mean 'classes'?"),
+    ),
+    "a mistake in models.yaml": (
+        lambda c: replaced("image_size", "image_sise"), ("--models", "mine/models.yaml"),
+        ("mine/models.yaml:4: classes.image_sise: unknown key", "image_size"),
+    ),
+    "no checkpoint": (
+        lambda c: (c / "c2i.pt").unlink(), ("--models", "mine/models.yaml"),
+        ("mine/models.yaml:1: classes: ", "c2i.pt: no such file"),
+    ),
+    "another family's file": (
+        lambda c: replaced("ckpt/c2i.pt", "ckpt/t5/model.safetensors"), ("--models", "mine/models.yaml"),
+        ("no LlamaGen transformer",),
+    ),
+    "a truncated shard": (second_shard, ("--models", "mine/models.yaml"), ("two.safetensors", "truncated")),
+    "another codebook": (
+        lambda c: write_vq(c / "vq.pt", dataclasses.replace(VQ, codebook_size=64)), ("--models", "mine/models.yaml"),
+        ("1024 codes", "vq.pt has 64"),
+    ),
+    "another target's drafter": (
+        lambda c: replaced("ckpt/eagle-c2i", "ckpt/eagle-t2i"), ("--models", "mine/models.yaml"),
+        ("eagle drafter", "made for another target"),
+    ),
+    "a drafter that is not there": (
+        lambda c: replaced("  drafters:\n    eagle: ckpt/eagle-c2i.safetensors\n", ""),
+        ("--models", "mine/models.yaml"),
+        ("enqueue.exact chain", "no 'eagle' drafter"),
+    ),
+    "a class that is none": (
+        lambda c: Path("classes.txt").write_text("0\n1000\n7\n"), ("--models", "mine/models.yaml"),
+        ("captions: classes.txt, line 2: ", "'1000' is no class"),
+    ),
+    "more levels than tokens": (
+        lambda c: None, ("--models", "mine/models.yaml", "--set", "space.tree.length.high=20"), ("space", "9 tokens"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries(name: str, made: Path, launch: Callable[..., tuple[int, str]]) -> None:
+    spoil, words, parts = ENTRIES[name]
+    spoil(checkpoints(made))
+    write(**ENTRY)
+    refused(launch(*words), 2, *parts)
+    assert not Path("sweeps").exists()
+
+
+def test_workers_are_told_the_entry(made: Path) -> None:
+    """As plain data with absolute paths, which a worker of another folder reads back."""
+    checkpoints(made)
+    Path("mine/models.yaml").write_text(Path("mine/models.yaml").read_text() + "  metrics: {clip: ckpt/vq.pt}\n")
+    write(**ENTRY)
+    changes = {"models.file": "mine/models.yaml", "models.name": "captions"}
+    spec = worker_spec(SweepConfig.read("tried.yaml", changes), Storage("sweeps/tried"), 1)
+    told = WorkerSpec.from_mapping(json.loads(json.dumps(spec)))
+    assert told.models is not None
+    entry = Entry.from_mapping(told.models)
+    assert entry.files["transformer"] == str(Path("mine/ckpt/t2i.pt").absolute())
+    assert told.metric_weights == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}
+    assert told.what == "captions (mine/models.yaml:9)"
+
+
+def test_a_sweep_goes_on_though_its_models_file_moved(made: Path, launch: Callable[..., tuple[int, str]]) -> None:
+    """What counts is what the weights are, which the workers look at; another entry is another sweep."""
+    checkpoints(made)
+    write(**ENTRY)
+    begun = SweepConfig.read("tried.yaml", {"models.file": "elsewhere/models.yaml"})
+    storage = Storage("sweeps/tried")
+    storage.write("sweep.yaml", filled(begun, CLASS_SAMPLING).to_yaml().encode())
+    with pytest.raises(Started):
+        launch("--models", "mine/models.yaml", "--resume", "--no-mlflow")
+    code, said = launch("--models", "mine/models.yaml#captions", "--resume")
+    assert code == 2
+    assert "begun with another models; --name" in said

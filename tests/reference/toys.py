@@ -33,6 +33,7 @@ class ToyConditioner(nn.Module):
             letters = [ord(c) % 64 for c in caption][-self.prompt_len :]
             ids[row, self.prompt_len - len(letters) :] = torch.tensor(letters)
             valid[row, self.prompt_len - len(letters) :] = True
+        ids, valid = ids.to(self.uncond.device), valid.to(self.uncond.device)
         return Prompt(self.table(ids) * valid[..., None], valid)
 
     def null(self, prompt: Prompt) -> Prompt:

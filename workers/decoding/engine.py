@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from search_spaces.acceptance import Tables
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.draft import Drafting
@@ -44,8 +45,9 @@ class Engine:
     """Decodes captions with one setting.
 
     A setting without sampling parameters takes the target's own. `drafter` is the loaded drafter that the setting
-    names (None for plain decoding and Jacobi windows). At most `batch_size` captions advance together, each at its own
-    pace; a finished one hands its place to the next, and when none are left the batch shrinks.
+    names (None for plain decoding and Jacobi windows); `tables` what its rule looks up (None: made here). At most
+    `batch_size` captions advance together, each at its own pace; a finished one hands its place to the next, and when
+    none are left the batch shrinks.
 
     Raises:
         ValueError: the setting does not fit the target or the drafter (k beyond the codebook, more levels than heads,
@@ -60,6 +62,7 @@ class Engine:
         *,
         seed: int = 0,
         batch_size: int = 1,
+        tables: Tables | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
@@ -69,7 +72,7 @@ class Engine:
         self.drafting: Drafting = build_drafting(self.config, self.sampling, target, drafter)
         self.walker = Walker(
             self.config.acceptance,
-            build_tables(self.config, target),
+            tables or build_tables(self.config, target),
             self.sampling,
             self.drafting.max_levels,
             self.device,

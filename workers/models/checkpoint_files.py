@@ -11,6 +11,8 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,34 @@ PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("model", "module", "state_dict")  # plain training, DeepSpeed, Lightning; FSDP files are the dict itself
 
 
+_SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
 class WeightsError(ValueError):
     """A weight file that cannot be used; the message names the file, what is wrong and how to mend it."""
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, checkpoints give tensors with shape and type but without numbers (on the meta device).
+
+    So whatever loads a model checks its files, names and shapes, in a moment and in no memory.
+    """
+    token = _SHAPES_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _SHAPES_ONLY.reset(token)
+
+
+def reading_shapes() -> bool:
+    """Whether `shapes_only` is in force."""
+    return _SHAPES_ONLY.get()
 
 
 class SafetensorsFiles(Mapping[str, Tensor]):
@@ -35,6 +63,9 @@ class SafetensorsFiles(Mapping[str, Tensor]):
         self._open = {path: safe_open(path, framework="pt") for path in sorted(set(files.values()))}
 
     def __getitem__(self, name: str) -> Tensor:
+        if reading_shapes():
+            part = self._open[self._files[name]].get_slice(name)  # type: ignore[no-untyped-call]
+            return torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
         tensor: Tensor = self._open[self._files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
@@ -121,6 +152,8 @@ def _shards(index: Path) -> dict[str, Path]:
     held = {file: set(safetensors_names(index.parent / file)) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
         raise WeightsError(f"{index}: the shards lack {some(absent)}, which the index lists; download both again")
+    if unlisted := sorted({name for names in held.values() for name in names} - files.keys()):
+        raise WeightsError(f"{index}: lacks {some(unlisted)}, which the shards hold; download the index again")
     return {name: index.parent / file for name, file in files.items()}
 
 
@@ -143,7 +176,7 @@ def _pickled(path: Path) -> dict[str, Tensor]:
             f"{path}: {some(strange)} {'is' if len(strange) == 1 else 'are'} no tensor; the weights are expected "
             f"under one of the keys {', '.join(WRAPPERS)}, or alone"
         )
-    return {str(name): value for name, value in loaded.items()}
+    return {str(name): value.to("meta") if reading_shapes() else value for name, value in loaded.items()}
 
 
 def _foreign(path: Path) -> str | None:

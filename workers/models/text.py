@@ -14,14 +14,14 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import unquote_plus
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from workers.models.checkpoint_files import WeightsError, some
+from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, some
 
 
 class TextEncoder(Protocol):
@@ -54,6 +54,12 @@ class T5Encoder:
 
         if not Path(folder).is_dir():
             raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
+        self.tokens = tokens
+        self._device = torch.device(device)
+        if reading_shapes():
+            self._model: nn.Module = _outlined(Path(folder), dtype)
+            self._width = int(cast("Any", self._model.config).d_model)
+            return
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             # a pair because of output_loading_info, which the stubs do not know
@@ -66,13 +72,19 @@ class T5Encoder:
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
             raise WeightsError(f"{folder}: no T5 encoder: {len(missing)} of its weights are missing: {some(missing)}")
-        self._model: nn.Module = model.to(device).eval()
-        self._device = torch.device(device)
-        self.tokens = tokens
+        self._model = model.to(device).eval()
+
+    @property
+    def bytes(self) -> int:
+        """Of the encoder's parameters."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
 
     @torch.inference_mode()
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
+        if next(self._model.parameters()).is_meta:  # a sketch: `_outlined`
+            shape = (len(captions), self.tokens)
+            return torch.empty(*shape, self._width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
         features, valid = [], []
         for caption in captions:
             inputs = self._tokenizer(
@@ -85,6 +97,36 @@ class T5Encoder:
             features.append(self._model(inputs.input_ids, attention_mask=inputs.attention_mask).last_hidden_state)
             valid.append(inputs.attention_mask.bool())
         return torch.cat(features), torch.cat(valid)
+
+
+def _outlined(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The encoder by its config, on the meta device, held against the names and shapes of its weights.
+
+    Raises:
+        WeightsError: no config of a T5, no tokenizer, or the weights lack something or are of another size.
+    """
+    from transformers import T5Config, T5EncoderModel
+
+    if not (folder / "config.json").is_file():
+        raise WeightsError(f"{folder}: config.json is missing; give the folder of a T5 encoder with its tokenizer")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
+        raise WeightsError(f"{folder}: neither tokenizer.json nor spiece.model is there; download T5's tokenizer too")
+    config = T5Config.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = cast("nn.Module", T5EncoderModel(config)).to(dtype)
+    pickled = folder / "pytorch_model.bin"
+    if not [*folder.glob("*.safetensors")] and not pickled.is_file():
+        if [*folder.glob("pytorch_model*.bin.index.json")]:
+            return model  # sharded and pickled: the names of the shards are all that could be looked at
+        raise WeightsError(f"{folder}: no *.safetensors and no pytorch_model.bin; download the encoder's weights")
+    tensors = load_tensors(folder if [*folder.glob("*.safetensors")] else pickled)
+    wanted = {name: value.shape for name, value in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
+    if missing := [name for name in wanted if name not in tensors]:
+        raise WeightsError(f"{folder}: no T5 encoder: {len(missing)} of its weights are missing: {some(missing)}")
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape:
+            raise WeightsError(f"{folder}: {name} has shape {list(tensors[name].shape)}, its config says {list(shape)}")
+    return model
 
 
 class _Text(HTMLParser):

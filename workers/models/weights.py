@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, safetensors_metadata, some
+from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, safetensors_metadata, some
 
 __all__ = [
     "Row",
@@ -130,6 +130,8 @@ def load_into(
 
     Parameters that exist keep their dtype and device; those of an `unfilled` module are made on the CPU in `dtype`.
 
+    Under `shapes_only` everything is checked but the values, and what was unfilled stays so.
+
     Raises:
         WeightsError: tensors that no row knows, parameters that no tensor fills, other shapes, values that are not
             finite. The module is not fit for use then.
@@ -151,11 +153,11 @@ def load_into(
                 f"{where}: {names} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
                 f"the file is of another size than the one asked for{_origin(tensors)}"
             )
-        if slot.is_floating_point() and not bool(value.isfinite().all()):
+        if slot.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
             raise WeightsError(f"{where}: {names} holds NaN or infinite values; the file is damaged")
         _set(module, target, slot, value, dtype)
     left = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
-    assert not left, f"still without storage: {left}"
+    assert not left or reading_shapes(), f"still without storage: {left}"
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -222,9 +224,10 @@ def _origin(tensors: Mapping[str, Tensor]) -> str:
 def _set(module: nn.Module, name: str, slot: Tensor, value: Tensor, dtype: torch.dtype) -> None:
     if not slot.is_meta:
         with torch.no_grad():
-            slot.copy_(value)
+            slot.copy_(slot if value.is_meta else value)  # of a value that is a mere shape there is nothing to copy
         return
-    made = torch.empty(slot.shape, dtype=dtype if slot.is_floating_point() else slot.dtype).copy_(value)
+    kind = dtype if slot.is_floating_point() else slot.dtype
+    made = torch.empty(slot.shape, dtype=kind, device=value.device).copy_(value)
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     is_parameter = isinstance(slot, nn.Parameter)

@@ -26,11 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
 from workers.models.target import Prompt, Target
 from workers.models.weights import read_config, save
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
-from workers.training.recording import sight, teacher_forced
+from workers.training.recording import sight
 from workers.training.team import ALONE, Team
 
 NAME = "eagle"
@@ -134,7 +135,7 @@ def prompt_filler(target: Target) -> int | None:
 @torch.no_grad()
 def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
     """The slots of images [B, N] under their prompts, in fp32."""
-    features = teacher_forced(target, prompt, tokens).float()
+    features = teacher_forced(target, prompt, tokens[:, :-1]).float()
     following, filler = prompt.embeds[:, 1:], prompt_filler(target)
     if filler is not None:
         following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))

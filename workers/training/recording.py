@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from search_spaces.trial import DecodingConfig
@@ -23,7 +22,7 @@ from workers.data.captions import Caption
 from workers.data.shards import digest
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
-from workers.models.target import Prompt, Target
+from workers.models.target import Target
 from workers.models.weights import load_tensors, save
 from workers.training.team import ALONE, Team
 
@@ -79,17 +78,6 @@ def _draw(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:
 
 
 @torch.no_grad()
-def teacher_forced(target: Target, prompt: Prompt, tokens: Tensor) -> Tensor:
-    """The target's features [R, P + N - 1, D] of prompts and all but the last of the tokens [R, N] after them, after
-    the final norm: what decoding would have computed token by token.
-    """
-    x = torch.cat([prompt.embeds, target.embed(tokens[:, :-1])], dim=1)
-    valid = F.pad(prompt.valid, (0, tokens.shape[1] - 1), value=True)
-    positions = torch.arange(x.shape[1], device=x.device)
-    out: Tensor = target.transformer(x, positions, mask=sight(valid))
-    return out
-
-
 def sight(valid: Tensor) -> Tensor:
     """The attention mask [R, 1, S, S] (True: seen) of positions [R, S] that exist or not: causal, padding hidden; a
     padded position sees itself, as when decoding.

@@ -19,6 +19,7 @@ from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from workers.data.captions import Caption, read_captions
 from workers.decoding.engine import Engine
+from workers.decoding.row_ends import teacher_forced
 from workers.decoding.state import Job
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.files import load_eagle
@@ -40,7 +41,7 @@ from workers.training.eagle import (
     train_eagle,
 )
 from workers.training.jobs import RECORDED, DrafterJob
-from workers.training.recording import record, teacher_forced
+from workers.training.recording import record
 from workers.training.team import Team
 
 CONFIGS: dict[str, TransformerConfig] = {
@@ -66,7 +67,7 @@ def test_a_teacher_forced_pass_gives_the_features_of_decoding(name: str) -> None
     jobs = [Job(i, caption) for i, caption in enumerate(CAPTIONS)]
     drawn = {result.job: result.tokens for result in Engine(target, DecodingConfig(), batch_size=3).run(jobs)}
     tokens = torch.stack([drawn[job] for job in jobs]).clone()
-    features = teacher_forced(target, target.encode(CAPTIONS, guided=False), tokens)
+    features = teacher_forced(target, target.encode(CAPTIONS, guided=False), tokens[:, :-1])
     assert torch.equal(target.head(features[:, target.prompt_len - 1 :]).argmax(-1), tokens)
 
 
@@ -81,7 +82,7 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
     with torch.no_grad():
         trained = head(target, given.predicted(layer))  # [R, N - 1, V]: entry n is the law of token n + 1
     drafter = EagleDrafter(target, layer, filler=prompt_filler(target)).eval().requires_grad_(False)
-    features = teacher_forced(target, prompt, tokens.repeat(2, 1))
+    features = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1))
     first, last = target.prompt_len, target.prompt_len - 1
     batch = open_batch(target, streams=2)
     drafter.prepare(batch, 2, 4)

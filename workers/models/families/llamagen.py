@@ -152,6 +152,7 @@ class CaptionConditioner(nn.Module):
         self.register_buffer("uncond_embedding", torch.empty(tokens, features).fill_(torch.nan))
         # the bound call: an encoder that is a module must not become part of this one, it has its own dtype and device
         self._encode = encoder.__call__
+        self.encoder_bytes: int = getattr(encoder, "bytes", 0)
 
     def project(self, features: Tensor) -> Tensor:
         """cap_proj: [..., features] -> [..., dim]. Without biases, so that zeroed padding stays zero."""
@@ -226,22 +227,8 @@ def load_llamagen(
         text = T5Encoder(text, dtype=dtype, device=device)
     side = image_size // config.factor
     vocabulary = tensors[layout].shape[0]
-
-    def build() -> nn.ModuleDict:
-        body = Transformer(
-            TransformerConfig(
-                dim=sizes.dim, n_layers=sizes.layers, n_heads=sizes.heads, ffn_dim=sizes.ffn, vocab_size=vocabulary,
-                rope="grid", prompt_rope="zero", rows=side, cols=side,
-                prompt_len=CAPTION_TOKENS if kind == "t2i" else 1,
-            )
-        )  # fmt: skip
-        if text is not None and kind == "t2i":
-            conditioner: nn.Module = CaptionConditioner(sizes.dim, text)
-        else:
-            conditioner = ClassConditioner(sizes.dim, names=class_names)
-        return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
-
-    parts = unfilled(build)
+    encoder = text if kind == "t2i" else None
+    parts = unfilled(lambda: build_parts(sizes, vocabulary, side, encoder, class_names))
     load_into(parts, tensors, table, where=transformer, dtype=dtype)
     codec = load_vq16(vq, config) if vq is not None else None
     if codec is not None and codec.config.codebook_size != vocabulary:
@@ -251,6 +238,20 @@ def load_llamagen(
     sampling = TEXT_SAMPLING if kind == "t2i" else CLASS_SAMPLING
     target = Target(f"llamagen-{kind}-{label}-{image_size}", body, parts["conditioner"], codec, sampling)
     return target.to(device).eval().requires_grad_(False)
+
+
+def build_parts(
+    size: LlamaGenSize, vocabulary: int, side: int, text: TextEncoder | None, class_names: Sequence[str] = ()
+) -> nn.ModuleDict:
+    """An untrained transformer over side x side tokens and its conditioner: captions by `text`, or else classes."""
+    body = Transformer(
+        TransformerConfig(
+            dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=vocabulary,
+            rope="grid", prompt_rope="zero", rows=side, cols=side, prompt_len=1 if text is None else CAPTION_TOKENS,
+        )
+    )  # fmt: skip
+    conditioner = ClassConditioner(size.dim, names=class_names) if text is None else CaptionConditioner(size.dim, text)
+    return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
 
 
 def load_vq16(path: str | Path, config: VQConfig | None = None) -> VQModel:

@@ -7,14 +7,19 @@ procedural scenes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import torch
+
+from search_spaces.settings import Setting
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.drafters.base import Drafter
 from workers.drafters.files import LOADERS, build_eagle, build_medusa, load_drafter
+from workers.models.families.catalogue import Family
 from workers.models.families.conditioners import SceneConditioner
 from workers.models.pieces import build_ar_model, read_piece, read_with_config
 from workers.models.target import Target
@@ -80,8 +85,8 @@ class ScenesModels:
         return [caption(row) for row in sample_attributes(seed, range(count)).tolist()]
 
 
-def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
-    """Target, codec and the drafters of a folder, in fp32 on the CPU, ready to decode.
+def load_scenes(folder: Path = BUILTIN, drafters: Sequence[str] = DRAFTERS) -> ScenesModels:
+    """Target, codec and those of the drafters that a folder holds, in fp32 on the CPU, ready to decode.
 
     Raises:
         WeightsError: the tokenizer or the target is missing; a file is damaged or of another kind; sizes do not fit.
@@ -99,6 +104,34 @@ def load_scenes(folder: Path = BUILTIN) -> ScenesModels:
     sampling = Sampling(**config["sampling"]) if "sampling" in config else SAMPLING
     target = Target(config.get("name", folder.name), body, conditioner, codec, sampling)
     target.eval().requires_grad_(False)
-    present = [kind for kind in DRAFTERS if (folder / f"{kind}.safetensors").exists()]
-    drafters = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
-    return ScenesModels(target, drafters, folder)
+    present = [kind for kind in drafters if (folder / f"{kind}.safetensors").exists()]
+    loaded = {kind: load_drafter(target, kind, folder / f"{kind}.safetensors") for kind in present}
+    return ScenesModels(target, loaded, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenesFolder(Setting):
+    """The built-in model, or one that `specfrontier train` made."""
+
+    folder: Annotated[str, "folder of its weight files"]
+
+
+def load_entry(entry: ScenesFolder, device: torch.device, dtype: torch.dtype) -> Target:
+    """The target of an entry. The codec stays in fp32 whatever `dtype` says.
+
+    Raises:
+        WeightsError: see `load_scenes`.
+    """
+    target = load_scenes(Path(entry.folder), drafters=()).target
+    for part in (target.transformer, target.conditioner):
+        part.to(dtype)
+    return target.to(device)
+
+
+def own_drafters(entry: ScenesFolder) -> dict[str, str]:
+    """The drafters that lie in the folder."""
+    files = {kind: Path(entry.folder) / f"{kind}.safetensors" for kind in DRAFTERS}
+    return {kind: str(path) for kind, path in files.items() if path.exists()}
+
+
+FAMILY = Family(name="scenes", entry=ScenesFolder, load=load_entry, beside=own_drafters)

@@ -1,0 +1,101 @@
+"""A sweep of one's own checkpoints: tiny files in the official layout, a models.yaml, real workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from real_sweeps import Launched
+from tiny_llamagen import write_models
+
+from orchestrator.launching import IdentityError, keep_identity
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from workers.data.records import tokens_of
+from workers.data.storage import Storage
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.models.manifest import hashes_of, load_entry, read_entry
+
+pytestmark = pytest.mark.slow
+COUNT = 6
+SPACE = """\
+name: own
+models: {name: classes}
+captions: {source: classes.txt, count: 6}
+quality: {batch: 6, shard: 6}
+timing: {batch: 1, images: 2, repetitions: 1}
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 2.0}
+metrics: [step_compression, mean_accepted_length]
+objectives: [step_compression, mean_accepted_length]
+search: {sampler: random, parallel: 2}
+budget: {trials: 3}
+enqueue: [vanilla, {label: loose, drafter: eagle, tree: {policy: chain, length: 3},
+                    acceptance: {neighbourhood: additive, k: 20, delta: 0.4}}]
+space: {drafter: eagle, tree: {policy: dynamic, depth: 2, width: 3, nodes: {low: 4, high: 8}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def own(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """A sweep of the class-conditional entry, at its end."""
+    folder = tmp_path_factory.mktemp("own")
+    write_models(folder)
+    (folder / "classes.txt").write_text("".join(f"{number}\n" for number in (3, 14, 159, 265, 358, 979)))
+    launched = Launched(folder, SPACE, ray_files)
+    launched.run("--models", "models.yaml", "--no-mlflow", "--workers", "1")
+    return launched
+
+
+def test_every_trial_drew_every_class(own: Launched) -> None:
+    records = own.records
+    assert [record.state for record in records] == ["complete"] * 3
+    assert [record.images for record in records] == [COUNT] * 3
+    metrics = [record.metrics["step_compression"].value for record in records]
+    assert metrics[0] == 1
+    assert metrics[1] > 1, "a loose rule accepts something of any drafter"
+    assert all(record.metrics["mean_accepted_length"].value >= 1 for record in records)
+
+
+def test_the_identity_is_the_files(own: Launched) -> None:
+    identity = json.loads((own.store / "identity.json").read_text())
+    entry = read_entry(own.folder / "models.yaml", "classes")
+    assert identity["models"] == hashes_of(entry)
+    assert identity["target"] == "llamagen-c2i-32x2-48"
+    assert identity["image_size"] == 48
+    assert "models.yaml" in (own.store / "sweep.yaml").read_text()
+
+
+def test_the_images_are_those_of_the_files(own: Launched) -> None:
+    """What the worker wrote is what the entry's own target draws here."""
+    models = load_entry(read_entry(own.folder / "models.yaml", "classes"), torch.device("cpu"))
+    record = own.records[1]
+    config = DecodingConfig.from_mapping(record.config)
+    (shard,) = [name for name in record.shards if "/quality-" in name]
+    table = pq.read_table(own.store / shard)
+    jobs = [Job(*pair) for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)]
+    engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=COUNT)
+    found = {result.job.caption_id: result.tokens for result in engine.run(jobs)}
+    for tokens, job in zip(tokens_of(table), jobs, strict=True):
+        assert torch.equal(torch.as_tensor(tokens).long(), found[job.caption_id])
+
+
+def test_other_weights_are_another_sweep(own: Launched) -> None:
+    """Over a checkpoint that has changed it does not go on: the numbers would be those of another model."""
+    path, storage = own.folder / "ckpt/c2i.pt", Storage(str(own.store))
+    before, sweep = path.read_bytes(), SweepConfig.read(own.store / "sweep.yaml")
+    identity = json.loads((own.store / "identity.json").read_text())
+    state = torch.load(path)
+    state["model"]["norm.weight"] *= 2
+    torch.save(state, path)
+    try:
+        changed = identity | {"models": hashes_of(read_entry(own.folder / "models.yaml", "classes"))}
+        with pytest.raises(IdentityError, match="models differ from when this sweep began"):
+            keep_identity(storage, sweep, changed)
+    finally:
+        path.write_bytes(before)
+    again = identity | {"models": hashes_of(read_entry(own.folder / "models.yaml", "classes"))}
+    assert keep_identity(storage, sweep, again) == identity
