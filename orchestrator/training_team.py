@@ -26,6 +26,12 @@ RAY_FOLDER = "ray"  # Ray's own notes
 LINES = "eagle.log"  # what the first process says
 FAILURES = 2  # times that the group is started again
 PATIENCE = 6 * 3600  # seconds that processes wait for each other: one may be drawing images still
+SETTINGS = {
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine takes minutes to import torch in every process
+    "RAY_TRAIN_METRICS_ENABLED": "0",  # nobody reads them
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the checkpoint is as good at any moment
+}
 LOOK = 0.5  # seconds between looks at what was said
 
 
@@ -35,7 +41,8 @@ def train_together(job: DrafterJob, workers: int, address: str | None, *, resume
     Raises:
         PoolError: no cluster, no room on it, or the workers failed; with what they said.
     """
-    os.environ.setdefault("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
+    for key, value in SETTINGS.items():
+        os.environ.setdefault(key, value)
     with connected(address, Slots(workers), workers) as slots, _echoed(job.out / LINES, tell):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer

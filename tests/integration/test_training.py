@@ -23,7 +23,10 @@ PATIENCE = 110.0  # seconds, of a busy machine
 
 def command(folder: Path, out: str, *more: str, steps: int = STEPS) -> list[str]:
     weights, captions = tiny_folder(folder / "weights"), captions_file(folder / "captions.txt", 24)
-    given = ["--captions", captions, "--weights", weights, "--out", folder / out, "--batch", 4, "--steps", steps]
+    given = [
+        "--captions", captions, "--weights", weights, "--out", folder / out, "--batch", 4, "--steps", steps,
+        "--rate", 0.002,
+    ]  # fmt: skip
     return [*COMMAND, "train", "eagle", *map(str, given), "--save-every", str(SAVED), "--device", "cpu", *more]
 
 
