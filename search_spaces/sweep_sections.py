@@ -32,9 +32,9 @@ class Models(Setting):
     """The target with its drafters, and where they run."""
 
     weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = "builtin"
+    device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
     name: Annotated[str | None, "an entry of models.yaml"] = None
     file: Annotated[str | None, "the models.yaml that has it"] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
