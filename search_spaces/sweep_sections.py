@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from search_spaces.settings import Range, Setting, SettingError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+BUILTIN = "builtin"  # the weights that come with the package
 SEEDS = Range(0, 2**63 - 1)  # they are kept as 64-bit integers with sign
 
 
@@ -29,12 +30,22 @@ class Head(Setting):
 
 @dataclass(frozen=True, slots=True)
 class Models(Setting):
-    """The target with its drafters, and where they run."""
+    """The target with its drafters, and where they run: a folder of weights, or an entry of a models.yaml.
 
-    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = "builtin"
+    A ready sweep names its entry only; `launch --models FILE` says where the file is.
+    """
+
+    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = BUILTIN
     device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
-    name: Annotated[str | None, "an entry of models.yaml"] = None
-    file: Annotated[str | None, "the models.yaml that has it"] = None
+    name: Annotated[str | None, "entry of a models.yaml"] = None
+    file: Annotated[str | None, "the models.yaml that holds the entry"] = None
+
+    def check(self) -> None:
+        if self.name is None and self.file is not None:
+            raise SettingError(("name",), f"missing; say which entry of {self.file} this sweep is for")
+        if self.name is not None and self.weights != BUILTIN:
+            problem = f"given beside the entry {self.name!r} of a models.yaml; leave it out, or the name (name: null)"
+            raise SettingError(("weights",), problem)
 
 
 @dataclass(frozen=True, slots=True)

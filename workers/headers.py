@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +49,9 @@ class Headers:
 
     def unreadable(self, texts: Sequence[str]) -> tuple[int, str] | None:
         """The first caption that the target cannot read, by its place, and why; None if it reads all."""
+        with suppress(ValueError):  # all at once is much quicker, and nearly always enough
+            self.read(texts)
+            return None
         for place, text in enumerate(texts):
             try:
                 self.read([text])
