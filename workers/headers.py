@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,9 @@ class Headers:
 
     def unreadable(self, texts: Sequence[str]) -> list[tuple[int, str]]:
         """The captions that the target cannot read, by their places, and why."""
+        with suppress(ValueError):  # all at once is much quicker, and nearly always enough
+            self.read(texts)
+            return []
         found = []
         for place, text in enumerate(texts):
             try:

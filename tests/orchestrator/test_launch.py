@@ -586,6 +586,10 @@ def replaced(old: str, new: str) -> None:
 #: How the checkpoints are spoilt, words on the command line, and what is said before any worker starts.
 ENTRIES: dict[str, tuple[Callable[[Path], Any], Words, Words]] = {
     "no file is named": (lambda c: None, (), ("models.name: classes", "--models models.yaml")),
+    "weights as well": (
+        lambda c: None, ("--models", "mine/models.yaml", "--weights", "mine"),
+        ("models.weights: given beside the entry 'classes'", "leave it out"),
+    ),
     "no such models.yaml": (lambda c: None, ("--models", "none.yaml"), ("none.yaml", "No such file")),
     "no such entry": (
         lambda c: None, ("--models", "mine/models.yaml#clases"), ("no entry 'clases'", "did you mean 'classes'?"),
@@ -633,6 +637,12 @@ def test_entries(name: str, made: Path, launch: Callable[..., tuple[int, str]]) 
     write(**ENTRY)
     refused(launch(*words), 2, *parts)
     assert not Path("sweeps").exists()
+
+
+def test_a_file_without_an_entry(made: Path, launch: Callable[..., tuple[int, str]]) -> None:
+    checkpoints(made)
+    write(**{**ENTRY, "models": {}})
+    refused(launch("--models", "mine/models.yaml"), 2, "models.name: missing; say which entry of mine/models.yaml")
 
 
 def test_workers_are_told_the_entry(made: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from workers.evaluate import Evaluator
 from workers.metrics.catalogue import measure
 from workers.metrics.frechet import FeatureStatistics, frechet_distance
 from workers.metrics.inception import InceptionFeatures, announce_inception, load_inception
-from workers.metrics.instruments import Instruments, announced
+from workers.metrics.instruments import announced
 from workers.metrics.metric import Evidence, Reference, Rows
 from workers.models.weights import WeightsError, unfilled
 from workers.specification import WorkerSpec
@@ -171,12 +170,13 @@ def test_a_sweep_is_measured_on_it(
     file: Path, net: InceptionFeatures, scenes: Tensor, seen: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluator draws, reads by Inception beside the scenes' net, makes the reference, and says who read it."""
-    given = partial(Instruments.load, weights={"inception": str(file)})
-    monkeypatch.setattr(Instruments, "load", given)
     monkeypatch.setattr(workers.data.reference, "_fills", lambda *_: None)  # 2049 images would take minutes
     section = {"source": "scenes", "count": len(IMAGES), "seed": 1}
     captions = {"source": "scenes", "count": 8, "seed": 1}
-    sweep = Evaluator(WorkerSpec(store=str(tmp_path), device="cpu", captions=captions, reference=section))
+    given = {"inception": str(file)}
+    sweep = Evaluator(
+        WorkerSpec(store=str(tmp_path), device="cpu", captions=captions, reference=section, metric_weights=given)
+    )
     assert sweep.experiment.extractors["features"] == net.identity
     assert sweep.reference is not None
     assert sweep.reference["extractor"] == net.identity
