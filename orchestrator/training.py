@@ -12,6 +12,7 @@ from orchestrator.entries import split_entry
 from orchestrator.training_curve import Curve
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
+from workers.headers import headers_of_models, read_headers
 from workers.loading import pick_device, weights_folder
 from workers.models.manifest import read_entry, sketch_entry
 from workers.training.eagle import JOURNAL, EagleRecipe
@@ -50,13 +51,17 @@ def drafter_job(
     """
     entry = None
     if models is None:
-        weights_folder(weights)
+        headers = read_headers(weights_folder(weights))
     else:
         file, name = split_entry(models)
         assert file is not None
         entry = replace(read_entry(file, name), drafters={})
-        sketch_entry(entry)
+        headers = headers_of_models(sketch_entry(entry), entry.folder)
     found = read_captions(captions, count=count, seed=recipe.seed)
+    if unreadable := headers.unreadable([caption.text for caption in found]):
+        place, why = unreadable[0]
+        more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
+        raise ValueError(f"{found[place].where or captions}: {why}{more}")
     recipe.split(len(found))
     told = entry.to_mapping() if entry else None
     return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe, models=told)

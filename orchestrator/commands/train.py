@@ -70,6 +70,12 @@ def train(
             tracking_uri=tracking_uri, mlflow=mlflow,
         )  # fmt: skip
         return
+    unheard = {
+        "--weights": weights, "--models": models, "--count": count, "--batch": batch, "--rate": rate,
+        "--save-every": save_every, "--workers": None if workers == 1 else workers, "--address": address,
+        "--tracking-uri": tracking_uri, "--no-mlflow": None if mlflow else True,
+    }  # fmt: skip
+    refuse_without_captions(unheard)
     ordered = in_order(pieces, with_data=data is not None)
     from orchestrator.loading import pick_device
     from workers.models.weights import WeightsError
@@ -79,15 +85,9 @@ def train(
     for piece in ordered:
         try:
             path = train_piece(
-                piece,
-                Path(out),
-                Path(data) if data is not None else None,
-                seed=seed,
-                device=place,
-                steps=steps,
-                resume=resume,
-                tell=typer.echo,
-            )
+                piece, Path(out), Path(data) if data is not None else None,
+                seed=seed, device=place, steps=steps, resume=resume, tell=typer.echo,
+            )  # fmt: skip
         except KeyboardInterrupt:
             left = ordered[ordered.index(piece) :]
             again = resuming(left, out=out, data=data, steps=steps, seed=seed, device=device)
@@ -97,6 +97,17 @@ def train(
         except (ValueError, OSError) as error:
             raise CommandError(str(error), WRONG_USAGE) from error
         typer.echo(f"{piece}: {path}")
+
+
+def refuse_without_captions(given: dict[str, Any]) -> None:
+    """Refuse options that only the training for a given target knows, rather than drop them.
+
+    Raises:
+        CommandError: the first of them.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise CommandError(f"{option} goes with --captions: a drafter for a target that is there", WRONG_USAGE)
 
 
 def for_target(
@@ -122,6 +133,8 @@ def for_target(
     """
     if pieces != [EAGLE] or data is not None:
         raise CommandError("--captions trains a drafter for a target: say `train eagle`, without --data", WRONG_USAGE)
+    if device is not None and (workers > 1 or address is not None):
+        raise CommandError("--device is for one process; workers take the GPU or core that Ray gives them", WRONG_USAGE)
     weights, models = target
     if weights is not None and models is not None:
         raise CommandError("--weights and --models: give one of them, the target is either's", WRONG_USAGE)

@@ -46,7 +46,7 @@ def test_a_drafter_for_a_target_gets_everything_said(
     monkeypatch.setattr(training, "train_drafter", instead)
     (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
     said = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
-    more = "--seed 4 --device cpu --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
+    more = "--seed 4 --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
     assert train(monkeypatch, "eagle", *said.split(), *more.split()) == 0
     ((job, place, tracking, resume),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
@@ -164,6 +164,9 @@ def test_endings(
         (("target", "--device", "gpu"), "--device gpu"),
         (("target", "--captions", "c.txt"), "--captions trains a drafter for a target: say `train eagle`"),
         (("eagle", "--captions", "c.txt", "--data", "photos"), "without --data"),
+        (("eagle", "--batch", "64"), "--batch goes with --captions"),
+        (("eagle", "--no-mlflow"), "--no-mlflow goes with --captions"),
+        (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
         (("eagle", "--captions", "scenes", "--weights", "w", "--models", "m.yaml"), "--weights and --models: give one"),
         (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
         (("eagle", "--captions", "nowhere.txt"), "nowhere.txt: no such file"),

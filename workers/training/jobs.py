@@ -15,7 +15,7 @@ from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.loading import Models, load_models, weights_folder
 from workers.models.manifest import Entry, load_entry
-from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, check, train_eagle
+from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, train_eagle
 from workers.training.recording import record
 from workers.training.team import ALONE, Team
 
@@ -74,7 +74,6 @@ class DrafterJob:
             WeightsError: the target's files cannot be read.
         """
         models = self.load(device)
-        check(models.target)
         facts = self.facts(models)
         if team.first:
             self.open(facts, resume)
