@@ -16,6 +16,7 @@ from orchestrator.pareto import Floats, nondominated
 SPEED = frozenset(  # for identities that do not say what their metrics need
     {"speedup", "latency", "step_compression", "mean_accepted_length", "mean_tree_depth", "target_passes"}
 )
+MANIFOLD, MANIFOLDS = "manifold", ("precision", "recall")  # an extractor of their own, where it was given
 FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseline", "timings", "score."
 IN_SECONDS = frozenset({"latency"})  # for identities that do not say what their metrics' units are
 ANY_COUNT = frozenset({"fid_debiased", "kid", "precision"})  # of features, yet without a bias in their number
@@ -103,7 +104,7 @@ def obstacles(identities: Sequence[Mapping[str, Any]], metric: str) -> list[str]
     facts: list[tuple[str, list[Any]]] = [("captions", [_captions(identity) for identity in identities])]
     facts += [
         (f"the extractor {name!r}", [(identity.get("extractors") or {}).get(name) for identity in identities])
-        for name in _extractors(identities, needs)
+        for name in _extractors(identities, metric, needs)
     ]
     if needs is None or REFERENCE in needs:
         facts.append(("reference images", [(i.get("reference") or {}).get("identity") for i in identities]))
@@ -176,14 +177,14 @@ def _needs(identities: Sequence[Mapping[str, Any]], metric: str) -> frozenset[st
     return frozenset() if metric in SPEED else None
 
 
-def _extractors(identities: Sequence[Mapping[str, Any]], needs: frozenset[str] | None) -> list[str]:
+def _extractors(identities: Sequence[Mapping[str, Any]], metric: str, needs: frozenset[str] | None) -> list[str]:
     """The names of the extractors that matter: the features', a score's own, or all if that cannot be told."""
     names = list(dict.fromkeys(name for identity in identities for name in identity.get("extractors") or {}))
     scores = {need.removeprefix(SCORE) for need in needs or () if need.startswith(SCORE)}
     if needs is not None and scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
     if needs is not None and not scores and FEATURES in names:
-        return [FEATURES]
+        return [FEATURES, *([MANIFOLD] if metric in MANIFOLDS and MANIFOLD in names else [])]
     return names
 
 

@@ -84,7 +84,8 @@ def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_jso
     models = load_models(run.weights, run.device, run.models)
     engine, config = make_engine(chosen, models, run)
     with ends_with(WRONG_USAGE):
-        models.target.encode(captions, guided=False)  # every caption is read before the first is drawn
+        for at in range(0, len(captions), run.batch):  # every caption is read before the first is drawn
+            models.target.encode(captions[at : at + run.batch], guided=False)
     jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(run.samples)]
     gallery = Gallery(run.folder, config.digest(), run.seed)
     with ends_with(WRONG_USAGE):

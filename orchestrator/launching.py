@@ -27,6 +27,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
 
+WORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
 IDENTITY, SWEEP, STUDY, TOKEN, LOCK = "identity.json", "sweep.yaml", "study.log", "store.id", "driver.lock"
 SAME = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
 
@@ -121,7 +122,9 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
 
 
 def absolute(source: str) -> str:
-    """A path that means the same in every worker; words and URIs stay as they are."""
+    """A path that means the same in every worker; words, whatever lies beside them, and URIs stay as they are."""
+    if source in WORDS:
+        return source
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
 

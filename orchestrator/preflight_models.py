@@ -230,7 +230,10 @@ def metrics_that_can_be_had(sweep: SweepConfig, model: Headers, captions: list[C
     columns = {*scores, *(("features", NET) if net else ())}
     against = net and sweep.reference.source != NO_REFERENCE
     if not net:
-        absent["features"] = f"the feature net takes images of {model.features_size} pixels, not {model.image_size}"
+        absent["features"] = (
+            f"the feature net takes images of {model.features_size} pixels, not {model.image_size}; give Inception's "
+            "file as metrics.inception of the entry in models.yaml"
+        )
     elif not against:
         absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
     for section, name in metric_names(sweep):
@@ -238,7 +241,7 @@ def metrics_that_can_be_had(sweep: SweepConfig, model: Headers, captions: list[C
         if lacking:
             reasons = [reason for need, reason in absent.items() if need in lacking[name]]
             why = "; ".join(reasons) or lacking[name]
-            raise ValueError(f"{section}: {name} cannot be had here: {why}; leave it out")
+            raise ValueError(f"{section}: {name} cannot be had here: {why}; give what it lacks, or leave it out")
 
 
 def enough_images(sweep: SweepConfig, model: Headers, captions: int) -> None:

@@ -143,6 +143,8 @@ def _notes(sweep: Sweep, rows: tuple[Compared, ...]) -> list[str]:
     notes = [f"measured: {_listed(here)}", f"published: {_listed(there)}"]
     extractors: Mapping[str, str] = known.get("extractors") or {}
     notes += [f"{name} measured by {identity}" for name, identity in extractors.items() if _used(name, rows)]
+    if str(known.get("target", "")).startswith("lumina"):
+        notes.append("lengths: row ends count in the paper (2353 tokens of an image) and not here (2304)")
     for metric in dict.fromkeys(f.metric for row in rows for f in row.figures if f.metric in COUNTED):
         counts = {
             (f.measured.n, row.row.images) for row in rows for f in row.figures if f.metric == metric and f.measured

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.entries import split_entry
 from orchestrator.training_curve import Curve
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
+from workers.headers import headers_of_models, read_headers
 from workers.loading import pick_device, weights_folder
+from workers.models.manifest import read_entry, sketch_entry
 from workers.training.eagle import JOURNAL, EagleRecipe
 from workers.training.jobs import DrafterJob
 from workers.training.team import Team
@@ -36,17 +39,32 @@ class Tracking:
     uri: str | None = None
 
 
-def drafter_job(weights: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None) -> DrafterJob:
-    """What to train, held against what is there before anything is computed.
+def drafter_job(
+    weights: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None, models: str | None = None
+) -> DrafterJob:
+    """What to train, held against what is there before anything is computed. models: FILE[#ENTRY] of a models.yaml,
+    instead of `weights`.
 
     Raises:
-        ValueError: captions that cannot be read, or too few of them.
-        WeightsError: no such folder of weights.
+        ValueError: captions that cannot be read, or too few of them; no such file or entry.
+        WeightsError: no such folder of weights; a file of the entry is missing or of another family.
     """
-    weights_folder(weights)
+    entry = None
+    if models is None:
+        headers = read_headers(weights_folder(weights))
+    else:
+        file, name = split_entry(models)
+        assert file is not None
+        entry = replace(read_entry(file, name), drafters={})
+        headers = headers_of_models(sketch_entry(entry), entry.folder)
     found = read_captions(captions, count=count, seed=recipe.seed)
+    if unreadable := headers.unreadable([caption.text for caption in found]):
+        place, why = unreadable[0]
+        more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
+        raise ValueError(f"{found[place].where or captions}: {why}{more}")
     recipe.split(len(found))
-    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe)
+    told = entry.to_mapping() if entry else None
+    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe, models=told)
 
 
 def train_drafter(
@@ -90,4 +108,5 @@ def _tracked(job: DrafterJob, tracking: Tracking, resume: bool, tell: Tell) -> I
 
 
 def _params(job: DrafterJob) -> dict[str, Any]:
-    return {"weights": job.weights, "captions": len(job.captions), **asdict(job.recipe)}
+    weights = job.models["name"] if job.models else job.weights
+    return {"weights": weights, "captions": len(job.captions), **asdict(job.recipe)}

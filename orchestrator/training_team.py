@@ -103,12 +103,14 @@ def _plain(job: DrafterJob, resume: bool) -> dict[str, Any]:
     captions = [[caption.id, caption.text] for caption in job.captions]
     recipe, out = asdict(job.recipe), str(job.out.absolute())
     weights = job.weights if job.weights == "builtin" else str(Path(job.weights).expanduser().absolute())
-    return {"weights": weights, "captions": captions, "out": out, "recipe": recipe, "resume": resume}
+    told = {"weights": weights, "models": job.models, "captions": captions, "out": out, "recipe": recipe}
+    return told | {"resume": resume}
 
 
 def _job(config: dict[str, Any]) -> DrafterJob:
     return DrafterJob(
         weights=config["weights"],
+        models=config["models"],
         captions=tuple(Caption(number, text) for number, text in config["captions"]),
         out=Path(config["out"]),
         recipe=EagleRecipe(**config["recipe"]),

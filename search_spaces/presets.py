@@ -62,12 +62,12 @@ CATALOGUE: Mapping[str, Preset] = MappingProxyType(
         "eagle1": _preset(
             Eagle(), EAGLE1, EXACT,
             "EAGLE drafts the original static tree of 25 nodes, exact acceptance",
-            "EAGLE (Li et al. 2024); LANTERN++, tables 1 and 2",
+            "EAGLE (Li et al. 2024); LANTERN++, tables 3 to 5",
         ),
         "eagle1_58": _preset(
             Eagle(), EXTENDED, EXACT,
             "EAGLE drafts LANTERN++'s larger static tree, exact acceptance",
-            "LANTERN++, tables 4 and 5",
+            "LANTERN++, tables 1, 2, 4 and 5",
         ),
         "eagle2": _preset(
             Eagle(), EAGLE2, EXACT,

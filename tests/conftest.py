@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-TOGETHER = ("integration", "browser", "test_pool.py", "test_tracking_server.py", "test_tracking.py", "test_notebook.py")
+#: Files that share something costly, by the name of their group.
+TOGETHER = {
+    "small sweep": ("test_cluster.py", "test_killed.py", "test_mlflow_away.py", "test_open_formats.py"),
+    "browser": ("test_mlflow_ui.py", "test_report_page.py"),
+    "servers": ("test_tracking_server.py", "test_tracking.py", "test_notebook.py"),
+    "pool": ("test_pool.py",),
+    "ways": ("test_same_results.py",),
+    "checkpoints": ("test_own_checkpoints.py",),
+}
+GROUPS = {file: group for group, files in TOGETHER.items() for file in files}
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch reads it when it is imported: the processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,6 +31,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
     for item in items:
-        path = item.path.relative_to(TESTS)
-        if path.parts[0] in TOGETHER or path.name in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else path.stem))
+        if group := GROUPS.get(item.path.name):
+            item.add_marker(pytest.mark.xdist_group(group))

@@ -36,7 +36,7 @@ from workers.specification import WorkerSpec
 from workers.timing import pairs
 
 TOKEN = "store.id"  # what the driver writes before workers start
-PICTURES_AT_ONCE = 64  # decoded from tokens together
+PICTURES_AT_ONCE = 64  # decoded from tokens together; so many captions are encoded together
 
 
 def shared_store(spec: WorkerSpec) -> Storage:
@@ -71,7 +71,8 @@ class Evaluator:
         texts = [caption.text for caption in self.captions]
         target = self.models.target
         self.image_size = image_size(target)
-        target.encode(texts, guided=False)  # every caption is read before the first is drawn
+        for at in range(0, len(texts), PICTURES_AT_ONCE):  # every caption is read before the first is drawn
+            target.encode(texts[at : at + PICTURES_AT_ONCE], guided=False)
         self.instruments = Instruments.load(
             folder, image_size=self.image_size, captions=texts, device=self.device, weights=spec.metric_weights
         )

@@ -19,6 +19,7 @@ Examples:
   specfrontier train all --data photos --out runs/photos     (photos/CLASS/*.png, or captions beside the images)
   specfrontier generate "a large red circle" --weights runs/mine --preset lantern
   specfrontier train eagle --captions captions.txt --weights runs/photos --out runs/drafter --workers 4
+  specfrontier train eagle --captions captions.txt --models models.yaml#llamagen-xl-stage1 --out runs/drafter
 """
 # Spelled out, because asking workers.training for them would cost this command's help the import of torch.
 PIECES = ("tokenizer", "target", "eagle", "medusa", "independent", "features", "clip")
@@ -40,7 +41,8 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoints in DIR.")] = False,
     captions: t.Captions = None,
-    weights: t.Weights = "builtin",
+    weights: t.Weights = None,
+    models: t.ModelsFile = None,
     count: t.Count = None,
     batch: t.Batch = None,
     rate: t.Rate = None,
@@ -55,17 +57,25 @@ def train(
     Pieces build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
     procedural scenes, a piece that DIR does not hold is taken from the built-in model.
 
-    With --captions, train an EAGLE drafter for the target in --weights, on images that it draws of the captions (kept
-    in DIR); the loss goes to DIR/eagle.journal.jsonl and to MLflow, the weights best at held-out top-3 into DIR.
+    With --captions, train an EAGLE drafter for the target in --weights (default: builtin) or --models, on images that
+    it draws of the captions (kept in DIR); the loss goes to DIR/eagle.journal.jsonl and to MLflow, the weights best at
+    held-out top-3 into DIR.
     """
     if captions is not None:
-        recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
+        said = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
+        recipe = {key: value for key, value in said.items() if value is not None}
         for_target(
-            pieces, captions, weights, out, {key: value for key, value in recipe.items() if value is not None},
+            pieces, captions, (weights, models), out, recipe,
             count=count, data=data, device=device, workers=workers, address=address, resume=resume,
             tracking_uri=tracking_uri, mlflow=mlflow,
         )  # fmt: skip
         return
+    unheard = {
+        "--weights": weights, "--models": models, "--count": count, "--batch": batch, "--rate": rate,
+        "--save-every": save_every, "--workers": None if workers == 1 else workers, "--address": address,
+        "--tracking-uri": tracking_uri, "--no-mlflow": None if mlflow else True,
+    }  # fmt: skip
+    refuse_without_captions(unheard)
     ordered = in_order(pieces, with_data=data is not None)
     from orchestrator.loading import pick_device
     from workers.models.weights import WeightsError
@@ -75,15 +85,9 @@ def train(
     for piece in ordered:
         try:
             path = train_piece(
-                piece,
-                Path(out),
-                Path(data) if data is not None else None,
-                seed=seed,
-                device=place,
-                steps=steps,
-                resume=resume,
-                tell=typer.echo,
-            )
+                piece, Path(out), Path(data) if data is not None else None,
+                seed=seed, device=place, steps=steps, resume=resume, tell=typer.echo,
+            )  # fmt: skip
         except KeyboardInterrupt:
             left = ordered[ordered.index(piece) :]
             again = resuming(left, out=out, data=data, steps=steps, seed=seed, device=device)
@@ -95,10 +99,21 @@ def train(
         typer.echo(f"{piece}: {path}")
 
 
+def refuse_without_captions(given: dict[str, Any]) -> None:
+    """Refuse options that only the training for a given target knows, rather than drop them.
+
+    Raises:
+        CommandError: the first of them.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise CommandError(f"{option} goes with --captions: a drafter for a target that is there", WRONG_USAGE)
+
+
 def for_target(
     pieces: list[str],
     captions: str,
-    weights: str,
+    target: tuple[str | None, str | None],
     out: str,
     recipe: dict[str, Any],
     *,
@@ -111,13 +126,18 @@ def for_target(
     tracking_uri: str | None,
     mlflow: bool,
 ) -> None:
-    """An EAGLE drafter for a target that is there already.
+    """An EAGLE drafter for a target that is there already: that of --weights, or of --models.
 
     Raises:
         CommandError: how it ended, if not well.
     """
     if pieces != [EAGLE] or data is not None:
         raise CommandError("--captions trains a drafter for a target: say `train eagle`, without --data", WRONG_USAGE)
+    if device is not None and (workers > 1 or address is not None):
+        raise CommandError("--device is for one process; workers take the GPU or core that Ray gives them", WRONG_USAGE)
+    weights, models = target
+    if weights is not None and models is not None:
+        raise CommandError("--weights and --models: give one of them, the target is either's", WRONG_USAGE)
     from orchestrator.loading import pick_device
     from orchestrator.tasks import PoolError
     from orchestrator.training import Place, Tracking, drafter_job, train_drafter
@@ -126,7 +146,8 @@ def for_target(
 
     place = Place(device=str(pick_device(device)), workers=workers, address=address)
     try:
-        job = drafter_job(weights, captions, Path(out), EagleRecipe(**recipe), count=count)
+        wanted = EagleRecipe(**recipe)
+        job = drafter_job(weights or "builtin", captions, Path(out), wanted, count=count, models=models)
         path = train_drafter(job, place, Tracking(wanted=mlflow, uri=tracking_uri), resume=resume, tell=typer.echo)
     except KeyboardInterrupt:
         raise CommandError("interrupted; go on with the same command and --resume", INTERRUPTED) from None

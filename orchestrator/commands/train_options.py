@@ -10,7 +10,11 @@ Captions = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Captions that the target draws and the drafter learns on; or: scenes."),
 ]
-Weights = Annotated[str, typer.Option(metavar="DIR", help="The target's folder of weights; or: builtin.")]
+Weights = Annotated[str | None, typer.Option(metavar="DIR", help="The target's folder of weights; or: builtin.")]
+ModelsFile = Annotated[
+    str | None,
+    typer.Option("--models", metavar="FILE[#ENTRY]", help="The target, instead of --weights."),
+]
 Count = Annotated[int | None, typer.Option(metavar="N", min=2, help="Captions taken. Default: all of them.")]
 Batch = Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples of a step, of all workers. Default: 16.")]
 Rate = Annotated[float | None, typer.Option(metavar="X", min=0.0, help="Peak learning rate. Default: 0.0001.")]

@@ -40,7 +40,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port("127.0.0.1", 0)}
-        head |= {"object_store_memory": STORE, "_system_config": QUICK}
+        head |= {"object_store_memory": STORE, "_system_config": QUICK} | agent_port()
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):
             add_node(cluster)
@@ -51,7 +51,12 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    return cluster.add_node(num_cpus=1, object_store_memory=STORE, **agent_port())
+
+
+def agent_port() -> dict[str, int]:
+    """Ray's own choice is one port for all: a second cluster on the machine would take no jobs."""
+    return {"dashboard_agent_listen_port": free_port("127.0.0.1", 0)}
 
 
 def workers(launched: Launched) -> set[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tiny_llamagen import write_models
 
 import workers.training.recipes as recipes
 from orchestrator import training
@@ -14,6 +17,10 @@ from orchestrator.cli import main
 from orchestrator.commands.train import ALL, PIECES, SCENES_ONLY, in_order
 from orchestrator.tasks import PoolError
 from orchestrator.training import Place, Tracking
+from search_spaces.trial import DecodingConfig
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.models.manifest import load_entry, read_entry
 from workers.models.weights import WeightsError
 from workers.training.eagle import EagleRecipe
 from workers.training.jobs import DrafterJob
@@ -39,7 +46,7 @@ def test_a_drafter_for_a_target_gets_everything_said(
     monkeypatch.setattr(training, "train_drafter", instead)
     (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
     said = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
-    more = "--seed 4 --device cpu --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
+    more = "--seed 4 --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
     assert train(monkeypatch, "eagle", *said.split(), *more.split()) == 0
     ((job, place, tracking, resume),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
@@ -49,6 +56,29 @@ def test_a_drafter_for_a_target_gets_everything_said(
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in capsys.readouterr().out
     assert train(monkeypatch, "eagle", *said.split(), "--no-mlflow") == 0
     assert (calls[1][2].wanted, calls[1][3]) == (False, False)
+
+
+def test_a_drafter_for_an_entry_of_models_yaml_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the official layout to a drafter, which the entry then names, and drafts with."""
+    manifest = write_models(tmp_path / "made")
+    (tmp_path / "c.txt").write_text("0\n7\n999\n12\n")
+    said = (
+        f"--captions {tmp_path}/c.txt --models {manifest}#classes --out {tmp_path}/out --batch 2 --steps 2 --no-mlflow"
+    )
+    assert train(monkeypatch, "eagle", *said.split(), "--device", "cpu") == 0
+    entry = read_entry(manifest, "classes")
+    trained = replace(entry, drafters={"eagle": str(tmp_path / "out" / "eagle.safetensors")})
+    models = load_entry(trained, torch.device("cpu"))
+    engine = Engine(
+        models.target,
+        DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}),
+        models.drafters["eagle"],
+        batch_size=2,
+    )
+    results = list(engine.run([Job(0, "7"), Job(1, "999")]))
+    assert all(len(result.tokens) == models.target.grid.tokens for result in results)
+    shipped = load_entry(entry, torch.device("cpu")).drafters["eagle"]
+    assert not all(map(torch.equal, models.drafters["eagle"].parameters(), shipped.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +164,11 @@ def test_endings(
         (("target", "--device", "gpu"), "--device gpu"),
         (("target", "--captions", "c.txt"), "--captions trains a drafter for a target: say `train eagle`"),
         (("eagle", "--captions", "c.txt", "--data", "photos"), "without --data"),
+        (("eagle", "--batch", "64"), "--batch goes with --captions"),
+        (("eagle", "--no-mlflow"), "--no-mlflow goes with --captions"),
+        (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
+        (("eagle", "--captions", "scenes", "--weights", "w", "--models", "m.yaml"), "--weights and --models: give one"),
+        (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
         (("eagle", "--captions", "nowhere.txt"), "nowhere.txt: no such file"),
         (("eagle", "--captions", "scenes"), "scenes: say how many captions"),
         (("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"), "batch of 3 cannot be"),

@@ -24,7 +24,7 @@ from workers.data.storage import Storage
 
 SCENES, FILE, KIND = "scenes", "reference.parquet", "reference"
 AT_ONCE = 256  # images in memory
-MEND = "make it again: specfrontier reference DIR --out FILE"
+MEND = "make it again: specfrontier reference DIR --out FILE, with the --inception and --vgg that the entry names"
 
 
 class Extractor(Protocol):

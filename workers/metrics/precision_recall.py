@@ -16,6 +16,7 @@ from workers.metrics.metric import MANIFOLD, REFERENCE, Evidence, Metric, Refere
 
 NEAREST, GROUPS = 3, 25
 DISTANCES_AT_ONCE = 1 << 23  # float64: 64 MiB
+ROUNDING = 1e-7  # of a distance by products, by the lengths of its two ends
 
 
 def radii(features: Tensor, k: int = NEAREST) -> Tensor:
@@ -76,8 +77,13 @@ def _nearest(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """[n, m]; by differences, because equal features must have the distance 0."""
-    return torch.cdist(a, b.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    """[n, m]; by products, which are many times faster than differences. What is within their rounding is 0, because
+    equal features must have the distance 0.
+    """
+    centre = b.double().mean(0)
+    a, b = a.double() - centre, b.double() - centre
+    distances = torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist")
+    return distances.masked_fill_(distances < ROUNDING * (a.norm(dim=1)[:, None] + b.norm(dim=1)), 0.0)
 
 
 def _sides(evidence: Evidence) -> tuple[Tensor, Reference]:

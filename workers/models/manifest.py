@@ -31,7 +31,7 @@ from workers.models.families.scenes import BUILTIN, DRAFTERS, load_drafter
 from workers.models.target import Target
 from workers.models.weights import content_hash
 
-METRICS = ("inception", "clip", "vgg", "hpsv2", "image_reward", "aesthetic")
+METRICS = ("inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic")
 _SECTIONS = {"drafters": DRAFTERS, "metrics": METRICS}
 
 

@@ -115,18 +115,6 @@ class Slots(NamedTuple):
         return out[:, -self.wanted.shape[1] :]
 
 
-def check(target: Target) -> None:
-    """
-    Raises:
-        ValueError: a target whose teacher-forced pass is not plain: fixed tokens stand between its rows (Lumina).
-    """
-    if getattr(target, "row_end", None) is not None:
-        raise ValueError(
-            f"target {target.name}: its image rows end in a token of their own, which the training of drafters does "
-            "not insert yet; give a published drafter"
-        )
-
-
 def prompt_filler(target: Target) -> int | None:
     """What stands in for the token ids of the target's prompts (see `EagleDrafter`): LlamaGen's have none."""
     return 0 if target.transformer.config.rope == "grid" else None

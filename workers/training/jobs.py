@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.loading import Models, load_models, weights_folder
-from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, check, train_eagle
+from workers.models.manifest import Entry, load_entry
+from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, train_eagle
 from workers.training.recording import record
 from workers.training.team import ALONE, Team
 
@@ -26,13 +27,16 @@ RECORDED = "recorded"
 class DrafterJob:
     """An EAGLE drafter for the target of `weights` (a folder, or "builtin"), on images that it draws of `captions`.
 
-    out: a folder for weights, checkpoint, journal and recorded images; in a team, one that all processes see.
+    models: an entry of models.yaml as plain data (`Entry.to_mapping`), which goes before `weights`; its drafters stay
+    where they are. out: a folder for weights, checkpoint, journal and recorded images; in a team, one that all
+    processes see.
     """
 
     weights: str
     captions: tuple[Caption, ...]
     out: Path
     recipe: EagleRecipe
+    models: Mapping[str, Any] | None = None
 
     def load(self, device: torch.device) -> Models:
         """The target, with its weights' hashes.
@@ -40,7 +44,9 @@ class DrafterJob:
         Raises:
             WeightsError: a weight file is missing, truncated or of another family.
         """
-        return load_models(weights_folder(self.weights), device)
+        if self.models is None:
+            return load_models(weights_folder(self.weights), device)
+        return load_entry(replace(Entry.from_mapping(self.models), drafters={}), device)
 
     def facts(self, models: Models) -> dict[str, Any]:
         """What the result depends on, as plain data."""
@@ -68,7 +74,6 @@ class DrafterJob:
             WeightsError: the target's files cannot be read.
         """
         models = self.load(device)
-        check(models.target)
         facts = self.facts(models)
         if team.first:
             self.open(facts, resume)

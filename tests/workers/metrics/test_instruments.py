@@ -15,6 +15,7 @@ from workers.metrics.extractor import Announced, ExtractorFile
 from workers.metrics.features import announce_features, load_features
 from workers.metrics.instruments import Instruments, announced, checked
 from workers.metrics.metric import MANIFOLD, NET
+from workers.models import manifest
 from workers.models.families.scenes import BUILTIN
 from workers.models.weights import WeightsError
 
@@ -103,6 +104,7 @@ def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[st
 def test_keys_are_checked() -> None:
     known = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
     assert known == {*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)}
+    assert known == set(manifest.METRICS), "what an entry of models.yaml may name"
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
         load({"inceptoin": "a.pth"})
     with pytest.raises(WeightsError, match="inception and inception_tf are two answers to one question"):

@@ -25,6 +25,7 @@ from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
 
 CAPTION_TOKENS, CAPTION_DIM = 120, 2048  # of the T5 features (flan-t5-xl)
+CLASSES = 1000  # of ImageNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,13 @@ VQ_OFFICIAL = [Row("quantize.codebook_used", None), Row("{...}", "{...}")]
 class ClassConditioner(nn.Module):
     """One prompt position: the class's embedding. A caption is a class number, or one of `names` where given."""
 
-    def __init__(self, dim: int, classes: int = 1000, names: Sequence[str] = ()) -> None:
+    def __init__(self, dim: int, classes: int = CLASSES, names: Sequence[str] = ()) -> None:
         super().__init__()
         self.classes = nn.Embedding(classes + 1, dim)  # the last row is the null class
         self.null_class = classes
-        self._numbers = {name.strip().lower(): number for number, name in enumerate(names)}
+        self._numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(names):
+            self._numbers.setdefault(name.strip().lower(), []).append(number)
 
     def forward(self, captions: Sequence[str]) -> Prompt:
         """
@@ -128,7 +131,10 @@ class ClassConditioner(nn.Module):
     def _number(self, caption: str) -> int:
         text = caption.strip().lower()
         if text in self._numbers:
-            return self._numbers[text]
+            number, *others = self._numbers[text]
+            if others:
+                raise ValueError(f"{caption!r} is the name of several classes; say {number} or {others[0]}")
+            return number
         if text.isascii() and text.isdigit() and int(text) < self.null_class:
             return int(text)
         names = f", or one of its {len(self._numbers)} class names" if self._numbers else ""

@@ -22,7 +22,7 @@ from torch import Tensor
 from search_spaces.settings import Range, Setting, SettingError, Words
 from workers.models.families import llamagen
 from workers.models.families.catalogue import Family
-from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, SIZES, LlamaGenSize
+from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, CLASSES, SIZES, LlamaGenSize
 from workers.models.target import Target
 from workers.models.transformer import Transformer
 from workers.models.vq import VQConfig, VQModel
@@ -148,13 +148,20 @@ def _own_size(transformer: str, heads: int) -> LlamaGenSize:
 
 
 def _class_names(file: str | None) -> tuple[str, ...]:
-    """Raises WeightsError: the file is missing, or no UTF-8 text."""
+    """A name a line, in the order of the classes.
+
+    Raises:
+        WeightsError: the file is missing, no UTF-8 text, or not a name for each class.
+    """
     if file is None:
         return ()
     try:
-        return tuple(line for line in Path(file).read_text("utf-8").splitlines() if line.strip())
+        names = tuple(Path(file).read_text("utf-8").rstrip().splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise WeightsError(f"{file}: no readable text with a class name a line ({error})") from error
+    if len(names) != CLASSES:
+        raise WeightsError(f"{file}: {len(names)} lines for {CLASSES} classes; give each its line, in their order")
+    return names
 
 
 def _published() -> dict[str, dict[str, Any]]:
