@@ -27,7 +27,8 @@ def command(folder: Path, out: str, *more: str, steps: int = STEPS) -> list[str]
         "--captions", captions, "--weights", weights, "--out", folder / out, "--batch", 4, "--steps", steps,
         "--rate", 0.002,
     ]  # fmt: skip
-    return [*COMMAND, "train", "eagle", *map(str, given), "--save-every", str(SAVED), "--device", "cpu", *more]
+    alone = () if "--workers" in more else ("--device", "cpu")
+    return [*COMMAND, "train", "eagle", *map(str, given), "--save-every", str(SAVED), *alone, *more]
 
 
 def variables(ray: Path | None = None) -> dict[str, str]:
