@@ -102,14 +102,7 @@ class Mirror:
     @property
     def _mlflow(self) -> MlflowClient:
         if self._client is None:
-            os.environ.update(NO_RETRIES)
-            for key, value in SETTINGS.items():
-                os.environ.setdefault(key, value)
-            from mlflow.tracking import MlflowClient
-
-            for name in ("mlflow", "alembic"):
-                logging.getLogger(name).setLevel(logging.ERROR)
-            self._client = MlflowClient(tracking_uri=self.uri)
+            self._client = client_of(self.uri)
         return self._client
 
     def _connect(self, running: bool) -> dict[int, Child]:
@@ -262,3 +255,15 @@ class Mirror:
         note = RunTag(runs.NOTE, runs.note(self.facts, best, self.experiment_id))
         self._mlflow.log_batch(self.parent, metrics, params, [note])
         self._said = said
+
+
+def client_of(uri: str) -> MlflowClient:
+    """A client that gives up at once when the server is away, and says nothing on the terminal."""
+    os.environ.update(NO_RETRIES)
+    for key, value in SETTINGS.items():
+        os.environ.setdefault(key, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)

@@ -7,7 +7,6 @@ are not sent again.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.tracking_ledger import artifact_folder, resolve, safe, shown
-from orchestrator.tracking_mirror import ENDS, EXPERIMENT_TAGS, NO_RETRIES, SETTINGS
+from orchestrator.tracking_mirror import ENDS, EXPERIMENT_TAGS, client_of
 from orchestrator.tracking_runs import MAX_PARAM, clean, legal, user
 from workers.data.storage import Storage
 
@@ -115,14 +114,7 @@ class Curve:
     def _connected(self) -> MlflowClient:
         """The client, after finding or making the run."""
         if self._client is None:
-            os.environ.update(NO_RETRIES)
-            for key, value in SETTINGS.items():
-                os.environ.setdefault(key, value)
-            from mlflow.tracking import MlflowClient
-
-            for name in ("mlflow", "alembic"):
-                logging.getLogger(name).setLevel(logging.ERROR)
-            client = MlflowClient(tracking_uri=self._uri)
+            client = client_of(self._uri)
             known = json.loads(self._notes.read_text("utf-8")) if self._notes.exists() else {}
             if known.get("uri") == shown(self._uri):
                 self._run, self._sent = known["run"], known["sent"]

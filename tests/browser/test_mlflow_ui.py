@@ -77,7 +77,11 @@ def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, lin
     keep(page, "sweep")
     with page.expect_popup() as opened:
         page.get_by_role("link", name="compare their runs").click()
-    opened.value.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    comparing = opened.value.get_by_text(re.compile(r"Comparing \d+ Runs"))
+    comparing.wait_for(timeout=WAIT)
+    shown = re.search(r"Comparing (\d+) Runs", comparing.first.inner_text())
+    assert shown is not None
+    assert int(shown[1]) > 1
     opened.value.close()
 
 
