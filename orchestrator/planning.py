@@ -110,7 +110,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "sweep": sweep.name,
         "target": target.name,
         "models": sweep.models.name or sweep.models.weights,
-        "dtype": str(target.head.weight.dtype).removeprefix("torch."),
+        "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
         "memory": {"timing": memory_of(small), "quality": memory_of(big)},

@@ -95,12 +95,12 @@ def with_drafter(outline: Outline, config: DecodingConfig) -> Outline | None:
 
 def _usual_eagle(target: Target) -> EagleDrafter:
     config = replace(target.transformer.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
-    layer = unfilled(lambda: EagleLayer(config)).to("meta", target.head.weight.dtype)
+    layer = unfilled(lambda: EagleLayer(config)).to("meta", target.dtype)
     return EagleDrafter(target, layer).eval().requires_grad_(False)
 
 
 def _usual_medusa(target: Target, heads: int) -> MedusaDrafter:
     width = target.transformer.config.dim
     with torch.device("meta"):
-        made = MedusaHeads(width, target.vocab_size, heads, shared_head=True).to(target.head.weight.dtype)
+        made = MedusaHeads(width, target.vocab_size, heads, shared_head=True).to(target.dtype)
     return MedusaDrafter(target, made).eval().requires_grad_(False)

@@ -68,5 +68,6 @@ def test_your_own_drafter(names: dict[str, Any]) -> None:
 def test_your_own_target(names: dict[str, Any]) -> None:
     assert names["worst"] < 1e-4, "its logits are the reference's"
     assert names["lossless"] is True
+    assert names["same"] is True, "transformers' own forward under the engine draws the same"
     assert names["accepted"] > 1
     assert names["picture"].shape == (1, 3, 16, 16)

@@ -31,7 +31,8 @@ CHAIN = ("--drafter", "eagle", "--tree", "chain", "--depth", "3")
 def toy_models(break_with: float | None = None) -> Models:
     target = toy_target()
     if break_with is not None:
-        target.head.weight.data[3] = break_with
+        weights = dict(target.head.named_parameters())
+        weights["weight"].data[3] = break_with
     drafters = {kind: toy_drafter(kind, target) for kind in ("eagle", "medusa", "independent")}
     return Models(
         target, {kind: drafter for kind, drafter in drafters.items() if drafter is not None}, {"toy": "0" * 64}

@@ -25,6 +25,8 @@ from workers.dryrun import MOST, Footprint, Meter, footprint, largest_batch, mea
 from workers.models.bundle import Models
 from workers.models.families.llamagen import SIZES
 from workers.models.manifest import load_entry, published_entries, read_entry, sketch_entry
+from workers.models.target import Target
+from workers.models.transformer import Transformer
 from workers.outlines import Outline, outline_of, with_drafter
 
 CPU = torch.device("cpu")
@@ -33,6 +35,12 @@ CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "cha
 TREE = DecodingConfig.from_mapping(
     {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 3, "width": 4, "nodes": 12}}
 ).with_sampling(CFG)
+
+
+def stack(target: Target) -> nn.Module:
+    """The target's transformer without embedding and head."""
+    assert isinstance(target.transformer, Transformer)
+    return target.transformer.layers
 
 
 def on_meta(models: Models) -> Models:
@@ -128,7 +136,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
         for layers in (1, 3):
             entry = read_entry(write_models(tmp_path / f"{dim}-{layers}", Size(dim, layers, 2)), "classes")
             models = load_entry(entry, CPU)
-            body = sum(p.nbytes for p in models.target.transformer.layers.parameters())
+            body = sum(p.nbytes for p in stack(models.target).parameters())
             measured[dim, layers] = (body, real_caches(models, DecodingConfig(sampling=CFG), 2))
     for name in ("llamagen-b-c2i", "llamagen-xl-c2i"):
         entry = published_entries()[name]
@@ -143,7 +151,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
         )  # rounding to 256 matters at small widths: take the gates out and put them back
         rest = torch.linalg.lstsq(widths, (each - gates)[:, None]).solution[:, 0]
         wide = float(rest[0] * size.dim**2 + rest[1] * size.dim + 3 * 4 * size.dim * size.ffn) * size.layers
-        assert sum(p.nbytes for p in target.transformer.layers.parameters()) == pytest.approx(wide, rel=0.02)
+        assert sum(p.nbytes for p in stack(target).parameters()) == pytest.approx(wide, rel=0.02)
         # a cache grows with layers x width x positions
         unit = (measured[192, 3][1] - measured[192, 1][1]) / (2 * 192 * (1 + 9 + 1))
         found = footprint(outline.models, DecodingConfig(sampling=CFG), 2, 1)
@@ -173,7 +181,7 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
     found = footprint(ready.models, config.with_sampling(CFG), 2, 1)
     body = models.target.transformer.config
     assert found.cache >= 4 * body.n_layers * 2 * 4 * (5 + 100) * body.dim
-    assert found.round.flops >= 2 * 4 * sum(p.numel() for p in models.target.transformer.layers.parameters())
+    assert found.round.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())
     assert measurable(config).policy.max_nodes == config.policy.max_nodes
 
 

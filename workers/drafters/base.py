@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from workers.decoding.state import Batch, Sight
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Transformer
+from workers.models.transformer import Body
 
 
 class Drafter(nn.Module, ABC):
@@ -79,7 +79,7 @@ class CachedDrafter(Drafter):
     sight: Sight
     pending: tuple[Tensor, Tensor, Tensor]
 
-    def __init__(self, target: Target, decoder: Transformer, base: int) -> None:
+    def __init__(self, target: Target, decoder: Body, base: int) -> None:
         super().__init__()
         own, wanted = decoder.config, target.transformer.config
         for what in ("prompt_len", "rows", "cols"):

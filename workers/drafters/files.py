@@ -49,8 +49,7 @@ def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
     if kind not in LOADERS:
         raise ValueError(f"no drafter {kind!r} has weights of its own; those that have: {', '.join(LOADERS)}")
     drafter = LOADERS[kind](path, target)
-    weight = target.head.weight
-    return drafter.to(weight.device, weight.dtype).eval().requires_grad_(False)
+    return drafter.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def load_eagle(path: Path, target: Target) -> EagleDrafter:
@@ -67,8 +66,7 @@ def load_eagle(path: Path, target: Target) -> EagleDrafter:
         drafter = EagleDrafter(target, layer, filler=header.get("filler", 0))
     else:
         drafter = _published(path, target)
-    weight = target.head.weight
-    made: EagleDrafter = drafter.to(weight.device, weight.dtype).eval().requires_grad_(False)
+    made: EagleDrafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
     return made
 
 

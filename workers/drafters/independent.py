@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from workers.drafters.base import CachedDrafter
 from workers.models.target import Conditioner, Prompt, Target
-from workers.models.transformer import Transformer
+from workers.models.transformer import Body
 
 
 class IndependentDrafter(CachedDrafter):
@@ -16,7 +16,7 @@ class IndependentDrafter(CachedDrafter):
 
     kind = "independent"
 
-    def __init__(self, target: Target, transformer: Transformer, conditioner: nn.Module) -> None:
+    def __init__(self, target: Target, transformer: Body, conditioner: nn.Module) -> None:
         super().__init__(target, transformer, base=target.prompt_len)
         self.agree("vocab_size", transformer.config.vocab_size, target.vocab_size)
         self.conditioner = conditioner

@@ -45,9 +45,10 @@ class MedusaDrafter(Drafter):
         self._target = (target,)
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
-        config, weight = self._target[0].transformer.config, self._target[0].head.weight
+        target = self._target[0]
         self.streams = batch.streams
-        self.feature = torch.zeros(batch.streams * batch.size, config.dim, dtype=weight.dtype, device=weight.device)
+        shape = (batch.streams * batch.size, target.transformer.config.dim)
+        self.feature = torch.zeros(shape, dtype=target.dtype, device=target.device)
 
     def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
         self.feature = self.feature.clone()

@@ -211,7 +211,7 @@ def _drafter(target: Target, kind: str, path: Path) -> Any:
     """A drafter beside its target: on its device, in its transformer's type."""
     if not path.exists():
         raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
-    return load_drafter(target, kind, path).to(target.device, target.head.weight.dtype)
+    return load_drafter(target, kind, path).to(target.device, target.dtype)
 
 
 def _entry(name: str, node: Node, base: Path) -> Entry:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import Sampling
-from workers.models.transformer import Transformer
+from workers.models.transformer import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Target(nn.Module):
     def __init__(
         self,
         name: str,
-        transformer: Transformer,
+        transformer: Body,
         conditioner: nn.Module,
         codec: nn.Module | None,
         sampling: Sampling,
@@ -93,7 +93,12 @@ class Target(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.head.weight.device
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the transformer's numbers."""
+        return self.embed.weight.dtype
 
     @property
     def prompt_len(self) -> int:

@@ -86,7 +86,7 @@ def rotation_table(config: TransformerConfig) -> Tensor:
     half = config.channels // 2
     if config.rope == "line":
         frequencies = config.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.outer(_line(config).double(), frequencies)
+        angles = torch.outer(line_places(config).double(), frequencies)
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     frequencies = config.rope_base ** -(torch.arange(0, half, 2, dtype=torch.float64) / half)
     cells = torch.arange(config.image_len + SPARE_POSITIONS)
@@ -97,8 +97,8 @@ def rotation_table(config: TransformerConfig) -> Tensor:
     return torch.cat([prompt, image])
 
 
-def _line(config: TransformerConfig) -> Tensor:
-    """Where each entry of the rotation table stands in the sequence (int64)."""
+def line_places(config: TransformerConfig) -> Tensor:
+    """Where each of the positions that a pass can be given stands in the sequence (int64)."""
     places = torch.arange(config.positions)
     if not config.row_ends:
         return places
@@ -179,30 +179,15 @@ class Layer(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
 
 
-class Transformer(nn.Module):
-    """A stack of pre-norm layers. Features are the outputs after the final norm: what the head and an EAGLE layer
-    see.
+class Body(nn.Module):
+    """What the engine decodes with: this file's transformer, or another library's behind the same call.
+
+    Features are the outputs after the final norm: what `head` and an EAGLE layer see.
     """
 
-    rotations: Tensor
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
-        self.register_buffer("rotations", rotation_table(config), persistent=False)
-        self.last_position = self.rotations.shape[0] - 1
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and casts as for any module, except that the rotation table stays complex fp32."""
-        del self.rotations  # out of the cast's way, which would drop the imaginary parts
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        table = rotation_table(self.config).to(next(self.parameters()).device)
-        self.register_buffer("rotations", table, persistent=False)
-        return self
+    config: TransformerConfig
+    embed: nn.Embedding | None  # of the image's codes; a drafter without its own uses the target's
+    head: nn.Module | None
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache that fits this model, on its device and in its dtype."""
@@ -228,6 +213,43 @@ class Transformer(nn.Module):
         `mask` [R, 1, S, span] leaves it (None: all of them, which suits one query at the end). A mask is boolean (True:
         seen) or additive (0: seen, -inf: hidden), in the inputs' dtype.
         """
+        raise NotImplementedError
+
+
+class Transformer(Body):
+    """A stack of pre-norm layers."""
+
+    head: nn.Linear | None
+    rotations: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
+        self.register_buffer("rotations", rotation_table(config), persistent=False)
+        self.last_position = self.rotations.shape[0] - 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and casts as for any module, except that the rotation table stays complex fp32."""
+        del self.rotations  # out of the cast's way, which would drop the imaginary parts
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        table = rotation_table(self.config).to(next(self.parameters()).device)
+        self.register_buffer("rotations", table, persistent=False)
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        columns: Tensor | None = None,
+        span: int | None = None,
+    ) -> Tensor:
         factors = self.rotations[positions.clamp(max=self.last_position)]
         if factors.dim() == 2:
             factors = factors.unsqueeze(0)

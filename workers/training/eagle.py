@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
 from workers.models.target import Prompt, Target
+from workers.models.transformer import Transformer
 from workers.models.weights import read_config, save
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
 from workers.training.recording import sight
@@ -134,7 +135,7 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
 
 def head(target: Target, features: Tensor) -> Tensor:
     """Logits [..., V] in fp32 of features [..., D] in any dtype."""
-    out: Tensor = target.head(features.to(target.head.weight.dtype))
+    out: Tensor = target.head(features.to(target.dtype))
     return out.float()
 
 
@@ -193,13 +194,15 @@ def figures(target: Target, layer: EagleLayer, data: Drawn, batch: int = 16) -> 
 
 def new_layer(target: Target, seed: int) -> EagleLayer:
     """An untrained EAGLE layer of the target's shape (with an input norm where its prompts are tokens: Chameleon's),
-    started as the target's last layer.
+    started as the target's last layer, where that is a layer of this project's.
     """
     torch.manual_seed(seed)
     body = target.transformer.config
     layer = EagleLayer(replace(body, n_layers=1, vocab_size=0, input_norm=body.rope == "line", final_norm=False))
-    last = target.transformer.layers[-1].state_dict()
-    layer.decoder.layers[0].load_state_dict({k: v for k, v in last.items() if body.rope == "line" or k != _INPUT_NORM})
+    if isinstance(target.transformer, Transformer):
+        last = target.transformer.layers[-1].state_dict()
+        kept = {key: value for key, value in last.items() if body.rope == "line" or key != _INPUT_NORM}
+        layer.decoder.layers[0].load_state_dict(kept)
     return layer.to(target.device)
 
 

@@ -13,11 +13,13 @@ from toys import BASE, toy_drafter, toy_target
 
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Conditioner
+from workers.models.transformer import Transformer
 
 
 def next_law(drafter: IndependentDrafter, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
     """Logits after the tokens so far and a path below them; the target's prompt and features play no part."""
     model, caption = drafter.decoder, story.caption(row)
+    assert isinstance(model, Transformer)
     assert model.embed is not None
     assert model.head is not None
     conditioner = cast(Conditioner, drafter.conditioner)

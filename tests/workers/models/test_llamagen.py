@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -398,9 +399,11 @@ def test_tree_passes_under_guidance_are_the_formulas(tmp_path: Path) -> None:
 
 def test_prompt_rotation_is_zero_and_that_matters(tmp_path: Path) -> None:
     target = load(tmp_path, "c2i")
-    attention, body = target.transformer.layers[0].attention, target.transformer
+    body = target.transformer
+    assert isinstance(body, Transformer)
+    attention: Any = body.layers[0].attention
     factors = body.rotations[torch.arange(4)][None]
-    q, k, v = attention.project(torch.randn(1, 4, DIM), factors)  # type: ignore[union-attr,operator]
+    q, k, v = attention.project(torch.randn(1, 4, DIM), factors)
     assert q[0, 0].count_nonzero() == 0
     assert k[0, 0].count_nonzero() == 0
     assert q[0, 1:].count_nonzero() == q[0, 1:].numel()

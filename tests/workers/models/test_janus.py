@@ -1,0 +1,198 @@
+"""Janus through transformers' own forward: its `generate` draws the same tokens, and so does every way of drafting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
+from torch import Tensor
+from transformers import AutoTokenizer
+from watched import Replay, draw
+
+from search_spaces.trial import Sampling
+from workers.models.checkpoint_files import WeightsError, shapes_only
+from workers.models.families.janus import FAMILY, JanusFiles
+from workers.models.target import Target
+
+CAPTIONS = ["a red ball", "a cat", "a blue cat, a ball"]
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 5.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("janus")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    torch.manual_seed(0)
+    return janus(folder)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path, reference: Any) -> Target:
+    return load(folder)
+
+
+def load(folder: Path) -> Target:
+    return FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def generated(folder: Path, reference: Any) -> dict[str, Tensor]:
+    """transformers' own greedy images, of prompts padded on the left."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    prompts = [f"<begin of sentence><|User|>: {text}\n\n<|Assistant|>:<begin_of_image>" for text in CAPTIONS]
+    inputs = tokenizer(prompts, add_special_tokens=False, return_tensors="pt", padding=True)
+    tokens = reference.generate(
+        inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_mode="image", do_sample=False,
+        guidance_scale=5, max_length=200,
+    )  # fmt: skip
+    return dict(zip(CAPTIONS, tokens, strict=True))
+
+
+def vanilla(target: Target) -> dict[str, Tensor]:
+    results, _ = draw(target, {"sampling": GREEDY}, None, CAPTIONS, batch=2)
+    return {caption: result.tokens for caption, result in results.items()}
+
+
+def test_vanilla_draws_what_transformers_generates(target: Target, generated: dict[str, Tensor]) -> None:
+    assert target.name == "janus-32x2"
+    assert target.sampling == Sampling(temperature=1.0, cfg=5.0)
+    drawn = vanilla(target)
+    assert len({tuple(tokens.tolist()) for tokens in drawn.values()}) == 3, "captions must matter"
+    for caption in CAPTIONS:
+        assert torch.equal(drawn[caption], generated[caption])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[str, Tensor], mode: str) -> None:
+    drafter = Replay(generated, JANUS_CODES, errors=3) if MODES[mode]["drafter"] == "medusa" else None
+    results, _ = draw(target, {**MODES[mode], "sampling": GREEDY}, drafter, CAPTIONS, batch=2)
+    for caption, result in results.items():
+        assert torch.equal(result.tokens, generated[caption])
+    if drafter is not None:  # or no draft was ever kept, and the cache never moved
+        assert max(result.statistics.mean_accepted_length for result in results.values()) > 1.5
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_a_tree_pass_scores_each_path_as_alone(
+    target: Target, generated: dict[str, Tensor], reference: Any, mode: str
+) -> None:
+    caption = CAPTIONS[0]
+    setting = {**MODES[mode], "sampling": GREEDY}
+    _, engine = draw(target, setting, Replay(generated, JANUS_CODES, errors=3), [caption])
+    prompt = target.encode([caption], guided=True)
+    paths = engine.paths()
+    assert len({len(tokens) for tokens, _ in paths}) > 5
+    for tokens, logits in paths:
+        image = reference.prepare_embeddings_for_image_generation(torch.tensor([tokens]))
+        embeds = torch.cat([prompt.embeds, image.expand(2, -1, -1)], dim=1)
+        seen = F.pad(prompt.valid, (0, len(tokens)), value=True)
+        out = reference.model.language_model(inputs_embeds=embeds, attention_mask=seen.long()).last_hidden_state
+        with_text, without = reference.model.generation_head(out[:, -1])
+        assert torch.allclose(logits, without + 5.0 * (with_text - without), atol=1e-3, rtol=1e-4)
+
+
+def test_images_are_the_models_own(target: Target, reference: Any) -> None:
+    ids = torch.randint(JANUS_CODES, (2, JANUS_SIDE**2), generator=torch.Generator().manual_seed(1))
+    images = reference.decode_image_tokens(ids).permute(0, 3, 1, 2)
+    assert torch.allclose(target.decode(ids), (images + 1).div(2).clamp(0, 1), atol=1e-6)
+    assert torch.allclose(target.codebook.norm(dim=1), torch.ones(JANUS_CODES))
+
+
+def test_half_precision_keeps_rotations_whole(folder: Path, reference: Any) -> None:
+    target = FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.bfloat16)
+    buffers = {name: b.dtype for name, b in target.transformer.named_buffers() if "inv_freq" in name}
+    assert buffers
+    assert set(buffers.values()) == {torch.float32}
+    assert target.dtype == torch.bfloat16
+    results, _ = draw(target, {"sampling": GREEDY}, None, CAPTIONS[:1])
+    assert results[CAPTIONS[0]].tokens.shape == (JANUS_SIDE**2,)
+
+
+def test_shapes_can_be_had_without_numbers(folder: Path, reference: Any) -> None:
+    with shapes_only():
+        sketch = FAMILY.load(JanusFiles(str(folder)), torch.device("meta"), torch.bfloat16)
+    assert sketch.device.type == "meta"
+    assert sketch.transformer.config.dim == 32
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def break_nothing(copy: Path) -> None:
+    shutil.rmtree(copy)
+
+
+def break_family(copy: Path) -> None:
+    said = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(said | {"model_type": "emu3"}))
+
+
+def break_tokenizer(copy: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer_config.json").unlink()
+
+
+def break_file(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-100])
+
+
+def break_tensor(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.generation_head.proj_out.weight"]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+
+
+def break_unknown(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    save_file(
+        {**tensors, "model.generation_head.extra.weight": torch.zeros(2)},
+        copy / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def break_size(copy: Path) -> None:
+    said = json.loads((copy / "config.json").read_text())
+    said["text_config"]["intermediate_size"] += 8
+    (copy / "config.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (break_nothing, "config.json: no such file"),
+        (break_family, "a 'emu3', not a 'janus': another family"),
+        (break_tokenizer, "no tokenizer that can be read|has no bos_token"),
+        (break_file, "truncated"),
+        (break_tensor, "lacks model.generation_head.proj_out.weight"),
+        (break_unknown, "unknown to its config.json: model.generation_head.extra.weight"),
+        (break_size, "of another size than config.json says"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_broken_folder_is_refused_in_words(
+    folder: Path, reference: Any, tmp_path: Path, broken: Any, words: str
+) -> None:
+    copy = copied(folder, tmp_path)
+    broken(copy)
+    with pytest.raises(WeightsError, match=words) as caught:
+        load(copy)
+    assert str(copy) in str(caught.value)
+
+
+def test_captions_that_do_not_fit_are_refused(target: Target) -> None:
+    with pytest.raises(ValueError, match="caption 0 is empty"):
+        target.encode([" "], guided=False)
+    with pytest.raises(ValueError, match="there is room for 40: shorten it"):
+        target.encode(["a ball " * 40], guided=False)

@@ -1,0 +1,155 @@
+"""Folders that `save_pretrained` of `transformers` wrote: read by that library, checked as every other checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, some
+from workers.models.target import Prompt
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of the checkpoint's folder.
+
+    Raises:
+        WeightsError: no such file, or not a JSON object.
+    """
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file; give the folder of a model in Hugging Face's layout")
+    try:
+        said = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{path}: not JSON ({error}); download it again") from error
+    if not isinstance(said, dict):
+        raise WeightsError(f"{path}: not a JSON object; download it again")
+    return said
+
+
+def open_model(folder: str | Path, kind: Any, dtype: torch.dtype) -> Any:
+    """The model of a folder, ready to run: a `kind`, which is a class of the library. In shapes alone inside
+    `shapes_only`.
+
+    Weights are cast to `dtype`. Buffers are not: rotary frequencies stay in fp32 whatever the weights are in.
+
+    Raises:
+        WeightsError: files that are missing, damaged, of another model or size; tensors that are missing or unknown.
+    """
+    folder = Path(folder)
+    said = read_json(folder / "config.json")
+    wanted = kind.config_class.model_type
+    if said.get("model_type") != wanted:
+        raise WeightsError(f"{folder / 'config.json'}: a {said.get('model_type')!r}, not a {wanted!r}: another family")
+    load_tensors(folder)  # says in words what is damaged or missing; the library's own words are a traceback
+    try:
+        config = kind.config_class.from_pretrained(folder, local_files_only=True)
+        if reading_shapes():
+            with torch.device("meta"):
+                return kind(config).eval()
+        with _no_bars():
+            model, report = kind.from_pretrained(
+                folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
+                output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"{folder}: not a {wanted} model: {str(error).partition(chr(10))[0]}") from error
+    _refuse(folder, report)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """The library's progress bars and reports of loading off: they say nothing that is not said here."""
+    from transformers.utils import logging as library
+
+    logging: Any = library
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _refuse(folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise for what the library would only warn of."""
+    if sizes := sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]):
+        raise WeightsError(f"{folder}: {some(sizes)}: of another size than config.json says; the two do not belong")
+    for key, words in (("missing_keys", "lacks"), ("unexpected_keys", "holds, unknown to its config.json:")):
+        if names := sorted(report[key]):
+            raise WeightsError(f"{folder}: the checkpoint {words} {some(names)}")
+
+
+class Tokens:
+    """A folder's tokenizer: a text with its special tokens spelled out, to ids."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """WeightsError: there is none."""
+        from transformers import AutoTokenizer
+
+        self.folder = Path(folder)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except Exception as error:  # the library raises anything at all for a folder without one
+            raise WeightsError(
+                f"{self.folder}: no tokenizer that can be read ({str(error).partition(chr(10))[0]}); put the model's "
+                "tokenizer.json and tokenizer_config.json there"
+            ) from error
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def named(self, role: str) -> str:
+        """The special token of a role, such as boi_token, by the names that the library's processors use.
+
+        Raises:
+            WeightsError: the tokenizer has none.
+        """
+        token = getattr(self._tokenizer, role, None)
+        if not isinstance(token, str) or len(self(token)) != 1:
+            raise WeightsError(f"{self.folder}: its tokenizer has no {role}; is it another model's?")
+        return token
+
+
+class PaddedWords(nn.Module):
+    """Rows of ids to prompts of P tokens, padded on the left; the padding is hidden. `words` [W, D] embeds all ids."""
+
+    def __init__(self, words: nn.Embedding, prompt_len: int) -> None:
+        super().__init__()
+        self.words, self.prompt_len = words, prompt_len
+
+    def embed(self, rows: Sequence[Sequence[int]]) -> Prompt:
+        ids = torch.tensor([[0] * (self.prompt_len - len(row)) + list(row) for row in rows])
+        valid = torch.tensor([[False] * (self.prompt_len - len(row)) + [True] * len(row) for row in rows])
+        device = self.words.weight.device
+        return Prompt(self.words(ids.to(device)), valid.to(device))
+
+    def fitted(self, captions: Sequence[str], read: Callable[[str], list[int]]) -> Prompt:
+        """The prompt of each caption, whose ids `read` gives.
+
+        Raises:
+            ValueError: an empty caption, or one that does not fit.
+        """
+        rows = []
+        for number, caption in enumerate(captions):
+            if not caption.strip():
+                raise ValueError(f"caption {number} is empty; this model draws from a text")
+            rows.append(read(caption))
+            if len(rows[-1]) > self.prompt_len:
+                raise ValueError(
+                    f"caption {caption[:60]!r} makes a prompt of {len(rows[-1])} tokens; there is room for "
+                    f"{self.prompt_len}: shorten it, or give the model's entry a larger prompt_tokens"
+                )
+        return self.embed(rows)
