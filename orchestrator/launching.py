@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cluster import Slots, connected
 from orchestrator.completion import filled
 from orchestrator.driver import Driver, Outcome, SweepError, Tell
 from orchestrator.flight import Planner, now
 from orchestrator.locks import held
-from orchestrator.pool import Pool, Slots, connected
+from orchestrator.pool import Pool
 from orchestrator.preflight_models import entry_of
 from orchestrator.study import Record, Search
 from orchestrator.tasks import Task
@@ -55,7 +56,11 @@ def launch(sweep: SweepConfig, storage: Storage, place: Place, tell: Tell, *, co
     tell({"event": "start", "note": "starting workers"})
     with sole_driver(storage), connected(place.address, place.slots, cores) as slots:
         threads = place.threads or max(1, int(slots.cpus))
-        with closing(Pool(worker_spec(sweep, storage, threads), slots, environment(threads))) as pool:
+
+        def told(words: str) -> None:
+            tell({"event": "workers", "alive": pool.alive, "note": words})
+
+        with closing(Pool(worker_spec(sweep, storage, threads), slots, environment(threads), told)) as pool:
             facts = pool.first_facts()
             sweep = completed(sweep, facts)
             identity = keep_identity(storage, sweep, identify(sweep, facts))
@@ -117,8 +122,14 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
         if sweep.reference.source == NO_REFERENCE
         else raw["reference"] | {"source": absolute(sweep.reference.source)},
         "seed": sweep.seed,
-        "metrics": raw.get("metrics"),
+        "metrics": sorted(asked) if (asked := asked_for(sweep)) else None,
     }
+
+
+def asked_for(sweep: SweepConfig) -> set[str]:
+    """Names of all metrics that a sweep asks for; none if it takes whatever can be had."""
+    goals = [objective.metric for objective in sweep.objectives] + [entry.metric for entry in sweep.constraints]
+    return {*sweep.metrics, *goals} if sweep.metrics else set()
 
 
 def absolute(source: str) -> str:
@@ -200,8 +211,8 @@ def experiment_of(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
 def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """identity.json: what the numbers of this sweep are numbers of."""
     assert sweep.sampling is not None
-    known, wanted = facts["metrics"], {o.metric for o in sweep.objectives} | {c.metric for c in sweep.constraints}
-    metrics = {name: known[name] for name in known if not sweep.metrics or name in {*sweep.metrics, *wanted}}
+    known, asked = facts["metrics"], asked_for(sweep)
+    metrics = {name: known[name] for name in known if not asked or name in asked}
     return {
         "name": sweep.name,
         "experiment": experiment_of(sweep, facts).digest(),

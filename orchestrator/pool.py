@@ -1,4 +1,4 @@
-"""The one door to Ray: actors that hold the models, and a small scheduler that gives a task to whichever is free.
+"""The one door to Ray's actors: they hold the models, and a small scheduler gives a task to whichever is free.
 
 An actor or a node that dies costs only the task it was running, which runs again elsewhere; a new actor takes its place
 as soon as the cluster has room. Ray restarts nothing by itself, so that the attempts of a task can be counted.
@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from orchestrator.cluster import Slots, resources, room
 from orchestrator.tasks import Done, PoolError, Task
 from workers.actor import actor_class
 
@@ -27,88 +26,6 @@ FAILED_STARTS = 3  # workers in a row that did not come up, and none that did
 LASTING = ("SettingError", "OutOfMemory", "DecodingError")  # exceptions that a setting brings about by itself
 ALIKE = ("models", "extractors", "captions", "precision", "device", "threads")  # facts that all workers must share
 LOOK_AROUND = 5.0  # seconds between looks for nodes that joined
-OBJECT_STORE = 128 << 20  # bytes; results are files, so the store holds next to nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """What a worker takes of the cluster, and how many there shall be (None: as many as there is room for)."""
-
-    count: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-
-
-@contextlib.contextmanager
-def connected(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
-    """Join the cluster at `address`, or start Ray on this machine alone, until the block is left. Gives slots that fit:
-    a GPU a worker where there are GPUs, else `slots.cpus` cores.
-
-    Raises:
-        PoolError: no cluster there, or none with room for a single worker.
-    """
-    connect(address, max(cores, round((slots.count or 1) * slots.cpus + 0.5)))
-    try:
-        yield fit(slots, nodes())
-    finally:
-        ray.shutdown()
-
-
-def connect(address: str | None, cores: int) -> None:
-    """Join the cluster at `address`, or start Ray on this machine with so many cores.
-
-    Raises:
-        PoolError: no cluster there.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None:
-            ray.init(
-                "local", num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet
-            )  # fmt: skip
-        else:
-            if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-                os.environ["RAY_AUTH_MODE"] = "token"
-            ray.init(address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"at {address}" if address else "on this machine"
-        raise PoolError(
-            f"no Ray cluster {where}: {error}. `ray status` shows one that runs; if it asks for a token, set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-        ) from error
-
-
-def resources() -> dict[str, float]:
-    """What all nodes of the cluster have together, by Ray's names."""
-    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
-
-
-def nodes() -> list[dict[str, float]]:
-    """What each node that is up has."""
-    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def fit(slots: Slots, there: Sequence[Mapping[str, float]]) -> Slots:
-    """Slots for the nodes that are there: a GPU a worker if a node has one and none was asked for.
-
-    Ray itself would wait for ever for what no node has. That is wanted only of a cluster that starts nodes on demand,
-    and said by a number of workers: their waiting is the demand.
-
-    Raises:
-        PoolError: not even one worker fits on any node.
-    """
-    gpus = slots.gpus or (1.0 if any(node.get("GPU", 0) >= 1 for node in there) else 0.0)
-    wanted = {"CPU": slots.cpus, "GPU": gpus}
-    fits = any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in there)
-    if not fits and slots.count is None:
-        most = {name: max((node.get(name, 0) for node in there), default=0) for name in wanted}
-        short = next((name for name in wanted if wanted[name] > most[name]), "CPU")
-        raise PoolError(
-            f"a worker wants {wanted[short]:g} {short}, the largest node has {most[short]:g}: ask for less "
-            f"(--{short.lower()}s-per-worker), or say --workers N to a cluster that starts nodes on demand"
-        )
-    return Slots(slots.count, slots.cpus, gpus)
 
 
 @dataclass(eq=False)
@@ -132,11 +49,19 @@ class _Waiting:
 
 
 class Pool:
-    """Actors and the tasks that wait for them. `spec`: plain data from which an actor loads its models."""
+    """Actors and the tasks that wait for them. `spec`: plain data from which an actor loads its models. `tell`: hears
+    of workers that cannot be used.
+    """
 
-    def __init__(self, spec: Mapping[str, Any], slots: Slots, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        slots: Slots,
+        environment: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda words: None,
+    ) -> None:
         self.spec, self.slots = dict(spec), slots
-        self.environment = dict(environment or {})
+        self.environment, self.tell = dict(environment or {}), tell
         self.facts: Mapping[str, Any] | None = None
         self._busy: list[_Worker] = []
         self._idle: list[_Worker] = []
@@ -145,6 +70,8 @@ class Pool:
         self._attempts: dict[str, int] = {}
         self._count, self._names = itertools.count(), itertools.count()
         self._failed_starts, self._look = 0, 0.0
+        self._unlike: dict[str, set[str]] = {}  # nodes whose workers were refused, by what these say
+        self._untouched = True  # no task has come back
         self._grow()
 
     @property
@@ -221,15 +148,18 @@ class Pool:
         if death is not None:
             return self._lost(worker, task, death)
         if not worker.ready:
-            cause = cause or unlike(self.facts, result or {})
-            if cause is not None:
-                self._failed_to_start(worker, cause)
+            difference = unlike(self.facts, result or {})
+            if difference:
+                self._outvoted(result or {}, difference)
+            if cause or difference:
+                self._failed_to_start(worker, str(cause or difference))
                 return None
             worker.ready, self._failed_starts, self.facts = True, 0, self.facts or result
         self._idle.append(worker)
         if task is None:
             return None
         self._attempts.pop(task.name, None)
+        self._untouched = False
         return Done(task, result, cause, cause is None or cause.startswith(LASTING))
 
     def _lost(self, worker: _Worker, task: Task | None, death: str) -> Done | None:
@@ -252,13 +182,27 @@ class Pool:
             self.submit(task)
         return None
 
+    def _outvoted(self, facts: Mapping[str, Any], difference: str) -> None:
+        """The first worker to answer is the measure of all. Where others agree on something else before anything has
+        been done, it is the odd one: better to stop than to go on with it alone.
+        """
+        alike = self._unlike.setdefault(repr([facts.get(key) for key in ALIKE]), set())
+        alike.add(str(facts.get("node")))
+        if self._untouched and len(alike) > max(1, self.alive):
+            raise PoolError(
+                f"workers on {len(alike)} nodes agree with each other and not with the first: {difference}. "
+                "Keep the odd node out, and begin anew"
+            )
+
     def _failed_to_start(self, worker: _Worker, cause: str) -> None:
         """Try again, ever more seldom. A node that cannot serve does not stop those that can."""
         worker.end()
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS and not self.alive:
             raise PoolError(f"{self._failed_starts} workers in a row did not come up: {cause}")
-        self._look = time.monotonic() + LOOK_AROUND * (2 ** min(self._failed_starts - 1, 6) - 1)
+        wait = LOOK_AROUND * (2 ** min(self._failed_starts - 1, 6) - 1)
+        self._look = time.monotonic() + wait
+        self.tell(f"{worker.name} cannot be used: {cause}; another is tried in {max(wait, 1):.0f} s")
 
     def _assign(self) -> None:
         while self._waiting and self._idle:
@@ -299,13 +243,6 @@ def unlike(first: Mapping[str, Any] | None, other: Mapping[str, Any]) -> str | N
         return None
     key = different[0]
     return f"a worker has other {key} than the first: {other.get(key)} and {first.get(key)}; all must be alike"
-
-
-def room(slots: Slots, there: Mapping[str, float]) -> int:
-    """How many workers fit; never less than one, for the nodes may yet come."""
-    fits = [int(there.get("CPU", 0) // slots.cpus)] if slots.cpus else []
-    fits += [int(there.get("GPU", 0) // slots.gpus)] if slots.gpus else []
-    return max(1, min(fits, default=1))
 
 
 def _in_words(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.pool import Slots, connected
+from orchestrator.cluster import Slots, connected
 from orchestrator.tasks import PoolError
 from orchestrator.training import Tell
 from workers.data.captions import Caption

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -37,8 +38,8 @@ class Worker:
         return self.evaluator.spec.worker
 
     def facts(self) -> dict[str, Any]:
-        """See `Evaluator.facts`."""
-        return self.evaluator.facts()
+        """See `Evaluator.facts`; and the name of the machine."""
+        return {**self.evaluator.facts(), "node": platform.node()}
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """See `Evaluator.run`. A second task waits for the first."""

@@ -86,8 +86,8 @@ def launch(
 
         typer.echo(plan_in_words(config, storage))
         return
+    from orchestrator.cluster import Slots
     from orchestrator.launching import Place
-    from orchestrator.pool import Slots
 
     slots = Slots(workers, cpus_per_worker, gpus_per_worker or 0.0)
     place = Place(address, slots, threads, study)

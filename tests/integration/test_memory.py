@@ -11,14 +11,14 @@ import pytest
 import ray
 
 from orchestrator import pool
+from orchestrator.cluster import Slots
 from orchestrator.launching import Place, launch
-from orchestrator.pool import Slots
 from orchestrator.trials import read_trials
 from search_spaces.sweep import SweepConfig
 from workers.actor import RUNNING_AND_ONE, Worker
 from workers.data.storage import Storage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=30)
 HOLDS = {2: 4, 3: 0}  # images, by the length of the chain
 SPACE = """
 name: scarce

@@ -14,7 +14,8 @@ import pytest
 import ray
 
 from orchestrator import pool as pool_module
-from orchestrator.pool import Pool, Slots, fit, room, unlike
+from orchestrator.cluster import Slots, fit, room
+from orchestrator.pool import Pool, unlike
 from orchestrator.tasks import Done, PoolError, Task
 
 PATIENCE = 240.0  # seconds, of a busy machine
@@ -29,14 +30,15 @@ class Echo:
         if spec.get("one_broken") and spec["worker"] != "worker-0":
             raise ValueError("this node has no weights")
         self.log, self.odd, self.name = Path(spec["log"]), spec.get("odd"), spec["worker"]
-        while self.odd and self.name == "worker-1" and not self.log.exists():
-            time.sleep(0.05)  # the first one that answers says what is usual: not this one
+        self.first = spec.get("first", "worker-0")
+        while self.odd and self.name != self.first and not self.log.exists():
+            time.sleep(0.05)  # the first one that answers is the measure of the others
 
     def facts(self) -> dict[str, Any]:
-        if self.odd and self.name == "worker-0":
+        if self.odd and self.name == self.first:
             self.log.touch()
-        odd = {"device": "other"} if self.odd and self.name == "worker-1" else {}
-        return {"pid": os.getpid(), "device": "cpu"} | odd
+        odd = {"device": "other"} if self.odd == self.name else {}
+        return {"pid": os.getpid(), "device": "cpu", "node": self.name} | odd
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
         with self.log.open("a") as lines:
@@ -62,13 +64,19 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def make(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def said() -> list[str]:
+    """What the pool tells."""
+    return []
+
+
+@pytest.fixture
+def make(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Iterator[Any]:
     actors: Any = ray.remote
     monkeypatch.setattr(pool_module, "actor_class", lambda: actors(max_concurrency=2)(Echo))
     pools: list[Pool] = []
 
     def build(count: int = 2, **spec: Any) -> Pool:
-        pools.append(Pool({"log": str(tmp_path / "log"), **spec}, Slots(count, 0.5)))
+        pools.append(Pool({"log": str(tmp_path / "log"), **spec}, Slots(count, 0.5), tell=said.append))
         return pools[-1]
 
     yield build
@@ -192,15 +200,26 @@ def test_a_node_that_cannot_serve_does_not_stop_those_that_can(make: Any, monkey
     assert pool.alive == 1
 
 
-def test_a_worker_on_other_hardware_is_not_used(make: Any) -> None:
-    pool = make(2, odd=True)
+def test_a_worker_on_other_hardware_is_not_used_and_that_is_said(make: Any, said: list[str]) -> None:
+    pool = make(2, odd="worker-1")
     both_up(pool)
     assert "worker-1" not in pool.names
     assert len(pool.names) == 2
+    assert said == [
+        "worker-1 cannot be used: a worker has other device than the first: other and cpu; all must be alike; "
+        "another is tried in 1 s"
+    ]
     assert unlike({"device": "cpu"}, {"device": "cuda"}) == (
         "a worker has other device than the first: cuda and cpu; all must be alike"
     )
     assert unlike(None, {"device": "cuda"}) is None
+
+
+def test_the_odd_one_out_does_not_become_the_measure_of_all(make: Any) -> None:
+    """Two machines agree, and the one that answered first is another: nothing has been drawn yet, so it stops."""
+    pool = make(3, odd="worker-0")
+    with pytest.raises(PoolError, match="workers on 2 nodes agree with each other and not with the first"):
+        both_up(pool)
 
 
 def test_workers_that_cannot_start_end_it_with_their_reason(make: Any) -> None:
