@@ -284,5 +284,6 @@ def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tu
         captions=texts_of(captions),
         device=torch.device("cpu"),
         weights=entry.metrics if entry else None,
+        metrics=[name for _, name in metric_names(sweep)],
     )
     return {f"score.{name}" for name in found.scores}, dict(found.absent)

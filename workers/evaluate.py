@@ -74,7 +74,12 @@ class Evaluator:
         for at in range(0, len(texts), PICTURES_AT_ONCE):  # every caption is read before the first is drawn
             target.encode(texts[at : at + PICTURES_AT_ONCE], guided=False)
         self.instruments = Instruments.load(
-            folder, image_size=self.image_size, captions=texts, device=self.device, weights=spec.metric_weights
+            folder,
+            image_size=self.image_size,
+            captions=texts,
+            device=self.device,
+            weights=spec.metric_weights,
+            metrics=spec.metrics,
         )
         self.experiment = Experiment(
             models=self.models.hashes,

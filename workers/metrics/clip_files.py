@@ -11,16 +11,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, unfilled
+
+if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
+    from transformers import CLIPConfig, CLIPTokenizer
 
 AT_ONCE = 64
 WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
@@ -73,6 +75,8 @@ class Clip(nn.Module):
 
     def __init__(self, config: CLIPConfig, tokenizer: CLIPTokenizer | None, scaling: Scaling | None = None) -> None:
         """tokenizer None: images only."""
+        from transformers import CLIPModel
+
         super().__init__()
         self.clip = CLIPModel(config)
         self.tokenizer, self.scaling = tokenizer, scaling or Scaling()
@@ -149,6 +153,8 @@ def load_open_clip(path: Path, config: CLIPConfig, tokenizer: CLIPTokenizer) -> 
 
 def clip_config(fields: Mapping[str, Any], where: Path) -> CLIPConfig:
     """transformers' config of given sizes. Raises WeightsError, naming `where`, when they are no CLIP's."""
+    from transformers import CLIPConfig
+
     try:
         return CLIPConfig(**fields)
     except Exception as error:  # its validation raises errors of several libraries
@@ -163,6 +169,8 @@ def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
     """
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise WeightsError(f"{folder}: no tokenizer in it; copy tokenizer.json, or vocab.json and merges.txt, there")
+    from transformers import CLIPTokenizer
+
     try:
         tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file can raise anything

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import CLIPConfig, CLIPModel
 
 from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
 from workers.metrics.clip_files import folder_identity, load_clip_folder
@@ -25,6 +24,9 @@ from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_
 from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
 from workers.metrics.pixels import squares
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
+
+if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
+    from transformers import CLIPConfig
 
 NAME, KEY, PREFIX = "scenes-clip", "clip", "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
@@ -63,6 +65,8 @@ class ClipConfig:
 
     def transformers_config(self) -> CLIPConfig:
         """The same sizes in transformers' words."""
+        from transformers import CLIPConfig
+
         shared = {
             "hidden_size": self.dim,
             "intermediate_size": self.ffn_dim,
@@ -90,6 +94,8 @@ class SceneClip(nn.Module):
 
     def __init__(self, config: ClipConfig, weights: str = "untrained") -> None:
         """`weights`: hash of the file that fills the model."""
+        from transformers import CLIPModel
+
         super().__init__()
         self.config = config
         self.identity = f"{NAME}@{weights}"

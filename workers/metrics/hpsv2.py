@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from transformers import CLIPConfig
 
 from workers.metrics.clip_files import TOKENIZER_FILES, Clip, combined_hash, load_clip_tokenizer, load_open_clip
 from workers.metrics.clip_score import KEY as CLIP_KEY
@@ -21,6 +20,9 @@ from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean
 from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
 from workers.metrics.pixels import squares
 from workers.models.weights import WeightsError
+
+if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
+    from transformers import CLIPConfig
 
 KEY = "hpsv2"
 START, STOP = 49406, 49407
@@ -56,6 +58,8 @@ def load_hpsv2(path: Path, tokenizer_folder: Path, config: CLIPConfig | None = N
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; no tokenizer in the folder.
     """
+    from transformers import CLIPConfig
+
     sizes = config or CLIPConfig(**VIT_H_14)
     return load_open_clip(path, sizes, load_clip_tokenizer(tokenizer_folder, sizes))
 

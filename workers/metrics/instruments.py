@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from search_spaces.settings import not_one_of
 from workers.metrics import features
-from workers.metrics.catalogue import extractors, scorers
+from workers.metrics.catalogue import catalogue, extractors, scorers
 from workers.metrics.estimate import Unmeasurable
 from workers.metrics.extractor import Announced, Classifier, Extractor, ExtractorFile, Role
 from workers.metrics.features import SceneFeatures, announce_features, load_features
@@ -57,10 +57,12 @@ class Instruments:
         captions: Sequence[str],
         device: torch.device,
         weights: Mapping[str, str] | None = None,
+        metrics: Collection[str] | None = None,
     ) -> Instruments:
         """The nets of a model's folder (its own, or the built-in ones) for images of a size and captions.
 
         weights: the user's own files by key (inception, vgg, clip, ...), which go before the built-in nets.
+        metrics: names of those that are asked for (None: all); nets of scores that none of them needs are not loaded.
 
         Raises:
             WeightsError: a weight file is missing or damaged or another net's, or a key is unknown.
@@ -82,6 +84,9 @@ class Instruments:
         )
         scores: dict[str, Score] = {}
         for name, scorer in scorers().items():
+            if metrics is not None and f"score.{name}" not in needs_of(metrics):
+                absent[f"score.{name}"] = "no metric that is asked for needs it"
+                continue
             try:
                 scores[name] = scorer.load(subject)
             except Unmeasurable as reason:
@@ -124,6 +129,11 @@ class Instruments:
         known = seen.get(features.COLUMN)
         scores = {name: score.read(images, captions, known).float().cpu() for name, score in self.scores.items()}
         return Readings(seen, scores)
+
+
+def needs_of(metrics: Collection[str]) -> set[str]:
+    """What any of these metrics needs; names that no metric has need nothing."""
+    return {need for name, metric in catalogue().items() if name in metrics for need in metric.needs}
 
 
 def checked(weights: Mapping[str, str] | None) -> dict[str, str]:

@@ -100,12 +100,17 @@ def interleave(weight: Tensor, channels: int) -> Tensor:
 
 
 class _ShapesOnly(TorchFunctionMode):
-    """Makes `torch.empty`, with which torch's layers allocate their weights, allocate nothing."""
+    """Makes `torch.empty`, with which torch's layers allocate their weights, allocate nothing; and passes over their
+    first values, for some of which torch would import its compiler, which takes seconds.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init" and given["tensor"].is_meta:
+            return given["tensor"]
+        return func(*args, **{**given, **({"device": "meta"} if func is torch.empty else {})})
 
 
 def unfilled(build: Callable[[], M]) -> M:

@@ -73,6 +73,18 @@ def test_without_weights_the_built_in_nets_serve() -> None:
     assert announced(BUILTIN).takes == 48
 
 
+def test_nets_that_nobody_asks_for_are_not_loaded() -> None:
+    def asked(*metrics: str) -> set[str]:
+        found = Instruments.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
+        for name in {"clip_score", "caption_accuracy"} - set(found.scores):
+            assert found.absent[f"score.{name}"] == "no metric that is asked for needs it"
+        return set(found.scores)
+
+    assert asked("fid", "step_compression") == set()
+    assert asked("caption_accuracy", "fid") == {"caption_accuracy"}
+    assert asked("clip_score") == {"clip_score"}
+
+
 def test_the_users_nets_go_before_them(two: dict[str, str]) -> None:
     found, images = load(two), render(ROWS, 1, range(4))
     assert found.identities["features"] == "colours@1"
