@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: venv
-	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

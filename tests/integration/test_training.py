@@ -16,7 +16,7 @@ from tiny_models import captions_file, tiny_folder
 from orchestrator.training import Place, Tracking, drafter_job, train_drafter
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=90)
 STEPS, SAVED = 240, 20
 PATIENCE = 110.0  # seconds, of a busy machine
 

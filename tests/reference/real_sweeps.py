@@ -55,7 +55,7 @@ quality: {batch: 35, shard: 35}
 metrics: [step_compression, fid, drift]
 objectives: [step_compression, fid]
 search: {sampler: tpe, parallel: 2, seed: 0, options: {n_startup_trials: 2}}
-budget: {trials: 5}
+budget: {trials: 4}
 """ + COMMON.replace("COUNT", "70")
 
 
