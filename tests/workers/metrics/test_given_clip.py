@@ -265,6 +265,39 @@ def test_a_colour_shift_lowers_what_was_fitted_to_the_colours(tmp_path: Path) ->
     assert values[1].value + 3 * (values[0].error + values[1].error) < values[0].value
 
 
+def paler_and_red(images: Tensor) -> Tensor:
+    return 0.3 * images + torch.tensor([0.7, 0.0, 0.0]).view(3, 1, 1)
+
+
+@pytest.mark.parametrize("metric", ["clip_score", "hpsv2"])
+def test_a_colour_shift_lowers_the_fit_to_captions_that_mean_the_colours(metric: str, tmp_path: Path) -> None:
+    """The text tower's last layer is brought to what sets right images off from shifted ones, as contrastive training
+    does; other images are judged by it.
+    """
+    known, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
+    captions = ["a red star"] * 16
+    if metric == "clip_score":
+        tiny_clip.write_clip(tmp_path)
+        model = load_clip_folder(tmp_path)
+    else:
+        tiny_clip.write_tokenizer(tmp_path)
+        torch.save(tiny_clip.open_clip_weights(), tmp_path / "hps.pt")
+        model = load_hpsv2(tmp_path / "hps.pt", tmp_path, tiny_clip.config("gelu"))
+    pooled: list[Tensor] = []
+    layer = model.clip.text_projection
+    hook = layer.register_forward_pre_hook(lambda _, given: pooled.append(given[0]))
+    model.embed_captions(captions)
+    hook.remove()
+    right, wrong = (model.embed_pictures(squares(drawn, None)).mean(0) for drawn in (known, paler_and_red(known)))
+    layer.weight.data = torch.outer(right - wrong, pooled[0][0])
+    found = []
+    for drawn in (images, paler_and_red(images)):
+        keys = {"caption_id": torch.arange(16), "sample": torch.zeros(16).long()}
+        rows = Rows(keys | {f"score.{metric}": model.cosines(squares(drawn, None), captions)})
+        found.append(measure(Evidence(images=rows), [metric])[0][metric])
+    assert found[1].value + 3 * (found[0].error + found[1].error) < found[0].value
+
+
 def test_all_three_metrics_are_means_of_their_scores() -> None:
     keys = {"caption_id": torch.tensor([0, 0, 1]), "sample": torch.tensor([0, 1, 0])}
     for module in (clip_score, hpsv2, aesthetic):

@@ -155,6 +155,33 @@ def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
         model.rewards(squares(images, None), CAPTIONS[:2])
 
 
+def paler_and_red(images: Tensor) -> Tensor:
+    return 0.3 * images + torch.tensor([0.7, 0.0, 0.0]).view(3, 1, 1)
+
+
+def test_a_colour_shift_lowers_the_reward_that_was_fitted_to_the_colours(tmp_path: Path) -> None:
+    """A head along what sets right images off from shifted ones stands in for a trained one; it judges other images."""
+    known, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
+    captions = ["a red star"] * 16
+    model = loaded(write(tmp_path, official_weights()))
+    states: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    for drawn in (known, paler_and_red(known)):
+        model.rewards(squares(drawn, None), captions)
+    hook.remove()
+    for name, weight in model.head.named_parameters():
+        weight.data.zero_()
+        if name.endswith("weight"):
+            weight.data[0, 0] = 1.0
+    dict(model.head.named_parameters())["layers.0.weight"].data[0] = states[0].mean(0) - states[1].mean(0)
+    found = []
+    for drawn in (images, paler_and_red(images)):
+        keys = {"caption_id": torch.arange(16), "sample": torch.zeros(16).long()}
+        rows = Rows(keys | {"score.image_reward": model.rewards(squares(drawn, None), captions)})
+        found.append(measure(Evidence(images=rows), ["image_reward"])[0]["image_reward"])
+    assert found[1].value + 3 * (found[0].error + found[1].error) < found[0].value
+
+
 def test_it_is_the_published_size() -> None:
     """446 million weights: BLIP large with BERT base, and the head's million."""
     vision, text = BlipVisionConfig(**VISION), BlipTextConfig(**TEXT)
