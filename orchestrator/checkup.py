@@ -13,9 +13,7 @@ from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
 from workers.dryrun import footprint, largest_batch
 from workers.loading import AUTO, image_size, pick_device
-from workers.metrics.catalogue import extractors
-from workers.metrics.instruments import checked
-from workers.models.checkpoint_files import shapes_only
+from workers.metrics.instruments import misfits
 from workers.models.manifest import Entry, checkpoint_hash, read_entry, read_manifest, sketch_entry
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
@@ -63,20 +61,12 @@ def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None
 
 
 def metric_nets(entry: Entry) -> list[str]:
-    """What is wrong with the keys under `metrics`, and with the files of the nets that give features."""
-    problems = []
+    """What is wrong with the keys under `metrics`, and with the files there."""
     try:
-        given = checked(entry.metrics)
+        wrong = misfits(entry.folder, entry.metrics)
     except ValueError as error:
         return [f"{entry.where}: {entry.name}: {error}"]
-    for key, path in given.items():
-        if key in extractors() and Path(path).exists():
-            try:
-                with shapes_only():
-                    extractors()[key].load(Path(path))
-            except ValueError as error:
-                problems.append(f"{entry.where}: {entry.name}.metrics.{key}: {error}")
-    return problems
+    return [f"{entry.where}: {entry.name}.metrics.{key}: {problem}" for key, problem in wrong.items()]
 
 
 def check_file(key: str, path: Path) -> dict[str, Any]:

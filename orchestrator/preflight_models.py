@@ -82,12 +82,16 @@ def headers_of(sweep: SweepConfig) -> Headers:
     """
     from workers.headers import headers_of_models, read_headers
     from workers.loading import weights_folder
+    from workers.metrics.instruments import misfits
     from workers.models.manifest import sketch_entry
 
     entry = entry_of(sweep)
     if entry is not None:
         with told("models.name"):
-            return headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
+            model = headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
+        for key, problem in misfits(entry.folder, entry.metrics).items():
+            raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
+        return model
     with told("models.weights"):
         return read_headers(weights_folder(sweep.models.weights))
 

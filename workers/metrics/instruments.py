@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from workers.metrics.estimate import Unmeasurable
 from workers.metrics.extractor import Announced, Classifier, Extractor, ExtractorFile, Role
 from workers.metrics.features import SceneFeatures, announce_features, load_features
 from workers.metrics.metric import BASELINE, MANIFOLD, NET, REFERENCE, TIMINGS, Score, Subject
+from workers.models.checkpoint_files import shapes_only
 from workers.models.weights import WeightsError
 
 
@@ -152,6 +154,32 @@ def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
         if len(keys) > 1:
             raise WeightsError(f"metrics: {' and '.join(keys)} are two answers to one question; give one of them")
     return given
+
+
+def misfits(folder: Path, weights: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with the user's files that are there, by key: each is held against its net, in shapes alone.
+
+    Raises:
+        WeightsError: see `checked`.
+    """
+    given = {key: path for key, path in checked(weights).items() if Path(path).exists()}
+    meta, wrong = torch.device("meta"), dict[str, str]()
+    subject = Subject(image_size=256, captions=(), folder=folder, device=meta, net=None, weights=given)
+    loads: dict[str, Callable[[], object]] = {
+        key: partial(extractors()[key].load, Path(path)) for key, path in given.items() if key in extractors()
+    }
+    for scorer in scorers().values():
+        if first := next((key for key in scorer.takes if key in given), None):
+            loads[first] = partial(scorer.load, subject)
+    for key, load in loads.items():
+        with shapes_only():
+            try:
+                load()
+            except Unmeasurable:  # of these captions; the file is another matter
+                continue
+            except ValueError as error:
+                wrong[key] = str(error)
+    return wrong
 
 
 def announced(folder: Path, weights: Mapping[str, str] | None = None) -> Announced:

@@ -21,8 +21,10 @@ from workers.metrics.catalogue import measure, scorers
 from workers.metrics.clip_files import load_clip_folder
 from workers.metrics.estimate import Unmeasurable
 from workers.metrics.hpsv2 import VIT_H_14, load_hpsv2, tokenizer_for
+from workers.metrics.instruments import misfits
 from workers.metrics.metric import Evidence, Rows, Score, Subject
 from workers.metrics.pixels import squares
+from workers.models.families.scenes import BUILTIN
 from workers.models.weights import WeightsError
 
 CAPTIONS = ("a red star", "A blue ring, near  a red one", "red " * 40)
@@ -263,6 +265,26 @@ def test_a_colour_shift_lowers_what_was_fitted_to_the_colours(tmp_path: Path) ->
         )
         values.append(found[0]["aesthetic"])
     assert values[1].value + 3 * (values[0].error + values[1].error) < values[0].value
+
+
+def test_files_are_held_against_their_nets_by_shapes_alone(tmp_path: Path) -> None:
+    tiny_clip.write_clip(tmp_path / "clip")
+    head_file(tmp_path / "head.pth", tiny_clip.SHARED)
+    given = {
+        "clip": str(tmp_path / "clip"),
+        "clip_l14": str(tmp_path / "clip"),
+        "aesthetic": str(tmp_path / "head.pth"),
+    }
+    assert misfits(BUILTIN, given) == {}
+    assert misfits(BUILTIN, {"clip": str(tmp_path / "nowhere")}) == {}, "that it is not there is said elsewhere"
+    head_file(tmp_path / "head.pth", 7)
+    torch.save(tiny_clip.open_clip_weights(), tmp_path / "hps.pt")
+    weights = (tmp_path / "clip" / "model.safetensors").read_bytes()
+    wrong = misfits(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")})
+    assert wrong.keys() == {"aesthetic", "hpsv2"}
+    assert "layers.0.weight has shape [1024, 7]" in wrong["aesthetic"]
+    (tmp_path / "clip" / "model.safetensors").write_bytes(weights[:-8])
+    assert "truncated" in misfits(BUILTIN, given)["clip"]
 
 
 def paler_and_red(images: Tensor) -> Tensor:
