@@ -92,23 +92,28 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Which files a setting needs, in what order, and the tasks that write those that are missing."""
+    """Which files a setting needs, in what order, and the tasks that write those that are missing.
+
+    timed: whether any metric is asked for that needs timings.
+    """
 
     sweep: SweepConfig
     experiment: Experiment
     baseline: Mapping[str, Any]
     captions: int
     metrics: tuple[str, ...]
+    timed: bool = True
 
     def plan(self, flight: Flight, there: Collection[str]) -> list[Task]:
         """Fill in the flight's shards; returns the tasks for those not in `there`."""
         assert flight.proposal.config is not None
         config, quality, timing = flight.proposal.config.to_mapping(), self.sweep.quality, self.sweep.timing
         flight.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
-        flight.timing = plan_timing(
-            config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
-            repetitions=timing.repetitions, seed=self.sweep.seed,
-        )  # fmt: skip
+        if self.timed:
+            flight.timing = plan_timing(
+                config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
+                repetitions=timing.repetitions, seed=self.sweep.seed,
+            )  # fmt: skip
         tasks = []
         for kind, shards in (("quality", flight.quality), ("timing", flight.timing)):
             for shard in shards:

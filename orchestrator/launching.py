@@ -27,6 +27,7 @@ from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
+from workers.metrics.catalogue import timed
 
 WORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
 IDENTITY, SWEEP, STUDY, TOKEN, LOCK = "identity.json", "sweep.yaml", "study.log", "store.id", "driver.lock"
@@ -85,7 +86,12 @@ def assemble(
     ways = [entry["direction"] for entry in identity["objectives"]]
     assert sweep.sampling is not None
     planner = Planner(
-        sweep, experiment_of(sweep, facts), identity["baseline"], facts["captions"]["count"], tuple(identity["metrics"])
+        sweep,
+        experiment_of(sweep, facts),
+        identity["baseline"],
+        facts["captions"]["count"],
+        tuple(identity["metrics"]),
+        timed=timed(sweep.asked),
     )
     journal = storage.path(STUDY)
     url = place.study or str(journal or Path(f"{sweep.name}-study.log"))
@@ -122,14 +128,8 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
         if sweep.reference.source == NO_REFERENCE
         else raw["reference"] | {"source": absolute(sweep.reference.source)},
         "seed": sweep.seed,
-        "metrics": sorted(asked) if (asked := asked_for(sweep)) else None,
+        "metrics": sorted(sweep.asked) or None,
     }
-
-
-def asked_for(sweep: SweepConfig) -> set[str]:
-    """Names of all metrics that a sweep asks for; none if it takes whatever can be had."""
-    goals = [objective.metric for objective in sweep.objectives] + [entry.metric for entry in sweep.constraints]
-    return {*sweep.metrics, *goals} if sweep.metrics else set()
 
 
 def absolute(source: str) -> str:
@@ -211,8 +211,8 @@ def experiment_of(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
 def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """identity.json: what the numbers of this sweep are numbers of."""
     assert sweep.sampling is not None
-    known, asked = facts["metrics"], asked_for(sweep)
-    metrics = {name: known[name] for name in known if not asked or name in asked}
+    known = facts["metrics"]
+    metrics = {name: known[name] for name in known if not sweep.asked or name in sweep.asked}
     return {
         "name": sweep.name,
         "experiment": experiment_of(sweep, facts).digest(),

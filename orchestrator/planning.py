@@ -23,6 +23,7 @@ from search_spaces.trial import DecodingConfig
 from workers.dryrun import Footprint, Work, footprint, largest_batch
 from workers.evaluate import PICTURES_AT_ONCE
 from workers.loading import weights_folder
+from workers.metrics.catalogue import timed
 from workers.models.manifest import folder_entry, read_entry
 from workers.outlines import Outline, outline_of, published_outline, with_drafter
 
@@ -89,16 +90,16 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
 
     def hours(length: float) -> dict[str, float]:
         """The sweep's, at this many tokens a pass."""
-        timed = seconds(gpu, small, tokens / length, batches["timing"])
+        clocked = seconds(gpu, small, tokens / length, batches["timing"])
         drawn = seconds(gpu, big, tokens / length, batches["quality"])
         slow = {kind: seconds(gpu, plain[kind], tokens, batches[kind]) for kind in plain}
         others, made = images["trials"] - 1, gpu.seconds(big.picture) / pictures
-        shots = sweep.timing.images * sweep.timing.repetitions
+        shots = sweep.timing.images * sweep.timing.repetitions * timed(sweep.asked)
         total = images["quality"] * made + images["per trial"] * (slow["quality"] + others * drawn)
-        total += shots * (slow["timing"] + others * (slow["timing"] + timed))
+        total += shots * (slow["timing"] + others * (slow["timing"] + clocked))
         return {
             "accepted length": length,
-            "seconds per timed image": timed,
+            "seconds per timed image": clocked,
             "seconds per image": drawn + made,
             "hours": total / 3600 / gpus,
         }
@@ -160,8 +161,8 @@ def images_of(sweep: SweepConfig) -> dict[str, int]:
     """How many images a sweep draws, vanilla's turns at the timing included."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
-    timed = timing.images * timing.repetitions
-    return {"trials": trials, "per trial": each, "quality": trials * each, "timing": timed * (2 * trials - 1)}
+    shots = timing.images * timing.repetitions * timed(sweep.asked)
+    return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 
 def drawing(found: Footprint) -> int:

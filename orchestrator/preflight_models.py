@@ -145,7 +145,13 @@ def usable_reference(sweep: SweepConfig, model: Headers) -> None:
     if model.features_size != model.image_size or sweep.reference.source == NO_REFERENCE:
         return
     with told("reference"):
-        check_reference(**write(sweep.reference), identity=model.features, size=model.image_size, width=model.width)
+        check_reference(
+            **write(sweep.reference),
+            identity=model.features,
+            size=model.image_size,
+            width=model.width,
+            also=model.beside,
+        )
 
 
 def servable(sweep: SweepConfig, model: Headers) -> None:

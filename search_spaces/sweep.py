@@ -55,6 +55,12 @@ class SweepConfig:
     sampling: Sampling | None
     space: Space
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """Names of all metrics that the sweep asks for, goals included; empty: it takes all that can be had."""
+        goals = [*(entry.metric for entry in self.objectives), *(entry.metric for entry in self.constraints)]
+        return frozenset((*self.metrics, *goals) if self.metrics else ())
+
     @classmethod
     def read(cls, path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
         """The sweep in a file, or a ready one by its name, with single values replaced: {"budget.trials": 8}.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from search_spaces.trial import Sampling
 from workers.loading import image_size
-from workers.metrics.instruments import announced
+from workers.metrics.instruments import announced, announced_beside
 from workers.models.bundle import Models
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import DRAFTERS, SAMPLING
@@ -27,7 +27,8 @@ class Headers:
 
     image_size: pixels along the longer side. drafters: kinds that there is a file for. read: makes of captions what the
     target sees; ValueError for one that it cannot read. features_size: pixels that the feature net takes (image_size,
-    if it resizes any); features: its identity, and `width` the length of its features.
+    if it resizes any); features: its identity, and `width` the length of its features. beside:
+    identities by name of the extractors that serve beside it.
     """
 
     vocab: int
@@ -41,6 +42,7 @@ class Headers:
     features: str
     features_size: int
     width: int
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def image_tokens(self) -> int:
@@ -116,6 +118,7 @@ def headers_of_models(models: Models, folder: Path, metric_weights: Mapping[str,
         features=net.identity,
         features_size=net.takes or side,
         width=net.width,
+        beside=announced_beside(metric_weights),
     )
 
 

@@ -8,10 +8,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from filelock import FileLock
-from real_sweeps import HOST, SMALL, Launched, Logged, processes, ray_folder
+from real_sweeps import HOST, SMALL, Launched, Logged, halt, processes, ray_folder
 
 from orchestrator.tracking_ledger import Ledger
 from orchestrator.tracking_server import free_port, serving
@@ -64,9 +63,3 @@ def run_logged(launched: Launched) -> tuple[int, int]:
 def small(logged: Logged) -> Launched:
     """The small sweep as it is when nothing happens to it."""
     return logged.launched
-
-
-def halt(workers: list[psutil.Process], sign: signal.Signals) -> None:
-    assert workers
-    for worker in workers:
-        worker.send_signal(sign)

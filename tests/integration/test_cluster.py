@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_sweeps import COMMAND, PATIENCE, SMALL, Launched, assert_every_image_once, assert_same, files, ray_folder
+from real_sweeps import (
+    COMMAND,
+    PATIENCE,
+    SMALL,
+    Launched,
+    assert_every_image_once,
+    assert_same,
+    files,
+    halt,
+    processes,
+    ray_folder,
+)
 
 from orchestrator.tracking_server import free_port
 
@@ -72,7 +84,11 @@ def test_a_killed_node_costs_nothing_but_time_and_a_new_one_is_used(
     launched.wait_for(lambda: len(workers(launched)) == 2)
     before = files(launched.store)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # its raylet is killed
+    left = processes(cluster_files, "ray::Worker")
+    halt(left, signal.SIGSTOP)  # or the one that is left would have drawn everything before the new node is up
     add_node(cluster)
+    launched.wait_for(lambda: len(workers(launched)) == 3)
+    halt(left, signal.SIGCONT)
     assert launched.ended() == 0, launched.said
     assert len(workers(launched)) == 3, "the node that came late took part"
     assert before.items() <= files(launched.store).items()

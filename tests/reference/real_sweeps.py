@@ -1,4 +1,4 @@
-"""Sweeps of the built-in model run for real: `specfrontier` in a process of its own, watched by its events."""
+"""Sweeps of a tiny untrained model run for real: `specfrontier` in a process of its own, watched by its events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tiny_models import tiny_scenes
 
 from orchestrator.trials import TrialRecord, read_trials
 from workers.data.storage import Storage
@@ -29,6 +30,7 @@ HOST = "127.0.0.1"
 PATIENCE = 400.0  # seconds, of a busy machine; a quiet one needs a tenth
 CLOCKS = ("seconds", "latency", "batch")  # what a row owes to the machine and not to the setting
 COMMON = """
+models: {weights: WEIGHTS}
 captions: {source: scenes, count: COUNT, seed: 1}
 reference: {source: scenes, count: 96, seed: 2}
 timing: {batch: 1, images: 1, repetitions: 1}
@@ -43,7 +45,7 @@ space:
 """
 SMALL = """
 name: small
-quality: {batch: 8, shard: 8}
+quality: {batch: 4, shard: 4}
 metrics: [step_compression, caption_accuracy]
 objectives: [step_compression, caption_accuracy]
 search: {sampler: nsga2, parallel: 2, seed: 0, options: {population_size: 2}}
@@ -55,7 +57,7 @@ quality: {batch: 35, shard: 35}
 metrics: [step_compression, fid, drift]
 objectives: [step_compression, fid]
 search: {sampler: tpe, parallel: 2, seed: 0, options: {n_startup_trials: 2}}
-budget: {trials: 4}
+budget: {trials: 5}
 """ + COMMON.replace("COUNT", "70")
 
 
@@ -84,6 +86,14 @@ def processes(folder: Path, title: str = "") -> list[psutil.Process]:
     return found
 
 
+def halt(workers: Sequence[psutil.Process], sign: signal.Signals) -> None:
+    """Send a signal (SIGSTOP, SIGCONT) to processes; those that have gone meanwhile do not matter."""
+    assert workers
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.send_signal(sign)
+
+
 @dataclass
 class Launched:
     """A launch of one of the sweeps above, with its folder, process and what it has said."""
@@ -109,7 +119,7 @@ class Launched:
     def arguments(self, *options: str) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         space = self.folder / "space.yaml"
-        space.write_text(self.text)
+        space.write_text(self.text.replace("WEIGHTS", str(tiny_scenes(self.folder / "weights"))))
         return ["launch", str(space), "--out", str(self.folder / "sweeps"), *options]
 
     def start(self, *options: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from workers.drafters.eagle import EagleLayer
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
+from workers.models.weights import save
 from workers.training.parts import build_model, save_model
 
 CODEC = VQConfig(
@@ -18,6 +21,8 @@ CODEC = VQConfig(
 BODY = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=32, prompt_rope="identity", prompt_len=3, rows=4, cols=4
 )
+SCENES_CODES = 128
+SCENES_BODY = replace(BODY, vocab_size=SCENES_CODES, prompt_len=12, rows=12, cols=12)
 WORDS = ("red", "blue", "small", "large", "star", "ring")
 
 
@@ -30,6 +35,20 @@ def tiny_folder(folder: Path) -> Path:
     nn.init.normal_(model.head.weight, std=0.4)
     sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}
     save_model(model, folder / "target.safetensors", name="tiny", sampling=sampling)
+    return folder
+
+
+def tiny_scenes(folder: Path) -> Path:
+    """Tokenizer, target and EAGLE layer for scenes of the usual 48 pixels, on the usual grid of 12 x 12."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    save_vq(VQModel(replace(CODEC, codebook_size=SCENES_CODES)), folder / "tokenizer.safetensors")
+    model = build_model(SCENES_BODY, {"kind": "scenes"}, 0)
+    nn.init.normal_(model.head.weight, std=0.15)  # flat laws: an untrained layer is believed now and then
+    sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0}
+    save_model(model, folder / "target.safetensors", name="tiny-scenes", sampling=sampling)
+    config = replace(SCENES_BODY, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
+    save(folder / "eagle.safetensors", EagleLayer(config), {"transformer": asdict(config)})
     return folder
 
 

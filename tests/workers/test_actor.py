@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
     assert isinstance(slow, SlowEvaluator)
     assert slow.started.wait(5)
     assert worker.ping() == "w7"
-    assert worker.facts() == {"target": "toy"}
+    assert worker.facts() == {"target": "toy", "node": platform.node()}
     worker.cancel()
     for thread in threads:
         thread.join(5)

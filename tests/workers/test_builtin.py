@@ -16,6 +16,7 @@ from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.features import load_features
 from workers.models.families.scenes import BUILTIN, DRAFTERS, ScenesModels, load_scenes
 
+LOOSE = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}
 SMALL_DYNAMIC = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}  # a core has to pay for every node
 SMALL_STATIC = {"policy": "static", "paths": [[0], [1], [0, 0], [0, 1]]}
 
@@ -57,13 +58,17 @@ def test_all_pieces_are_there_and_small(models: ScenesModels) -> None:
 
 @pytest.mark.slow(seconds=190)
 @pytest.mark.parametrize(
-    ("config", "alone"), [(chain(4, "lantern_pp"), 1), (PRESETS["vanilla"], 8)], ids=["relaxed chain", "vanilla"]
+    ("config", "count", "alone"),
+    [(chain(5, LOOSE), 64, 1), (PRESETS["vanilla"], 21, 4)],
+    ids=["relaxed chain", "vanilla"],
 )
-def test_64_captions_do_not_depend_on_batch_or_order(models: ScenesModels, config: DecodingConfig, alone: int) -> None:
+def test_captions_do_not_depend_on_batch_or_order(
+    models: ScenesModels, config: DecodingConfig, count: int, alone: int
+) -> None:
     """fp32. A token could differ only where a rounding error of 1e-6 decides a race or an acceptance. Every `alone`-th
     caption is drawn alone as well.
     """
-    jobs = jobs_for(models, 64)
+    jobs = jobs_for(models, count)
     together = draw(models, config, jobs, 32)
     for batch, order in ((7, jobs[::-1]), (1, jobs[::alone])):
         for key, result in draw(models, config, order, batch).items():
@@ -107,8 +112,7 @@ def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(mod
         assert abs(t_value(exact(policy, "eagle"))) < 4
     assert abs(t_value(exact(SMALL_STATIC, "medusa"))) < 4
     assert abs(t_value(PRESETS["sjd"])) < 4
-    loose = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}
-    assert abs(t_value(chain(5, loose))) > 4
+    assert abs(t_value(chain(5, LOOSE))) > 4
 
 
 @pytest.mark.slow

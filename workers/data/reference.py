@@ -164,7 +164,14 @@ def reference_facts(
 
 
 def check_reference(
-    source: str | Path, identity: str, *, size: int, width: int, count: int | None = None, seed: int = 0
+    source: str | Path,
+    identity: str,
+    *,
+    size: int,
+    width: int,
+    count: int | None = None,
+    seed: int = 0,
+    also: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse a reference that `build_reference` could not make `width` features of, as far as a quick look can tell:
     of a folder's images only the heads are read.
@@ -173,7 +180,7 @@ def check_reference(
         ValueError: see `build_reference`.
     """
     if is_reference_file(source):
-        _enough(read_reference(source, identity=identity, count=count))
+        _enough(read_reference(source, identity=identity, count=count, also=also))
     elif source == SCENES:
         _fills(real_images(source, size=size, count=count, seed=seed).count, width, SCENES)
     else:

@@ -17,7 +17,7 @@ import workers.metrics
 from search_spaces.settings import not_one_of
 from workers.metrics.estimate import Estimate, Unmeasurable
 from workers.metrics.extractor import ExtractorFile
-from workers.metrics.metric import Evidence, Metric, Scorer
+from workers.metrics.metric import TIMINGS, Evidence, Metric, Scorer
 
 
 @cache
@@ -46,6 +46,16 @@ def scorers() -> Mapping[str, Scorer]:
 def extractors() -> Mapping[str, ExtractorFile]:
     """Every extractor that a user may give a weight file for, by its key."""
     return MappingProxyType({entry.key: entry for _, group in _defined("EXTRACTORS") for entry in group})
+
+
+def needs_of(names: Collection[str]) -> set[str]:
+    """What any of these metrics needs; names that no metric has need nothing."""
+    return {need for name, metric in catalogue().items() if name in names for need in metric.needs}
+
+
+def timed(names: Collection[str]) -> bool:
+    """Whether any of these metrics (none: all there are) is read off timings."""
+    return not names or TIMINGS in needs_of(names)
 
 
 def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tuple[Metric, ...], dict[str, str]]:

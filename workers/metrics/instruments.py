@@ -12,7 +12,7 @@ from torch import Tensor
 
 from search_spaces.settings import not_one_of
 from workers.metrics import features
-from workers.metrics.catalogue import catalogue, extractors, scorers
+from workers.metrics.catalogue import extractors, needs_of, scorers
 from workers.metrics.estimate import Unmeasurable
 from workers.metrics.extractor import Announced, Classifier, Extractor, ExtractorFile, Role
 from workers.metrics.features import SceneFeatures, announce_features, load_features
@@ -133,11 +133,6 @@ class Instruments:
         return Readings(seen, scores)
 
 
-def needs_of(metrics: Collection[str]) -> set[str]:
-    """What any of these metrics needs; names that no metric has need nothing."""
-    return {need for name, metric in catalogue().items() if name in metrics for need in metric.needs}
-
-
 def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
     """The user's files by key.
 
@@ -190,6 +185,16 @@ def announced(folder: Path, weights: Mapping[str, str] | None = None) -> Announc
     """
     entry, path = _given("features", checked(weights))
     return announce_features(features_file(folder)) if entry is None else entry.announce(path)
+
+
+def announced_beside(weights: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Identities by name of the extractors that serve beside the features: a manifold's, where one is given.
+
+    Raises:
+        WeightsError: as of `announced`.
+    """
+    entry, path = _given("manifold", checked(weights))
+    return {} if entry is None else {entry.key: entry.announce(path).identity}
 
 
 def extractors_of(weights: Mapping[str, str], device: torch.device) -> tuple[Extractor | None, Extractor | None]:

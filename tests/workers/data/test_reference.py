@@ -185,6 +185,13 @@ def test_another_extractor_is_refused(tmp_path: Path) -> None:
         reference_facts(tmp_path / "reference.parquet", "means@1", size=8)
 
 
+def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    write_reference(Storage(tmp_path), "r.parquet", Reference(torch.randn(30, 12), "means@1", "y@2", "none"))
+    check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12)
+    with pytest.raises(ValueError, match="no vgg, but images are read by vgg@3 as well; make it again"):
+        check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12, also={"vgg": "vgg@3"})
+
+
 def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     made = Reference(torch.randn(30, 12), "x@1", "y@2", "none")

@@ -13,7 +13,7 @@ from workers.metrics import instruments
 from workers.metrics.catalogue import extractors, scorers
 from workers.metrics.extractor import Announced, ExtractorFile
 from workers.metrics.features import announce_features, load_features
-from workers.metrics.instruments import Instruments, announced, checked
+from workers.metrics.instruments import Instruments, announced, announced_beside, checked
 from workers.metrics.metric import MANIFOLD, NET
 from workers.models import manifest
 from workers.models.families.scenes import BUILTIN
@@ -97,6 +97,11 @@ def test_the_users_nets_go_before_them(two: dict[str, str]) -> None:
     expected = load().read(images, CAPTIONS).scores["caption_accuracy"]
     assert torch.equal(read.scores["caption_accuracy"], expected), "the scenes' net still reads what it is for"
     assert announced(BUILTIN, two) == Announced("colours@1", 3, None)
+
+
+def test_what_serves_beside_the_features_is_announced(two: dict[str, str]) -> None:
+    assert announced_beside(two) == {"corners": "corners@1"}
+    assert announced_beside({}) == {}
 
 
 def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[str, str]) -> None:
