@@ -61,12 +61,13 @@ def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None
 
 
 def metric_nets(entry: Entry) -> list[str]:
-    """What is wrong with the keys under `metrics`, and with the files there."""
+    """What is wrong with the keys under `metrics`, and with those of their files that are there."""
     try:
         wrong = misfits(entry.folder, entry.metrics)
     except ValueError as error:
         return [f"{entry.where}: {entry.name}: {error}"]
-    return [f"{entry.where}: {entry.name}.metrics.{key}: {problem}" for key, problem in wrong.items()]
+    there = {key: problem for key, problem in wrong.items() if Path(entry.metrics[key]).exists()}
+    return [f"{entry.where}: {entry.name}.metrics.{key}: {problem}" for key, problem in there.items()]
 
 
 def check_file(key: str, path: Path) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def assemble(
         identity["baseline"],
         facts["captions"]["count"],
         tuple(identity["metrics"]),
-        timed=timed(sweep.asked),
+        timed=timed(identity["metrics"]),
     )
     journal = storage.path(STUDY)
     url = place.study or str(journal or Path(f"{sweep.name}-study.log"))

@@ -115,7 +115,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "heaviest setting": label,
         "batches": batches,
         "memory": {"timing": memory_of(small), "quality": memory_of(big)},
-        "fits": big.bytes <= room and small.bytes <= room,
+        "fits": big.bytes <= room and (small.bytes <= room or not timed(sweep.asked)),
         "largest batch": largest_batch((at, drawing(other)), (batches["quality"], drawing(big)), room),
         "images": images,
         "target passes per image": {"vanilla": tokens, "assumed": tokens / accepted},

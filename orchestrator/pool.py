@@ -25,6 +25,7 @@ ATTEMPTS = 3  # a task whose worker died so often is taken for the cause
 FAILED_STARTS = 3  # workers in a row that did not come up, and none that did
 LASTING = ("SettingError", "OutOfMemory", "DecodingError")  # exceptions that a setting brings about by itself
 ALIKE = ("models", "extractors", "captions", "precision", "device", "threads")  # facts that all workers must share
+DRAWING = ("quality", "timing")  # kinds of tasks that draw images
 LOOK_AROUND = 5.0  # seconds between looks for nodes that joined
 
 
@@ -46,6 +47,42 @@ class _Worker:
 class _Waiting:
     order: tuple[int, int, int]
     task: Task = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Census:
+    """Which nodes agree with each other. The first worker to answer is the measure of all others; where it turns out to
+    be the odd one, before anything has been drawn, it is better to stop than to go on with it alone.
+
+    awaited: the first workers, as long as they have not answered.
+    """
+
+    awaited: set[str]
+    open: bool = True
+    nodes: dict[str, set[str]] = field(default_factory=dict)  # by what their workers say
+    said: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def hear(self, worker: str, facts: Mapping[str, Any] | None) -> None:
+        """`facts` None: it did not come up."""
+        self.awaited.discard(worker)
+        if facts is not None:
+            self.nodes.setdefault(_alike(facts), set()).add(str(facts.get("node")))
+            self.said.setdefault(_alike(facts), facts)
+
+    def check(self, first: Mapping[str, Any] | None) -> None:
+        """PoolError when all have answered, and more nodes agree on something else than agree with the first."""
+        if first is None or self.awaited or not self.open:
+            return
+        most = max(self.nodes, key=lambda kind: len(self.nodes[kind]))
+        if len(self.nodes[most]) > len(self.nodes[_alike(first)]):
+            raise PoolError(
+                f"workers on {len(self.nodes[most])} nodes agree with each other and not with the first: "
+                f"{unlike(first, self.said[most])}. Keep the odd node out, and begin anew"
+            )
+
+
+def _alike(facts: Mapping[str, Any]) -> str:
+    return repr([facts.get(key) for key in ALIKE])
 
 
 class Pool:
@@ -70,9 +107,8 @@ class Pool:
         self._attempts: dict[str, int] = {}
         self._count, self._names = itertools.count(), itertools.count()
         self._failed_starts, self._look = 0, 0.0
-        self._unlike: dict[str, set[str]] = {}  # nodes whose workers were refused, by what these say
-        self._untouched = True  # no task has come back
         self._grow()
+        self._census = _Census({worker.name for worker in self._busy})
 
     @property
     def alive(self) -> int:
@@ -148,23 +184,25 @@ class Pool:
         if death is not None:
             return self._lost(worker, task, death)
         if not worker.ready:
-            difference = unlike(self.facts, result or {})
-            if difference:
-                self._outvoted(result or {}, difference)
-            if cause or difference:
-                self._failed_to_start(worker, str(cause or difference))
+            self._census.hear(worker.name, result)
+            if problem := cause or unlike(self.facts, result or {}):
+                self._failed_to_start(worker, problem)
+            else:
+                worker.ready, self._failed_starts, self.facts = True, 0, self.facts or result
+            self._census.check(self.facts)
+            if problem:
                 return None
-            worker.ready, self._failed_starts, self.facts = True, 0, self.facts or result
         self._idle.append(worker)
         if task is None:
             return None
         self._attempts.pop(task.name, None)
-        self._untouched = False
+        self._census.open &= task.kind not in DRAWING
         return Done(task, result, cause, cause is None or cause.startswith(LASTING))
 
     def _lost(self, worker: _Worker, task: Task | None, death: str) -> Done | None:
         """A worker died: its task waits again, unless it has cost too many workers."""
         if not worker.ready:
+            self._census.hear(worker.name, None)
             self._failed_to_start(worker, death)
             return None
         worker.end()
@@ -181,18 +219,6 @@ class Pool:
         if task.trial not in self._withdrawn:
             self.submit(task)
         return None
-
-    def _outvoted(self, facts: Mapping[str, Any], difference: str) -> None:
-        """The first worker to answer is the measure of all. Where others agree on something else before anything has
-        been done, it is the odd one: better to stop than to go on with it alone.
-        """
-        alike = self._unlike.setdefault(repr([facts.get(key) for key in ALIKE]), set())
-        alike.add(str(facts.get("node")))
-        if self._untouched and len(alike) > max(1, self.alive):
-            raise PoolError(
-                f"workers on {len(alike)} nodes agree with each other and not with the first: {difference}. "
-                "Keep the odd node out, and begin anew"
-            )
 
     def _failed_to_start(self, worker: _Worker, cause: str) -> None:
         """Try again, ever more seldom. A node that cannot serve does not stop those that can."""

@@ -89,7 +89,7 @@ def headers_of(sweep: SweepConfig) -> Headers:
     if entry is not None:
         with told("models.name"):
             model = headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
-        for key, problem in misfits(entry.folder, entry.metrics).items():
+        for key, problem in misfits(entry.folder, entry.metrics, sweep.asked).items():
             raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
         return model
     with told("models.weights"):
@@ -195,9 +195,11 @@ def timeable(sweep: SweepConfig, captions: int) -> None:
         ValueError: how many they take, or too few.
     """
     from workers.data.shards import plan_timing
-    from workers.metrics.catalogue import catalogue
+    from workers.metrics.catalogue import catalogue, timed
     from workers.metrics.metric import TIMINGS
 
+    if not timed(sweep.asked):
+        return
     assert sweep.sampling is not None
     vanilla, timing = DecodingConfig(sampling=sweep.sampling).to_mapping(), sweep.timing
     with told("timing"):

@@ -35,6 +35,7 @@ def logged(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Logged:
     with FileLock(folder / "logged.lock"):
         launched, facts = Launched(folder / "logged", SMALL, ray_files), folder / "logged" / "facts.json"
         if not facts.exists():
+            assert not launched.folder.exists(), "the small sweep has failed in another process: see there"
             port, in_time = run_logged(launched)
             facts.write_text(json.dumps({"port": port, "in_time": in_time}))
     return Logged(launched, launched.folder / "mlflow.db", **json.loads(facts.read_text()))

@@ -71,6 +71,8 @@ def test_pandas_opens_the_trials_and_the_images(small: Launched) -> None:
     trials = pd.read_parquet(small.store / "trials.parquet")
     assert trials["number"].tolist() == list(range(6))
     assert trials["step_compression"].tolist() == [r.metrics["step_compression"].value for r in small.records]
+    assert trials["speedup"].min() > 0
+    assert len(list((small.store / "shards").glob("timing-*"))) == len({record.digest for record in small.records})
     images = pd.read_parquet(next((small.store / "shards").glob("quality-*.parquet")))
     assert len(images) == 4
     assert images["tokens"].map(len).unique().tolist() == [len(images["tokens"][0])]

@@ -44,6 +44,7 @@ def test_the_sweep_is_a_search_with_fid(ways: Ways) -> None:
     assert len({record.digest for record in records}) >= 4
     assert all(record.metrics["fid"].value > 0 and record.metrics["fid"].error for record in records)
     assert_every_image_once(ways.one, CAPTIONS)
+    assert not list((ways.one.store / "shards").glob("timing-*")), "no metric that is asked for is read off timings"
 
 
 def test_three_workers_find_what_one_finds(ways: Ways) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def test_all_captions_are_drawn_once_and_some_are_timed(planner: Planner) -> Non
     assert flown.missing == {task.name for task in tasks} == {*flown.names["quality"], *flown.names["timing"]}
     assert {task.trial for task in tasks} == {4}
     assert [task.name for task in planner.plan(flight(number=9), set())] == [task.name for task in tasks]
+
+
+def test_nothing_is_timed_where_no_metric_asks_for_it(planner: Planner) -> None:
+    flown = flight()
+    tasks = replace(planner, timed=False).plan(flown, set())
+    assert {task.kind for task in tasks} == {"quality"}
+    assert flown.names["timing"] == []
+    assert flown.timing == []
 
 
 def test_what_is_there_is_not_asked_for_again(planner: Planner) -> None:

@@ -46,7 +46,7 @@ space:
 SMALL = """
 name: small
 quality: {batch: 4, shard: 4}
-metrics: [step_compression, caption_accuracy]
+metrics: [step_compression, caption_accuracy, speedup]
 objectives: [step_compression, caption_accuracy]
 search: {sampler: nsga2, parallel: 2, seed: 0, options: {population_size: 2}}
 budget: {trials: 6}

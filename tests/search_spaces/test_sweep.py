@@ -322,6 +322,12 @@ def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str,
 LARGEST = 2**63 - 1
 
 
+def test_what_is_asked_for_is_the_metrics_and_the_goals() -> None:
+    assert read(SHORT).asked == frozenset()
+    asked = read(SHORT, {"metrics": ["drift"], "objectives": ["fid", "step_compression"], "constraints": ["kid <= 1"]})
+    assert asked.asked == {"drift", "fid", "step_compression", "kid"}
+
+
 @pytest.mark.parametrize("key", ["seed", "captions.seed", "reference.seed", "search.seed"])
 def test_seeds_are_what_64_bits_hold(key: str) -> None:
     sweep = read(SHORT, {key: LARGEST})

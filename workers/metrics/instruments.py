@@ -151,22 +151,30 @@ def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
     return given
 
 
-def misfits(folder: Path, weights: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with the user's files that are there, by key: each is held against its net, in shapes alone.
+def misfits(folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()) -> dict[str, str]:
+    """What is wrong with the user's files, by key: each is held against its net, in shapes alone.
+
+    metrics: names of those that are asked for (none: all); scores that none of them needs are left out.
 
     Raises:
         WeightsError: see `checked`.
     """
-    given = {key: path for key, path in checked(weights).items() if Path(path).exists()}
-    meta, wrong = torch.device("meta"), dict[str, str]()
+    given, needs = checked(weights), needs_of(metrics)
+    wrong = {
+        key: f"{path}: no such file or folder; check the path" for key, path in given.items() if not Path(path).exists()
+    }
+    meta = torch.device("meta")
     subject = Subject(image_size=256, captions=(), folder=folder, device=meta, net=None, weights=given)
     loads: dict[str, Callable[[], object]] = {
         key: partial(extractors()[key].load, Path(path)) for key, path in given.items() if key in extractors()
     }
-    for scorer in scorers().values():
-        if first := next((key for key in scorer.takes if key in given), None):
-            loads[first] = partial(scorer.load, subject)
+    for name, scorer in scorers().items():
+        taken = [key for key in scorer.takes if key in given]
+        if taken and (not metrics or f"score.{name}" in needs):
+            loads[taken[0]] = partial(scorer.load, subject)
     for key, load in loads.items():
+        if key in wrong:
+            continue
         with shapes_only():
             try:
                 load()

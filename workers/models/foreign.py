@@ -17,6 +17,8 @@ from transformers.cache_utils import Cache
 from workers.models.cache import KVCache
 from workers.models.transformer import Body, TransformerConfig, line_places
 
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+
 
 class ForeignBody(Body):
     """A decoder-only model of `transformers` that rotates by position, its embedding and head cut to the image's codes.
@@ -87,11 +89,15 @@ def body_config(
         ValueError: a key is missing, or the model cannot be decoded by a mask over all positions.
     """
     said: dict[str, Any] = text.to_dict()
+    rope = said.get("rope_parameters") or {}
     if said.get("sliding_window") and said.get("use_sliding_window", True):
         raise ValueError(f"its attention slides over {said['sliding_window']} positions: trees need all of them")
+    if said.get("attention_chunk_size") or set(said.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError("some of its layers do not attend to all positions: trees need all of them")
+    if rope.get("rope_type", "default") not in STATIC_ROPES:
+        raise ValueError(f"its rotations ({rope['rope_type']}) depend on the length so far; here they must not")
     try:
         dim, heads = int(said["hidden_size"]), int(said["num_attention_heads"])
-        rope = said.get("rope_parameters") or {}
         return TransformerConfig(
             dim=dim,
             n_layers=int(said["num_hidden_layers"]),

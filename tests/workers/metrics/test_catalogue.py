@@ -9,7 +9,7 @@ import torch
 import trial_evidence
 from torch import Tensor
 
-from workers.metrics.catalogue import catalogue, chosen, measure, scorers
+from workers.metrics.catalogue import catalogue, chosen, measure, scorers, timed
 from workers.metrics.estimate import Estimate, Unmeasurable, caption_groups, grouped_mean, mean_estimate, ratio_estimate
 from workers.metrics.features import load_features
 from workers.metrics.metric import BASELINE, NET, REFERENCE, TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
@@ -190,3 +190,9 @@ def test_the_inception_score_reads_the_built_in_heads() -> None:
     estimates, skipped = measure(evidence, ["inception_score"])
     assert not skipped
     assert 1 <= estimates["inception_score"].value <= 48
+
+
+def test_which_metrics_are_read_off_timings() -> None:
+    assert timed(())
+    assert timed({"fid", "latency"})
+    assert not timed({"fid", "step_compression", "clip_score"})

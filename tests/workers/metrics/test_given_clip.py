@@ -276,12 +276,15 @@ def test_files_are_held_against_their_nets_by_shapes_alone(tmp_path: Path) -> No
         "aesthetic": str(tmp_path / "head.pth"),
     }
     assert misfits(BUILTIN, given) == {}
-    assert misfits(BUILTIN, {"clip": str(tmp_path / "nowhere")}) == {}, "that it is not there is said elsewhere"
+    missing = misfits(BUILTIN, given | {"clip_l14": str(tmp_path / "nowhere")})
+    assert missing.keys() == {"clip_l14", "aesthetic"}, "the head needs it"
+    assert missing["clip_l14"] == f"{tmp_path}/nowhere: no such file or folder; check the path"
     head_file(tmp_path / "head.pth", 7)
     torch.save(tiny_clip.open_clip_weights(), tmp_path / "hps.pt")
     weights = (tmp_path / "clip" / "model.safetensors").read_bytes()
     wrong = misfits(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")})
     assert wrong.keys() == {"aesthetic", "hpsv2"}
+    assert misfits(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")}, ["fid", "hpsv2"]).keys() == {"hpsv2"}
     assert "layers.0.weight has shape [1024, 7]" in wrong["aesthetic"]
     (tmp_path / "clip" / "model.safetensors").write_bytes(weights[:-8])
     assert "truncated" in misfits(BUILTIN, given)["clip"]

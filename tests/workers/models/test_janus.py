@@ -13,13 +13,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
 from watched import Replay, draw
 
-from search_spaces.trial import Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.drafters.eagle import EagleDrafter
+from workers.dryrun import footprint
+from workers.models.bundle import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.janus import FAMILY, JanusFiles
+from workers.models.foreign import body_config
 from workers.models.target import Target
 from workers.training.eagle import new_layer
 
@@ -134,6 +137,13 @@ def test_shapes_can_be_had_without_numbers(folder: Path, reference: Any) -> None
         sketch = FAMILY.load(JanusFiles(str(folder)), torch.device("meta"), torch.bfloat16)
     assert sketch.device.type == "meta"
     assert sketch.transformer.config.dim == 32
+    assert {value.dtype for value in sketch.transformer.parameters()} == {torch.bfloat16}
+    needed = footprint(Models(sketch, {}, {}), DecodingConfig(sampling=sketch.sampling), 2, 2)
+    assert needed.cache > 0
+    whole = load(folder)
+    assert {name: value.shape for name, value in sketch.state_dict().items()} == {
+        name: value.shape for name, value in whole.state_dict().items()
+    }
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
@@ -200,6 +210,32 @@ def test_a_broken_folder_is_refused_in_words(
     with pytest.raises(WeightsError, match=words) as caught:
         load(copy)
     assert str(copy) in str(caught.value)
+    with shapes_only(), pytest.raises(WeightsError, match=words):  # as `doctor` and `launch --check` do
+        load(copy)
+
+
+def test_numbers_that_are_not_finite_are_refused(folder: Path, reference: Any, tmp_path: Path) -> None:
+    copy = copied(folder, tmp_path)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.vqmodel.post_quant_conv.bias"][0] = torch.nan
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match="NaN or infinite values"):
+        load(copy)
+
+
+def test_the_codec_keeps_the_files_own_numbers(folder: Path, reference: Any, target: Target) -> None:
+    half = FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.bfloat16)
+    assert torch.equal(half.codebook, target.codebook)
+
+
+def test_rotations_and_layers_that_trees_cannot_do_are_refused() -> None:
+    sizes: dict[str, Any] = {"codes": 8, "prompt_len": 1, "rows": 2, "cols": 2}
+    assert body_config(LlamaConfig(), **sizes).dim == 4096
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    with pytest.raises(ValueError, match="depend on the length so far"):
+        body_config(LlamaConfig(rope_parameters=rope), **sizes)
+    with pytest.raises(ValueError, match="do not attend to all positions"):
+        body_config(Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), **sizes)
 
 
 def test_captions_that_do_not_fit_are_refused(target: Target) -> None:

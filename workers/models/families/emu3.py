@@ -85,8 +85,11 @@ class Emu3Codec(nn.Module):
         return weight
 
     def decode_ids(self, ids: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols]."""
-        images = self.vq.decode(ids)
+        """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols].
+
+        One at a time: the decoder makes four frames of each at full size, gigabytes at 720 pixels.
+        """
+        images = torch.cat([self.vq.decode(one[None]) for one in ids])
         scaled: Tensor = 2 * (images * self.deviation + self.mean) - 1
         return scaled
 
@@ -103,7 +106,7 @@ def load_entry(entry: Emu3Files, device: torch.device, dtype: torch.dtype) -> Ta
     from workers.models.foreign import ForeignBody, body_config
 
     folder = Path(entry.checkpoint)
-    whole, tokens = open_model(folder, Emu3ForConditionalGeneration, dtype), Tokens(folder)
+    whole, tokens = open_model(folder, Emu3ForConditionalGeneration, dtype, codec="model.vqmodel"), Tokens(folder)
     decoder, vq = whole.model.text_model, whole.model.vqmodel
     unit = vq.spatial_scale_factor
     if entry.width % unit or entry.height % unit:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, some
+from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, shapes_only, some
 from workers.models.target import Prompt
 
 
@@ -32,11 +32,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return said
 
 
-def open_model(folder: str | Path, kind: Any, dtype: torch.dtype) -> Any:
+def open_model(folder: str | Path, kind: Any, dtype: torch.dtype, *, codec: str) -> Any:
     """The model of a folder, ready to run: a `kind`, which is a class of the library. In shapes alone inside
     `shapes_only`.
 
-    Weights are cast to `dtype`. Buffers are not: rotary frequencies stay in fp32 whatever the weights are in.
+    Weights are cast to `dtype`, but for those below `codec`, which stay as the file has them. Buffers are not cast:
+    rotary frequencies stay in fp32 whatever the weights are in.
 
     Raises:
         WeightsError: files that are missing, damaged, of another model or size; tensors that are missing or unknown.
@@ -46,23 +47,54 @@ def open_model(folder: str | Path, kind: Any, dtype: torch.dtype) -> Any:
     wanted = kind.config_class.model_type
     if said.get("model_type") != wanted:
         raise WeightsError(f"{folder / 'config.json'}: a {said.get('model_type')!r}, not a {wanted!r}: another family")
-    load_tensors(folder)  # says in words what is damaged or missing; the library's own words are a traceback
+    tensors = load_tensors(folder)  # says in words what is damaged or missing; the library's own words are a traceback
     try:
         config = kind.config_class.from_pretrained(folder, local_files_only=True)
-        if reading_shapes():
-            with torch.device("meta"):
-                return kind(config).eval()
+        with torch.device("meta"):
+            model = kind(config)
+    except Exception as error:  # its validation raises errors of several libraries
+        raise WeightsError(f"{folder / 'config.json'}: no {wanted}: {str(error).partition(chr(10))[0]}") from error
+    _refuse(folder, _held(model, tensors))
+    if not reading_shapes():
+        model = _filled(folder, kind, config)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(f"{codec}."):
+            parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+def _held(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """What of a folder does not fit a model, as the library reports it. Where names are old ones, which the library
+    renames when it loads, this is seen only then.
+    """
+    slots, tied = model.state_dict(), model._tied_weights_keys or ()
+    missing = [name for name in slots if name not in tensors and name not in tied]
+    extra = [name for name in tensors if name not in slots]
+    if missing and extra:
+        missing, extra = [], []
+    with shapes_only():
+        sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
+    return {"missing_keys": missing, "unexpected_keys": extra, "mismatched_keys": sizes}
+
+
+def _filled(folder: Path, kind: Any, config: Any) -> Any:
+    """The model with the folder's numbers, which are finite.
+
+    Raises:
+        WeightsError: they are not, or do not fit.
+    """
+    try:
         with _no_bars():
             model, report = kind.from_pretrained(
                 folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{folder}: not a {wanted} model: {str(error).partition(chr(10))[0]}") from error
+        raise WeightsError(f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     _refuse(folder, report)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model.eval()
+    if wrong := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
+        raise WeightsError(f"{folder}: {some(wrong)}: NaN or infinite values; the files are damaged")
+    return model
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def load_entry(entry: JanusFiles, device: torch.device, dtype: torch.dtype) -> T
 
     from workers.models.foreign import ForeignBody, body_config
 
-    whole = open_model(entry.checkpoint, JanusForConditionalGeneration, dtype)
+    whole = open_model(entry.checkpoint, JanusForConditionalGeneration, dtype, codec="model.vqmodel")
     tokens = Tokens(entry.checkpoint)
     model, decoder = whole.model, whole.model.language_model
     side = model.vqmodel.config.num_patches
