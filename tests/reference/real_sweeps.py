@@ -33,7 +33,7 @@ COMMON = """
 models: {weights: WEIGHTS}
 captions: {source: scenes, count: COUNT, seed: 1}
 reference: {source: scenes, count: 96, seed: 2}
-timing: {batch: 1, images: 1, repetitions: 1}
+timing: {batch: 1, images: 2, repetitions: 1}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
 space:
   drafter: eagle
