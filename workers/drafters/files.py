@@ -15,7 +15,6 @@ missing, is named in the error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from workers.drafters.base import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
-from workers.models.checkpoint_files import PICKLED, safetensors_metadata
+from workers.models.checkpoint_files import PICKLED, read_object, safetensors_metadata
 from workers.models.pieces import build_ar_model, read_with_config
 from workers.models.target import Target
 from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
@@ -150,15 +149,7 @@ def _weights_file(path: Path) -> Path:
 def _config(path: Path) -> Mapping[str, Any]:
     """The drafter's config.json; empty where there is none."""
     file = (path if path.is_dir() else path.parent) / CONFIG
-    if not file.is_file():
-        return {}
-    try:
-        given = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{file}: not JSON ({error}); download it again") from error
-    if not isinstance(given, dict):
-        raise WeightsError(f"{file}: not a model's config (a JSON object); download it again")
-    return given
+    return read_object(file) if file.is_file() else {}
 
 
 def _sizes(

@@ -7,7 +7,6 @@ files beside them. Embeddings have length 1.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input
+from workers.models.checkpoint_files import read_object
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, unfilled
 
 if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
@@ -127,7 +127,7 @@ def load_clip_folder(folder: Path, *, texts: bool = True) -> Clip:
     """
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder; give a CLIP's own, with config.json and its weights in it")
-    fields = _json(folder / "config.json")
+    fields = read_object(folder / "config.json")
     if fields.get("model_type") != "clip":
         raise WeightsError(f"{folder / 'config.json'}: of a model of type {fields.get('model_type')!r}, not clip")
     config = clip_config(fields, folder / "config.json")
@@ -221,21 +221,9 @@ def _scaling(folder: Path) -> Scaling:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return Scaling()
-    fields = _json(path)
+    fields = read_object(path)
     try:
         mean, std = (tuple(float(x) for x in fields[key]) for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: does not say image_mean and image_std; download it again") from error
     return Scaling(mean, std)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file; give the folder of a CLIP as Hugging Face lays it out")
-    try:
-        fields = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{path}: not JSON; download it again") from error
-    if not isinstance(fields, dict):
-        raise WeightsError(f"{path}: not a JSON object; download it again")
-    return fields

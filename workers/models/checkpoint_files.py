@@ -124,6 +124,23 @@ def safetensors_metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file that lies beside weights, such as config.json.
+
+    Raises:
+        WeightsError: no such file, or not a JSON object.
+    """
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file; give the folder of a model as Hugging Face lays it out")
+    try:
+        said = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{path}: not JSON ({error}); download it again") from error
+    if not isinstance(said, dict):
+        raise WeightsError(f"{path}: not a JSON object; download it again")
+    return said
+
+
 def _folder(path: Path) -> dict[str, Path]:
     indices, singles = sorted(path.glob("*.safetensors.index.json")), sorted(path.glob("*.safetensors"))
     if len(indices) == 1:

@@ -6,6 +6,7 @@ K key-value heads, C channels of a head.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Self, cast
@@ -179,7 +180,7 @@ class Layer(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
 
 
-class Body(nn.Module):
+class Body(nn.Module, ABC):
     """What the engine decodes with: this file's transformer, or another library's behind the same call.
 
     Features are the outputs after the final norm: what `head` and an EAGLE layer see.
@@ -196,6 +197,7 @@ class Body(nn.Module):
             config.n_layers, rows, columns, config.kv_heads, config.channels, dtype=weight.dtype, device=weight.device
         )
 
+    @abstractmethod
     def forward(
         self,
         x: Tensor,
@@ -213,7 +215,6 @@ class Body(nn.Module):
         `mask` [R, 1, S, span] leaves it (None: all of them, which suits one query at the end). A mask is boolean (True:
         seen) or additive (0: seen, -inf: hidden), in the inputs' dtype.
         """
-        raise NotImplementedError
 
 
 class Transformer(Body):

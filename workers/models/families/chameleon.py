@@ -9,20 +9,21 @@ stream, which officially counts from its own first token, stands here at the end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from search_spaces.settings import Range, Setting
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.catalogue import Family
 from workers.models.families.chameleon_files import ChameleonCheckpoint
-from workers.models.target import Prompt, Target
+from workers.models.families.word_prompts import WordPrompts
+from workers.models.target import Target
 from workers.models.transformer import Transformer
 from workers.models.weights import unfilled
 
@@ -48,50 +49,6 @@ class Wording:
 
 
 ANOLE_WORDING = Wording(lead="", ending=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE))
-
-
-class TokenConditioner(nn.Module):
-    """Captions to prompts of P tokens, the caption's at the end. `words` is the checkpoint's whole embedding."""
-
-    def __init__(self, vocabulary: int, dim: int, tokenize: Tokenize, wording: Wording, prompt_len: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, dim)
-        self.wording, self.prompt_len = wording, prompt_len
-        self._tokenize = tokenize
-
-    def ids(self, captions: Sequence[str]) -> Tensor:
-        """int64 [B, P] on the CPU.
-
-        Raises:
-            ValueError: an empty caption, or one that does not fit.
-        """
-        rows = []
-        for number, caption in enumerate(captions):
-            if not caption.strip():
-                raise ValueError(f"caption {number} is empty; this model draws from a text")
-            ids = self.wording.ids(caption, self._tokenize)
-            if len(ids) > self.prompt_len:
-                raise ValueError(
-                    f"caption {caption[:60]!r} makes a prompt of {len(ids)} tokens; there is room for "
-                    f"{self.prompt_len}: shorten it, or load the model with a larger prompt_tokens"
-                )
-            rows.append(self._pad(ids))
-        return torch.tensor(rows)
-
-    def embed(self, ids: Tensor) -> Prompt:
-        """The prompt [B, P, D] of ids [B, P]."""
-        ids = ids.to(self.words.weight.device)
-        return Prompt(self.words(ids), ids != PADDING)
-
-    def forward(self, captions: Sequence[str]) -> Prompt:
-        return self.embed(self.ids(captions))
-
-    def null(self, prompt: Prompt) -> Prompt:
-        one = self.embed(torch.tensor([self._pad(self.wording.null)]))
-        return Prompt(one.embeds.expand_as(prompt.embeds), one.valid.expand_as(prompt.valid))
-
-    def _pad(self, ids: Sequence[int]) -> list[int]:
-        return [PADDING] * (self.prompt_len - len(ids)) + list(ids)
 
 
 def load_tokenizer(path: str | Path, named: Mapping[str, int] = NAMED) -> Tokenize:
@@ -159,14 +116,15 @@ def load_target(
     config = checkpoint.config(prompt_len=prompt_tokens, rows=rows, cols=cols, row_ends=row_end is not None)
 
     def build() -> nn.ModuleDict:
-        conditioner = TokenConditioner(checkpoint.vocabulary, config.dim, read, wording, prompt_tokens)
+        words = nn.Embedding(checkpoint.vocabulary, config.dim)
+        conditioner = WordPrompts(words, prompt_tokens, lambda text: wording.ids(text, read), wording.null, PADDING)
         return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
 
     parts = unfilled(build)
     checkpoint.fill(parts, config.channels, dtype)
     body, conditioner = parts["transformer"], parts["conditioner"]
     assert isinstance(body, Transformer)
-    assert isinstance(conditioner, TokenConditioner)
+    assert isinstance(conditioner, WordPrompts)
     end = None if row_end is None else conditioner.words.weight[row_end].detach().clone()
     size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
     target = Target(f"{name}-{size}", body, conditioner, checkpoint.codec(vq), SAMPLING, row_end=end)

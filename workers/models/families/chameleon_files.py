@@ -6,7 +6,6 @@ the head (a target draws images), kept in the embedding (it reads captions). Siz
 
 from __future__ import annotations
 
-import json
 import re
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -17,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.checkpoint_files import WeightsError, load_tensors, read_object
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import CHAMELEON, VQConfig, VQModel
 from workers.models.weights import Row, interleave, load_into, unfilled
@@ -172,13 +171,7 @@ class ChameleonCheckpoint:
 
     def _refuse_other_norms(self) -> None:
         folder = self.path if self.path.is_dir() else self.path.parent
-        try:
-            config = json.loads((folder / "config.json").read_text("utf-8"))
-        except FileNotFoundError:
-            return
-        except ValueError as error:
-            raise WeightsError(f"{folder / 'config.json'}: not JSON; download it again") from error
-        if isinstance(config, dict) and config.get("swin_norm"):
+        if (folder / "config.json").is_file() and read_object(folder / "config.json").get("swin_norm"):
             raise WeightsError(
                 f"{folder / 'config.json'}: swin_norm is on, as in Chameleon-30B, whose norms stand elsewhere; "
                 "give a 7B checkpoint"

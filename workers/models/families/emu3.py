@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from search_spaces.settings import Range, Setting
 from search_spaces.trial import Sampling
-from workers.models.checkpoint_files import WeightsError
+from workers.models.checkpoint_files import WeightsError, read_object
 from workers.models.families.catalogue import Family
-from workers.models.families.foreign_files import PaddedWords, Tokens, open_model, read_json
-from workers.models.target import Prompt, Target
+from workers.models.families.foreign_files import Tokens, open_model
+from workers.models.families.word_prompts import WordPrompts
+from workers.models.target import Target
 
 SAMPLING = Sampling(temperature=1.0, top_k=2048, cfg=3.0)
 STYLE = " masterpiece, film grained, best quality."
@@ -43,27 +44,18 @@ class Emu3Files(Setting):
     prompt_tokens: Annotated[int, "room for a prompt", Range(8)] = 192
 
 
-class Emu3Conditioner(PaddedWords):
-    """Captions to prompts [B, P, D] for images of rows x cols codes."""
+def prompts(words: nn.Embedding, prompt_len: int, tokens: Tokens, rows: int, cols: int) -> WordPrompts:
+    """Captions to prompts for images of rows x cols codes.
 
-    def __init__(self, words: nn.Embedding, prompt_len: int, tokens: Tokens, rows: int, cols: int) -> None:
-        super().__init__(words, prompt_len)
-        self._tokens, self._lead = tokens, tokens.named("bos_token")
-        self._end = f"{tokens.named('boi_token')}{rows}*{cols}{tokens.named('image_wrapper_token')}"
-        negative = self._ids(NEGATIVE)
-        if len(negative) > prompt_len:
-            raise WeightsError(f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens")
-        self._negative = negative
-
-    def forward(self, captions: Sequence[str]) -> Prompt:
-        return self.fitted(captions, lambda caption: self._ids(caption + STYLE))
-
-    def null(self, prompt: Prompt) -> Prompt:
-        one = self.embed([self._negative])
-        return Prompt(one.embeds.expand_as(prompt.embeds), one.valid.expand_as(prompt.valid))
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokens(self._lead + text + self._end)
+    Raises:
+        WeightsError: another model's tokenizer; no room for the negative prompt.
+    """
+    lead, wrapper = tokens.named("bos_token"), tokens.named("image_wrapper_token")
+    end = f"{tokens.named('boi_token')}{rows}*{cols}{wrapper}"
+    negative = tokens(lead + NEGATIVE + end)
+    if len(negative) > prompt_len:
+        raise WeightsError(f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens")
+    return WordPrompts(words, prompt_len, lambda caption: tokens(lead + caption + STYLE + end), negative)
 
 
 class Emu3Codec(nn.Module):
@@ -122,7 +114,7 @@ def load_entry(entry: Emu3Files, device: torch.device, dtype: torch.dtype) -> Ta
     head = nn.Linear(config.dim, len(ids), bias=False, device=words.weight.device, dtype=dtype)
     head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
     body = ForeignBody(config, decoder, words.weight.detach()[ids].clone(), head)
-    conditioner = Emu3Conditioner(words, entry.prompt_tokens, tokens, rows, cols)
+    conditioner = prompts(words, entry.prompt_tokens, tokens, rows, cols)
     name, end = f"emu3-{entry.width}x{entry.height}-{config.dim}x{config.n_layers}", words.weight.detach()[line_end]
     return Target(name, body, conditioner, codec, SAMPLING, row_end=end.clone()).to(device).eval().requires_grad_(False)
 
@@ -140,7 +132,7 @@ def _normalised_by(folder: Path) -> tuple[list[float], list[float]]:
     """Mean and deviation by channel, which the folder's image processor states."""
     names = ("preprocessor_config.json", "processor_config.json")
     path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-    said = read_json(path)
+    said = read_object(path)
     said = said.get("image_processor", said)
     for key in ("image_mean", "image_std"):
         if not isinstance(said.get(key), list) or len(said[key]) != 3:

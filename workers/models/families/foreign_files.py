@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, shapes_only, some
-from workers.models.target import Prompt
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of the checkpoint's folder.
-
-    Raises:
-        WeightsError: no such file, or not a JSON object.
-    """
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file; give the folder of a model in Hugging Face's layout")
-    try:
-        said = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{path}: not JSON ({error}); download it again") from error
-    if not isinstance(said, dict):
-        raise WeightsError(f"{path}: not a JSON object; download it again")
-    return said
+from workers.models.checkpoint_files import WeightsError, load_tensors, read_object, reading_shapes, shapes_only, some
 
 
 def open_model(folder: str | Path, kind: Any, dtype: torch.dtype, *, codec: str) -> Any:
@@ -43,7 +24,7 @@ def open_model(folder: str | Path, kind: Any, dtype: torch.dtype, *, codec: str)
         WeightsError: files that are missing, damaged, of another model or size; tensors that are missing or unknown.
     """
     folder = Path(folder)
-    said = read_json(folder / "config.json")
+    said = read_object(folder / "config.json")
     wanted = kind.config_class.model_type
     if said.get("model_type") != wanted:
         raise WeightsError(f"{folder / 'config.json'}: a {said.get('model_type')!r}, not a {wanted!r}: another family")
@@ -153,35 +134,3 @@ class Tokens:
         if not isinstance(token, str) or len(self(token)) != 1:
             raise WeightsError(f"{self.folder}: its tokenizer has no {role}; is it another model's?")
         return token
-
-
-class PaddedWords(nn.Module):
-    """Rows of ids to prompts of P tokens, padded on the left; the padding is hidden. `words` [W, D] embeds all ids."""
-
-    def __init__(self, words: nn.Embedding, prompt_len: int) -> None:
-        super().__init__()
-        self.words, self.prompt_len = words, prompt_len
-
-    def embed(self, rows: Sequence[Sequence[int]]) -> Prompt:
-        ids = torch.tensor([[0] * (self.prompt_len - len(row)) + list(row) for row in rows])
-        valid = torch.tensor([[False] * (self.prompt_len - len(row)) + [True] * len(row) for row in rows])
-        device = self.words.weight.device
-        return Prompt(self.words(ids.to(device)), valid.to(device))
-
-    def fitted(self, captions: Sequence[str], read: Callable[[str], list[int]]) -> Prompt:
-        """The prompt of each caption, whose ids `read` gives.
-
-        Raises:
-            ValueError: an empty caption, or one that does not fit.
-        """
-        rows = []
-        for number, caption in enumerate(captions):
-            if not caption.strip():
-                raise ValueError(f"caption {number} is empty; this model draws from a text")
-            rows.append(read(caption))
-            if len(rows[-1]) > self.prompt_len:
-                raise ValueError(
-                    f"caption {caption[:60]!r} makes a prompt of {len(rows[-1])} tokens; there is room for "
-                    f"{self.prompt_len}: shorten it, or give the model's entry a larger prompt_tokens"
-                )
-        return self.embed(rows)

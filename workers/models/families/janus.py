@@ -6,7 +6,6 @@ unconditional stream keeps a prompt's first and last token and has padding token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from search_spaces.settings import Range, Setting
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import Family
-from workers.models.families.foreign_files import PaddedWords, Tokens, open_model
+from workers.models.families.foreign_files import Tokens, open_model
+from workers.models.families.word_prompts import WordPrompts
 from workers.models.target import Prompt, Target
 
 SAMPLING = Sampling(temperature=1.0, cfg=5.0)
@@ -33,23 +33,19 @@ class JanusFiles(Setting):
     prompt_tokens: Annotated[int, "room for a prompt", Range(8)] = 128
 
 
-class JanusConditioner(PaddedWords):
-    """Captions to prompts [B, P, D]."""
+class JanusPrompts(WordPrompts):
+    """Captions to prompts [B, P, D]; the unconditional ones depend on them."""
 
     def __init__(self, words: nn.Embedding, prompt_len: int, tokens: Tokens) -> None:
-        super().__init__(words, prompt_len)
-        self._tokens = tokens
-        self._lead, self._end = tokens.named("bos_token") + REQUEST, ANSWER + tokens.named("boi_token")
-        self._padding = tokens(tokens.named("pad_token"))[0]
-
-    def forward(self, captions: Sequence[str]) -> Prompt:
-        return self.fitted(captions, lambda caption: self._tokens(self._lead + caption + self._end))
+        lead, end = tokens.named("bos_token") + REQUEST, ANSWER + tokens.named("boi_token")
+        super().__init__(words, prompt_len, lambda caption: tokens(lead + caption + end))
+        self._between = tokens(tokens.named("pad_token"))[0]
 
     def null(self, prompt: Prompt) -> Prompt:
         inner = prompt.valid & prompt.valid.roll(1, 1)
         inner[:, 0], inner[:, -1] = False, False  # what has nothing before it is the first token; then the last
-        padding = self.words.weight[self._padding]
-        return Prompt(torch.where(inner[..., None], padding, prompt.embeds), prompt.valid)
+        between = self.words.weight[self._between]
+        return Prompt(torch.where(inner[..., None], between, prompt.embeds), prompt.valid)
 
 
 class JanusCodec(nn.Module):
@@ -94,7 +90,7 @@ def load_entry(entry: JanusFiles, device: torch.device, dtype: torch.dtype) -> T
     decoder.set_input_embeddings(nn.Identity())  # prompts come embedded
     body = ForeignBody(config, decoder, codes, model.generation_head)
     name = f"janus-{config.dim}x{config.n_layers}"
-    conditioner = JanusConditioner(words, entry.prompt_tokens, tokens)
+    conditioner = JanusPrompts(words, entry.prompt_tokens, tokens)
     return Target(name, body, conditioner, codec, SAMPLING).to(device).eval().requires_grad_(False)
 
 
