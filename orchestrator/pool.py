@@ -228,7 +228,7 @@ class Pool:
             raise PoolError(f"{self._failed_starts} workers in a row did not come up: {cause}")
         wait = LOOK_AROUND * (2 ** min(self._failed_starts - 1, 6) - 1)
         self._look = time.monotonic() + wait
-        self.tell(f"{worker.name} cannot be used: {cause}; another is tried in {max(wait, 1):.0f} s")
+        self.tell(f"{worker.name} cannot be used: {cause}; another is tried in {wait:.0f} s")
 
     def _assign(self) -> None:
         while self._waiting and self._idle:

@@ -208,7 +208,7 @@ def test_a_worker_on_other_hardware_is_not_used_and_that_is_said(make: Any, said
     assert len(pool.names) == 2
     assert said == [
         "worker-1 cannot be used: a worker has other device than the first: other and cpu; all must be alike; "
-        "another is tried in 1 s"
+        "another is tried in 0 s"
     ]
     assert unlike({"device": "cpu"}, {"device": "cuda"}) == (
         "a worker has other device than the first: cuda and cpu; all must be alike"
