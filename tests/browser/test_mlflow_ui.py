@@ -21,7 +21,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=40)
 TRIALS, WAIT = 12, 60_000
 SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterwards
 

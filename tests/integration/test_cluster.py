@@ -26,7 +26,7 @@ from real_sweeps import (
 
 from orchestrator.tracking_server import free_port
 
-pytestmark = pytest.mark.slow(seconds=150)
+pytestmark = pytest.mark.slow(seconds=120)
 METRICS = ("step_compression", "caption_accuracy")
 CAPTIONS, STORE = 16, 80 << 20
 QUICK = {  # Ray's patience with a silent node, in milliseconds: seconds in all, not a minute

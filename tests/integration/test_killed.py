@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_sweeps import COMMAND, SMALL, Launched, assert_every_image_once, assert_same, files, processes, ray_folder
 
-pytestmark = pytest.mark.slow(seconds=180)
+pytestmark = pytest.mark.slow(seconds=140)
 METRICS = ("step_compression", "caption_accuracy")
 CAPTIONS = 16
 LEAVING = 60.0  # seconds for a dead driver's Ray to go; 3 on a quiet machine

@@ -14,7 +14,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=50)
 
 
 def children(base: str, name: str) -> dict[int, Run]:

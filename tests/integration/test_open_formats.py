@@ -15,7 +15,7 @@ from real_sweeps import HOST, PATIENCE, Launched
 
 from orchestrator.tracking_server import free_port
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=40)
 
 
 def get(address: str, process: subprocess.Popen[bytes]) -> bytes:

@@ -20,7 +20,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.models.manifest import hashes_of, load_entry, read_entry
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=30)
 COUNT = 6
 SPACE = """\
 name: own

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_sweeps import WITH_FID, Launched, assert_every_image_once, assert_same, files
 
-pytestmark = pytest.mark.slow(seconds=200)
+pytestmark = pytest.mark.slow(seconds=75)
 METRICS = ("step_compression", "fid", "drift")
 CAPTIONS, HALF = 70, 3
 

@@ -21,6 +21,7 @@ from tiny_llamagen import VQ, write_models, write_vq
 
 from orchestrator.cli import main
 from orchestrator.commands.launch import nothing_ran
+from orchestrator.commands.launch_plan import plan_in_words
 from orchestrator.completion import filled
 from orchestrator.launching import worker_spec
 from orchestrator.trials import TrialRecord, write_trial
@@ -523,6 +524,17 @@ def test_a_sweep_may_have_no_reference(launch: Callable[..., tuple[int, str]]) -
     write(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
     with pytest.raises(Started):
         launch("--no-mlflow")
+
+
+def test_a_sweep_without_metrics_of_speed_is_not_timed(launch: Callable[..., tuple[int, str]]) -> None:
+    """Nor is it refused for a section that nothing is done with: 8 captions to time, of 4."""
+    untimed: dict[str, Any] = {"captions": {"source": "scenes", "count": 4}, "timing": {"images": 8}}
+    write(**untimed, objectives=["step_compression", "mean_accepted_length"], metrics=["target_passes"])
+    assert launch("--check") == (0, "")
+    plan = plan_in_words(SweepConfig.read("tried.yaml"), Storage("sweeps/tried"))
+    assert "timing      none: no metric that is asked for is read off it" in plan
+    write(**untimed, objectives=["step_compression", "latency"], metrics=["target_passes"])
+    refused(launch("--check"), 2, "timing: ", "8 captions")
 
 
 ENTRY: dict[str, Any] = {

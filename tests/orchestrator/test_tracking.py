@@ -234,7 +234,7 @@ def test_new_params_are_filled_in_for_all(storage: Storage) -> None:
     assert children[TRIALS].data.params["drafter.initialisation"] == "random"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 def test_killed_at_any_step_no_trial_is_there_twice_or_in_part(storage: Storage, tmp_path: Path) -> None:
     """Processes that die one after the other, each at another step, the first ones at making the sweep's own run."""
     deaths = [("create_run", 1), ("create_run", 1), ("log_batch", 1), ("set_terminated", 1), ("add", 1)]

@@ -31,7 +31,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=90)
 HOST, TRIALS = "127.0.0.1", 8
 COMMANDS = "from orchestrator.cli import main; main()"
 
