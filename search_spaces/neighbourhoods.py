@@ -26,7 +26,7 @@ CHUNK = 1 << 22  # elements of the largest temporary that `credit_all` makes
 class Tables:
     """What neighbourhoods look up.
 
-    neighbours [V, >= k] int64: row x starts with x itself, then the others by increasing distance.
+    neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
     codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec normalises).
     """
 
@@ -135,7 +135,7 @@ class CodebookNeighbourhood(Neighbourhood):
         plain = NO_NEIGHBOURHOOD.credit(r, p, x, tables)
         if self.exact:
             return plain
-        members = self._columns(tables)[x]
+        members = self._columns(tables)[x].long()
         added, admitted = self._sum(plain.target[:, None], r.gather(1, members))
         return Credit(plain.target + added, plain.proposal, members, admitted)
 

@@ -6,11 +6,15 @@ and kept by the process; large ones are kept on disk under their content's hash 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import tempfile
+import uuid
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,8 +28,8 @@ _KNOWN_TABLES = 4
 
 
 def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None = None) -> Tensor:
-    """Neighbours [V, k] (int64) of codebook rows [V, d], each row starting with the code itself, then by increasing
-    distance.
+    """Neighbours [V, k] (int32, a view) of codebook rows [V, d], each row starting with the code itself, then by
+    increasing distance.
 
     Distances are l2 or cosine in fp32, ties broken by index; "random" gives every code a fixed random order (LANTERN's
     control). `cache`: folder for large tables (default: the user's cache folder).
@@ -49,23 +53,33 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None
             _KNOWN[key] = _stored(codebook, proximity, width, path)
         while len(_KNOWN) > _KNOWN_TABLES:
             del _KNOWN[next(iter(_KNOWN))]
-    return _KNOWN[key][:, :k].long()
+    return _KNOWN[key][:, :k]
 
 
 def _stored(codebook: Tensor, proximity: str, k: int, path: Path) -> Tensor:
-    """The table [V, k] (int32) at `path`, computed and put there if it is not."""
-    if path.exists():
+    """The table [V, k] (int32) at `path`, computed if it is not there or damaged, and put there if that can be done."""
+    try:
         return load_file(path)["neighbours"].to(codebook.device)
-    table = _compute(codebook, proximity, k).int()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({"neighbours": table.cpu()}, scratch)
-    scratch.replace(path)
+    except (OSError, SafetensorError, KeyError):
+        table = _compute(codebook, proximity, k).int()
+    # it only saves the next process some seconds: a full disk or a folder that is not ours costs no more than that
+    with contextlib.suppress(OSError, SafetensorError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            save_file({"neighbours": table.cpu()}, scratch)
+            scratch.chmod(0o644)  # the writer leaves it readable by its owner alone
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
     return table
 
 
 def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specfrontier"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specfrontier"
+    except RuntimeError:  # a user without a home, as containers have them
+        return Path(tempfile.gettempdir()) / "specfrontier"
 
 
 def _compute(codebook: Tensor, proximity: str, k: int) -> Tensor:
@@ -77,13 +91,12 @@ def _compute(codebook: Tensor, proximity: str, k: int) -> Tensor:
     rows = []
     for chunk in torch.split(codes, max(1, _CHUNK_ENTRIES // size)):
         if proximity == "random":
-            order = rng.bits(chunk[:, None], chunk.new_zeros(1), rng.Purpose.SHAPE, codes)
+            order = rng.bits(chunk[:, None], chunk.new_zeros(1), rng.Purpose.NEIGHBOURS, codes)
             distance = order.clamp(min=torch.iinfo(torch.int64).min + 1)
             distance[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
         else:
             distance = torch.cdist(book[chunk], book, compute_mode="donot_use_mm_for_euclid_dist")
-            distance[
-                torch.arange(len(chunk), device=device), chunk
-            ] = -1.0  # itself first, even beside an identical code
+            # itself first, even beside an identical code
+            distance[torch.arange(len(chunk), device=device), chunk] = -1.0
         rows.append(distance.sort(dim=1, stable=True).indices[:, :k])
     return torch.cat(rows)

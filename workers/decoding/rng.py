@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     ACCEPT = 3  # the acceptance test of a drafted token; slot = its rank among its siblings
     WINDOW = 4  # a token of a Jacobi window
     SHAPE = 5  # the shape of an adjacency tree under random initialisation
+    NEIGHBOURS = 6  # the order of a random neighbour table
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -106,7 +107,8 @@ class Numbers:
 
     def chances(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] of the acceptance tests at positions [B, n]."""
-        return self._numbers(uniform, Purpose.ACCEPT, positions, ranks)
+        # adjacency trees come in every width: a table for each power of two serves them all
+        return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[..., :ranks]
 
     def admit(self, captions: Tensor, keys: Tensor) -> None:
         """New images at indices [n], with these keys [n]."""

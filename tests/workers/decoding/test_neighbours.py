@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from workers.decoding import neighbours
@@ -15,6 +19,70 @@ from workers.decoding.neighbours import neighbour_table
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_KNOWN", {})
+
+
+def far(x: list[float], y: list[float], proximity: str) -> Fraction:
+    """How far code y is from code x, exactly: l2 squared, or the negative squared cosine (with the cosine's sign)."""
+    if proximity == "l2":
+        return sum((Fraction(a - b) ** 2 for a, b in zip(x, y, strict=True)), Fraction(0))
+    inner = sum((Fraction(a) * Fraction(b) for a, b in zip(x, y, strict=True)), Fraction(0))
+    return -inner * abs(inner) / sum(Fraction(a) ** 2 for a in x) / sum(Fraction(b) ** 2 for b in y)
+
+
+@pytest.mark.parametrize("proximity", ["l2", "cosine"])
+def test_the_nearest_come_first(proximity: str) -> None:
+    """Codes on a small lattice, of all lengths, so that l2 and cosine differ and equal distances abound; one code is
+    there twice."""
+    luck = random.Random(1)
+    book = [[float(luck.choice([v for v in range(-9, 10) if v])) for _ in range(2)] for _ in range(29)]
+    book.append(book[4])
+    table = neighbour_table(torch.tensor(book), proximity, 30).tolist()
+    for x, row in enumerate(table):
+        assert row[0] == x
+        assert sorted(row) == list(range(30))
+        distances = [far(book[x], book[y], proximity) for y in row[1:]]
+        assert distances == sorted(distances)
+        if proximity == "l2":  # exact in fp32, as equal cosines are not
+            assert row[1:] == sorted(row[1:], key=lambda y, x=x: (far(book[x], book[y], "l2"), y))  # type: ignore[misc]
+    assert table != neighbour_table(torch.tensor(book), "cosine" if proximity == "l2" else "l2", 30).tolist()
+
+
+def test_random_neighbours_are_a_fixed_order_of_all_codes() -> None:
+    book = torch.randn(30, 3, generator=torch.Generator().manual_seed(2))
+    table = neighbour_table(book, "random", 30).tolist()
+    assert [row[0] for row in table] == list(range(30))
+    assert all(sorted(row) == list(range(30)) for row in table)
+    assert len({tuple(code for code in row if code > 1) for row in table}) == 30  # no two codes share an order
+    neighbours._KNOWN.clear()
+    assert neighbour_table(book.flip(0), "random", 30).tolist() == table  # whatever the codes are
+
+
+def test_a_folder_that_cannot_be_written_or_read_costs_no_more_than_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "_WORTH_KEEPING", 100)
+    book = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    wanted = neighbour_table(book, "l2", 5, file).tolist()  # nothing can be put into a file
+    assert file.read_text() == "no folder"
+    neighbours._KNOWN.clear()
+    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
+    (kept,) = (tmp_path / "here").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o644
+    kept.write_bytes(kept.read_bytes()[:50])
+    neighbours._KNOWN.clear()
+    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
+    assert load_file(kept)["neighbours"][:, :5].tolist() == wanted  # mended
+
+
+def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert neighbours._default_cache() == Path(tempfile.gettempdir()) / "specfrontier"
 
 
 @pytest.mark.parametrize("proximity", ["l2", "cosine", "random"])
@@ -30,10 +98,9 @@ def test_one_computation_serves_every_k(proximity: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(neighbours, "_compute", noted)
     for k in (5, 40, 1, 12):
         table = neighbour_table(book, proximity, k)
-        assert table.dtype == torch.int64
-        assert torch.equal(table, whole[:, :k])
+        assert table.dtype == torch.int32
+        assert table.tolist() == whole[:, :k].tolist()
     assert len(runs) == 1
-    assert not torch.equal(neighbour_table(book.flip(0), proximity, 40), whole) or proximity == "random"
 
 
 def test_a_large_table_is_kept_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
