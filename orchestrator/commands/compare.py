@@ -37,8 +37,8 @@ Published = Annotated[
     typer.Option(
         "--published",
         help="Hold the trials against a paper's table: that of the sweep's own name, or named beside the sweep "
-        "(papers/lantern-table2). Papers print no errors, so z = |measured - published| / the measured error, and "
-        "above 1.96 (5 % level) a figure is said to differ.",
+        "(papers/lantern-table2). Papers print no errors: theirs are taken for ours on as many images as they state. "
+        "Where z, the distance beyond a figure's rounding over both errors, is above 1.96 (5 % level), it differs.",
     ),
 ]
 
