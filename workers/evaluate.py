@@ -36,7 +36,7 @@ from workers.specification import WorkerSpec
 from workers.timing import pairs
 
 TOKEN = "store.id"  # what the driver writes before workers start
-PICTURES_AT_ONCE = 64  # decoded from tokens together; so many captions are encoded together
+PICTURES_AT_ONCE = 64  # decoded from tokens together
 
 
 def shared_store(spec: WorkerSpec) -> Storage:
@@ -71,8 +71,7 @@ class Evaluator:
         texts = [caption.text for caption in self.captions]
         target = self.models.target
         self.image_size = image_size(target)
-        for at in range(0, len(texts), PICTURES_AT_ONCE):  # every caption is read before the first is drawn
-            target.encode(texts[at : at + PICTURES_AT_ONCE], guided=False)
+        target.check(texts)  # every caption, before the first is drawn
         self.instruments = Instruments.load(
             folder,
             image_size=self.image_size,
@@ -189,7 +188,14 @@ class Evaluator:
         jobs = self._jobs(shard)
         batches = [jobs[start : start + shard.batch] for start in range(0, len(jobs), shard.batch)]
         draws = [partial(self.engines.draw_once, config, batch=shard.batch) for config in (baseline, setting)]
-        rows = pairs(draws[0], None if setting == baseline else draws[1], batches, shard.repetitions, self.device)
+        rows = pairs(
+            draws[0],
+            None if setting == baseline else draws[1],
+            batches,
+            shard.repetitions,
+            self.device,
+            read=self._read_captions,
+        )
         table = timing_table(rows)
         return self._keep(name, table, shard.kind, shard.config, shard.images, time.perf_counter() - begin)
 
@@ -228,6 +234,10 @@ class Evaluator:
         ran = self._real.prepare()
         seconds = time.perf_counter() - begin
         return {"name": FILE, **self.reference, "seconds": seconds, "ran": ran, "worker": self.spec.worker}
+
+    def _read_captions(self, jobs: Sequence[Job]) -> None:
+        """Encode them, so that a text encoder which remembers its latest captions has them at hand."""
+        self.models.target.encode([job.caption for job in jobs], guided=False)
 
     def _setting(self, config: Mapping[str, Any]) -> DecodingConfig:
         return DecodingConfig.from_mapping(config, defaults=self.models.target.sampling)

@@ -50,6 +50,20 @@ def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPat
     assert {row.mean_accepted_length for row in rows} == {3.0}
 
 
+def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text encoder's seconds are in neither side's, whoever begins."""
+    clock, read = Clock(monkeypatch), [0][:0]
+
+    def encode(jobs: Sequence[Job]) -> None:
+        clock.now += 100.0
+        read.extend(job.caption_id for job in jobs)
+
+    rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, read=encode)
+    assert read == [3, 4, 9, 3, 4, 9]
+    assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
+    assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
+
+
 def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     rows = pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from search_spaces.trial import Sampling
 from workers.models.transformer import Body
 
+_AT_ONCE = 64  # captions
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -40,7 +42,11 @@ class Prompt:
 
 
 class Conditioner(Protocol):
-    """Captions (or class names) to prompt rows, and the unconditional rows that stand beside them under guidance."""
+    """Captions (or class names) to prompt rows, and the unconditional rows that stand beside them under guidance.
+
+    Where reading a caption is dear (a large text encoder), `check(captions)` refuses without reading, and
+    `read_together(count)` lets so many be read at once.
+    """
 
     def __call__(self, captions: Sequence[str]) -> Prompt: ...
 
@@ -116,6 +122,23 @@ class Target(nn.Module):
                 f"target {self.name} was loaded without its codec: there is no codebook to measure distances in"
             )
         return cast("Codec", self.codec).codebook
+
+    def check(self, captions: Sequence[str]) -> None:
+        """Refuse captions that this model cannot read.
+
+        Raises:
+            ValueError: see `encode`.
+        """
+        look = getattr(self.conditioner, "check", None)
+        for at in range(0, len(captions), _AT_ONCE):
+            some = captions[at : at + _AT_ONCE]
+            self.encode(some, guided=False) if look is None else look(some)
+
+    def read_together(self, count: int) -> None:
+        """Let a text encoder take so many captions at once, though their company then shows in the last bits: for
+        training, never for drawing."""
+        if (allow := getattr(self.conditioner, "read_together", None)) is not None:
+            allow(count)
 
     def encode(self, captions: Sequence[str], *, guided: bool) -> Prompt:
         """Prompt rows of the captions; with guidance, the unconditional rows follow them (R = 2B).

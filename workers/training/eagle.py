@@ -225,6 +225,7 @@ def train_eagle(
         ValueError: too few examples; a batch that the team cannot share; a loss that is not finite.
     """
     target.requires_grad_(False)
+    target.read_together(recipe.batch)
     held = recipe.split(len(data))
     learn = Drawn(data.captions[:-held], data.tokens[:-held])
     measure = Drawn(data.captions[-held:][:MEASURED], data.tokens[-held:][:MEASURED])

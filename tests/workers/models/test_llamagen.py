@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from watched import Replay, draw
 
+from workers.models import text
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,
     SIZES,
@@ -419,7 +420,7 @@ def test_prompt_rotation_is_zero_and_that_matters(tmp_path: Path) -> None:
 # text
 
 
-def t5_folder(folder: Path) -> Path:
+def t5_folder(folder: Path, width: int = FEATURES) -> Path:
     words = ["<pad>", "</s>", "<unk>", "a", "red", "ball", "cat", "small"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -428,7 +429,7 @@ def t5_folder(folder: Path) -> Path:
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
     fast.save_pretrained(folder)
-    config = T5Config(vocab_size=8, d_model=FEATURES, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0)
+    config = T5Config(vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0)
     torch.manual_seed(0)
     T5EncoderModel(config).save_pretrained(folder)
     return folder
@@ -446,7 +447,17 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     with torch.no_grad():
         alone = model(torch.tensor([[3, 4, 5, 2, 1]])).last_hidden_state
     torch.testing.assert_close(features[0, :5], alone[0], atol=1e-4, rtol=1e-4)
-    assert torch.equal(encoder(["cat"])[0][0], features[1])  # whoever else is in the call
+    fresh = T5Encoder(folder)
+    assert torch.equal(fresh(["cat"])[0][0], features[1])  # whoever else is in the call
+    passes: list[int] = []
+    fresh._model.register_forward_hook(lambda *_: passes.append(1))
+    again, _ = fresh(["a ball", "cat", "a ball"])
+    assert torch.equal(again[1], features[1])
+    assert torch.equal(again[0], again[2])
+    assert len(passes) == 1  # "cat" is remembered, and so is the first "a ball"
+    fresh.together = 16
+    torch.testing.assert_close(fresh(["a ball", "cat"])[0], again[:2], atol=1e-5, rtol=1e-4)
+    assert len(passes) == 2
     torch.save(official("t2i"), tmp_path / "x.pt")
     target = load_llamagen(tmp_path / "x.pt", None, image_size=48, text=folder, size=SIZE)
     prompt = target.encode(["cat"], guided=True)
@@ -454,6 +465,33 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     expected = cap_proj(official("t2i"), features[1, :2])
     torch.testing.assert_close(prompt.embeds[0, -2:], expected, atol=1e-4, rtol=1e-4)
     assert not any("encoder" in name or "t5" in name.lower() for name in target.state_dict())
+
+
+def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_KEPT", 2)
+    encoder = T5Encoder(t5_folder(tmp_path / "t5"))
+    for caption in ("a", "cat", "a", "ball"):
+        encoder([caption])
+    assert list(encoder._known) == ["a", "ball"]
+
+
+def test_captions_are_checked_without_their_encoder(tmp_path: Path) -> None:
+    torch.save(official("t2i"), tmp_path / "x.pt")
+    target = load_llamagen(tmp_path / "x.pt", None, image_size=48, text=unread, size=SIZE)
+    target.check(["a cat", "a ball"])
+    with pytest.raises(ValueError, match="caption 1 is empty"):
+        target.check(["a cat", " "])
+
+
+def unread(captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    raise AssertionError(f"{captions} were encoded")
+
+
+def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
+    torch.save(official("t2i"), tmp_path / "x.pt")
+    folder = t5_folder(tmp_path / "t5-large", width=1024)
+    with pytest.raises(WeightsError, match=r"t5-large: this T5 gives features of width 1024, LlamaGen reads 2048"):
+        load_llamagen(tmp_path / "x.pt", None, image_size=48, text=folder, size=SIZE)
 
 
 def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:

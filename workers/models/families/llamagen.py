@@ -156,8 +156,8 @@ class CaptionConditioner(nn.Module):
         self.fc1 = nn.Linear(features, dim, bias=False)
         self.fc2 = nn.Linear(dim, dim, bias=False)
         self.register_buffer("uncond_embedding", torch.empty(tokens, features).fill_(torch.nan))
-        # the bound call: an encoder that is a module must not become part of this one, it has its own dtype and device
-        self._encode = encoder.__call__
+        # in a tuple: an encoder that is a module must not become part of this one, it has its own dtype and device
+        self._encoder = (encoder,)
         self.encoder_bytes: int = getattr(encoder, "bytes", 0)
 
     def project(self, features: Tensor) -> Tensor:
@@ -166,14 +166,27 @@ class CaptionConditioner(nn.Module):
         out: Tensor = self.fc2(F.gelu(self.fc1(features.to(weight.device, weight.dtype)), approximate="tanh"))
         return out
 
+    def check(self, captions: Sequence[str]) -> None:
+        """Refuse captions that cannot be read, without the text encoder.
+
+        Raises:
+            ValueError: an empty caption.
+        """
+        if empty := [number for number, caption in enumerate(captions) if not caption.strip()]:
+            raise ValueError(f"caption {empty[0]} is empty; this model draws from a text")
+
+    def read_together(self, count: int) -> None:
+        """Let a T5 take so many captions at once."""
+        if isinstance(self._encoder[0], T5Encoder):
+            self._encoder[0].together = count
+
     def forward(self, captions: Sequence[str]) -> Prompt:
         """
         Raises:
             ValueError: an empty caption, or an encoder of another width or length.
         """
-        if empty := [number for number, caption in enumerate(captions) if not caption.strip()]:
-            raise ValueError(f"caption {empty[0]} is empty; this model draws from a text")
-        features, valid = self._encode(captions)
+        self.check(captions)
+        features, valid = self._encoder[0](captions)
         if features.shape[1:] != self.uncond_embedding.shape:
             raise ValueError(
                 f"the text encoder gives features {list(features.shape[1:])}, this model reads "
@@ -230,7 +243,11 @@ def load_llamagen(
     if kind == "t2i" and text is None:
         raise ValueError(f"{transformer} draws from captions: give `text`, the folder of its T5 encoder (flan-t5-xl)")
     if isinstance(text, str | Path):
-        text = T5Encoder(text, dtype=dtype, device=device)
+        text = T5Encoder(folder := text, dtype=dtype, device=device)
+        if text.width != CAPTION_DIM:
+            raise WeightsError(
+                f"{folder}: this T5 gives features of width {text.width}, LlamaGen reads {CAPTION_DIM}; give flan-t5-xl"
+            )
     side = image_size // config.factor
     vocabulary = tensors[layout].shape[0]
     encoder = text if kind == "t2i" else None
