@@ -15,6 +15,7 @@ from workers.dryrun import footprint, largest_batch
 from workers.loading import AUTO, image_size, pick_device
 from workers.metrics.instruments import misfits
 from workers.models.manifest import Entry, checkpoint_hash, read_entry, read_manifest, sketch_entry
+from workers.outlines import net_bytes
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
 
@@ -98,10 +99,12 @@ def architecture(
     config = preset(HEAVY) if "eagle" in models.drafters else DecodingConfig()
     needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
     more = footprint(models, config, other, other)
-    largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room)
+    nets = net_bytes(entry)
+    largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {in_gib(needed.parameters)} of parameters leave no room for a single image, "
+            f"{entry.where}: {entry.name}: {in_gib(needed.parameters + nets)} of parameters leave no room for a single "
+            "image, "
             f"{in_gib(room)} are there; use a larger device, or dtype bfloat16"
         )
     return {
@@ -118,7 +121,8 @@ def architecture(
             "cache": needed.cache,
             "activations": needed.activations,
             "pictures": needed.pictures,
-            "total": needed.bytes,
+            "metric_nets": nets,
+            "total": needed.bytes + nets,
             "largest_batch": largest,
         },
     }
@@ -152,7 +156,8 @@ def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
             f"{entry['numbers']:,} numbers, {entry['image_size']} px, {rows} x {cols} tokens of {entry['vocab']} codes"
         )
         kinds = ", ".join(
-            f"{kind} {in_gib(parts[kind])}" for kind in ("parameters", "cache", "activations", "pictures")
+            f"{kind.replace('_', ' ')} {in_gib(parts[kind])}"
+            for kind in ("parameters", "cache", "activations", "pictures", "metric_nets")
         )
         lines += [
             f"  {'target':<20} {entry['target']}: {shape}",

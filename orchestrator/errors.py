@@ -25,6 +25,19 @@ def ends_with(code: int) -> Iterator[None]:
         raise CommandError(explain(error), code) from error
 
 
+@contextmanager
+def in_memory(advice: str) -> Iterator[None]:
+    """Turn memory that runs out inside, on a GPU or on the CPU, into a `CommandError`: "out of memory" and `advice`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        from workers.memory import is_out_of_memory  # here, for it brings torch: `--help` does without
+
+        if not is_out_of_memory(error):
+            raise
+        raise CommandError(f"out of memory {advice}", FAILED) from error
+
+
 def explain(error: Exception) -> str:
     """The error's own sentence; for the operating system's errors, the file and the reason."""
     if isinstance(error, OSError) and error.strerror and error.filename:

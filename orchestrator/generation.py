@@ -15,7 +15,7 @@ import torch
 import yaml
 from PIL import Image, PngImagePlugin
 
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.loading import Models, load_models
 from orchestrator.overrides import Chosen
 from orchestrator.pictures import contact_sheet, enlarge, heat_map, to_pictures
@@ -81,16 +81,19 @@ def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_jso
     """
     with ends_with(WRONG_USAGE):
         run.folder.mkdir(parents=True, exist_ok=True)
-    models = load_models(run.weights, run.device, run.models)
-    engine, config = make_engine(chosen, models, run)
+    with in_memory(
+        "while the models were loaded; free some, or give a larger device, or dtype bfloat16 in models.yaml"
+    ):
+        models = load_models(run.weights, run.device, run.models)
+        engine, config = make_engine(chosen, models, run)
     with ends_with(WRONG_USAGE):
-        for at in range(0, len(captions), run.batch):  # every caption is read before the first is drawn
-            models.target.encode(captions[at : at + run.batch], guided=False)
+        models.target.check(captions)  # every one, before the first is drawn
     jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(run.samples)]
     gallery = Gallery(run.folder, config.digest(), run.seed)
     with ends_with(WRONG_USAGE):
         remove_earlier(run.folder)
-    seconds = draw(engine, jobs, gallery, progress(len(jobs)))
+    with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
+        seconds = draw(engine, jobs, gallery, progress(len(jobs)))
     head = {
         "versions": versions(),
         "target": models.target.name,
@@ -159,9 +162,6 @@ def draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery, tell: Callable[[
     except KeyboardInterrupt:
         done = f"{len(gallery.entries)} of {len(jobs)} images are in {gallery.folder}"
         raise CommandError(f"interrupted; {done}. The same command draws the same images again", INTERRUPTED) from None
-    except torch.OutOfMemoryError as error:
-        half = max(1, engine.batch_size // 2)
-        raise CommandError(f"out of memory at batch {engine.batch_size}; try --batch {half}", FAILED) from error
     except (DecodingError, OSError) as error:
         raise CommandError(str(error), FAILED) from error
     return seconds

@@ -79,6 +79,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
     """
     target = outline.models.target
     sweep = filled(sweep, target.sampling)
+    nets = outline.nets
     label, config, outline, notes = heaviest(sweep, outline)
     batches = batches_of(sweep)
     models, pictures = outline.models, batches["pictures"]
@@ -104,7 +105,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
             "hours": total / 3600 / gpus,
         }
 
-    room = gpu.memory - RESERVE
+    room = gpu.memory - RESERVE - nets
     other = small if batches["timing"] != batches["quality"] else footprint(models, config, 2 * batches["quality"], 1)
     at = batches["timing"] if other is small else 2 * batches["quality"]  # two batches say how memory grows
     return {
@@ -114,7 +115,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
-        "memory": {"timing": memory_of(small), "quality": memory_of(big)},
+        "memory": {"timing": memory_of(small), "quality": memory_of(big), "metric nets": nets},
         "fits": big.bytes <= room and (small.bytes <= room or not timed(sweep.asked)),
         "largest batch": largest_batch((at, drawing(other)), (batches["quality"], drawing(big)), room),
         "images": images,
@@ -227,7 +228,8 @@ def assumptions(gpu: Gpu, label: str) -> list[str]:
         f"{BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are reached; starting a kernel takes "
         f"{KERNEL_SECONDS * 1e6:.0f} µs; a step takes as long as the slowest of the three",
         f"every trial but vanilla costs as much as {label}, at full caches",
-        f"{RESERVE / GIB:.0f} GiB of each GPU go to its context and to fragments; metric nets and loading do not count",
+        f"{RESERVE / GIB:.0f} GiB of each GPU go to its context and to fragments; loading does not count, nor do "
+        "metric nets whose files are not there",
     ]
 
 
@@ -244,6 +246,8 @@ def plan_in_words(found: Mapping[str, Any]) -> list[str]:
             f"{name} {parts[name] / GIB:.2f}" for name in ("parameters", "cache", "activations", "pictures")
         )
         lines.append(f"  memory      {kind}, batch {found['batches'][kind]}: {parts['total'] / GIB:.2f} GiB ({shown})")
+    if memory["metric nets"]:
+        lines.append(f"  memory      metric nets, by their files: {memory['metric nets'] / GIB:.2f} GiB beside that")
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
         f"  {fit:<11} the largest batch that does is {found['largest batch']}",

@@ -282,20 +282,22 @@ def wants_scores(sweep: SweepConfig) -> bool:
 
 
 def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
-    """Columns of the per-image scores that apply, and for the others why not. The small nets are loaded for that."""
+    """Columns of the per-image scores that apply, and for the others why not: their nets are made, without numbers."""
     import torch
 
     from workers.loading import weights_folder
     from workers.metrics.instruments import Instruments
+    from workers.models.checkpoint_files import shapes_only
 
     entry = entry_of(sweep)
     folder = weights_folder(sweep.models.weights) if entry is None else entry.folder
-    found = Instruments.load(
-        folder,
-        image_size=model.image_size,
-        captions=texts_of(captions),
-        device=torch.device("cpu"),
-        weights=entry.metrics if entry else None,
-        metrics=[name for _, name in metric_names(sweep)],
-    )
+    with shapes_only():
+        found = Instruments.load(
+            folder,
+            image_size=model.image_size,
+            captions=texts_of(captions),
+            device=torch.device("meta"),
+            weights=entry.metrics if entry else None,
+            metrics=[name for _, name in metric_names(sweep)],
+        )
     return {f"score.{name}" for name in found.scores}, dict(found.absent)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -182,8 +181,33 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     Raises:
         ValueError: the setting does not fit the models.
     """
+    work, room = _usual(config), _largest(config, models.target.vocab_size)
+    usual = _dry(models, work, batch)
+    largest = usual if work == room else _dry(models, room, batch)
+    decoding = _pictures(models.target, pictures)
+    return Footprint(
+        parameters=parameter_bytes(models),
+        cache=largest.kept,
+        activations=largest.peak - largest.kept,
+        pictures=decoding.peak,
+        prefill=usual.prefill,
+        round=usual.round,
+        picture=decoding.work,
+    )
+
+
+class _Dry(NamedTuple):
+    """A batch on the meta device: bytes that stay and that are the most at once, work of prefill and of a round."""
+
+    kept: int
+    peak: int
+    prefill: Work
+    round: Work
+
+
+def _dry(models: Models, config: DecodingConfig, batch: int) -> _Dry:
+    """Prefill a batch and run its first two rounds."""
     target = models.target
-    config = measurable(config)
     drafter, text = models.drafters.get(config.drafter.kind), readable(target)
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
@@ -198,17 +222,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
         engine.step(state)  # the first round fills tables that the next ones share
         first_done = meter.work
         engine.step(state)
-        round_done, peak = meter.work, meter.peak
-    decoding = _pictures(target, pictures)
-    return Footprint(
-        parameters=parameter_bytes(models),
-        cache=kept,
-        activations=peak - kept,
-        pictures=decoding.peak,
-        prefill=prefilled - before,
-        round=round_done - first_done,
-        picture=decoding.work,
-    )
+    return _Dry(kept, meter.peak, prefilled - before, meter.work - first_done)
 
 
 def _pictures(target: Target, count: int) -> Meter:
@@ -219,20 +233,28 @@ def _pictures(target: Target, count: int) -> Meter:
     return meter
 
 
-def measurable(config: DecodingConfig) -> DecodingConfig:
-    """The setting, an adjacency tree (whose size depends on numbers) as the largest tree that it may draft."""
+def _usual(config: DecodingConfig) -> DecodingConfig:
+    """The setting, an adjacency tree (whose size depends on numbers) as the largest that it drafts in its ranges."""
+    return _as_dynamic(config, lambda policy: policy.max_width)
+
+
+def _largest(config: DecodingConfig, vocabulary: int) -> DecodingConfig:
+    """The largest of all: one row's tree is the deepest, another's is shallow and `widest`."""
+    return _as_dynamic(config, lambda policy: min(policy.widest, vocabulary))
+
+
+def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> DecodingConfig:
     policy = config.policy
     if not isinstance(policy, Adjacency):
         return config
-    largest = Dynamic(depth=policy.max_depth, width=policy.max_width, nodes=policy.max_nodes)
-    return replace(config, policy=largest)
+    return replace(config, policy=Dynamic(depth=policy.max_depth, width=width(policy), nodes=policy.max_nodes))
 
 
 def blank_tables(config: DecodingConfig, target: Target) -> Tables:
     """What the setting's rule looks up, in shape."""
     key = neighbour_key(config.acceptance)
     size = (target.vocab_size, key[1]) if key else (0, 0)
-    table = torch.empty(size, dtype=torch.int64, device=target.device) if key else None
+    table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
     return Tables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)
 
 
@@ -240,15 +262,19 @@ def readable(target: Target) -> str:
     """A caption that the target can read.
 
     Raises:
-        ValueError: none of those that are tried.
+        ValueError: none of those that are tried; of the last one, why.
     """
     listed = [getattr(target.conditioner, kind, None) for kind in ("names", "words")]
     known = [str(name) for names in listed if isinstance(names, Mapping) for name in names]
+    problem = ValueError()
     for text in (*known[:1], "0", "a small dog", caption(sample_attributes(0, range(1))[0].tolist())):
-        with suppress(ValueError):
+        try:
             target.encode([text], guided=False)
+        except ValueError as error:
+            problem = error
+        else:
             return text
-    raise ValueError(f"{target.name}: reads none of the captions that a dry run tries")
+    raise ValueError(f"{target.name}: reads none of the captions that a dry run tries: {problem}") from problem
 
 
 def largest_batch(one: tuple[int, int], other: tuple[int, int], room: int) -> int:

@@ -48,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the CPU."""
     text = str(error).lower()
     told = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-    return told or isinstance(error, MemoryError)
+    return told or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def free_memory() -> None:

@@ -23,10 +23,12 @@ from workers.models.weights import WeightsError, unfilled
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Models on the meta device, and in words what of them is assumed."""
+    """Models on the meta device, and in words what of them is assumed. nets: bytes of the files of the metric nets that
+    stand beside them on a device, as far as they are there."""
 
     models: Models
     assumed: tuple[str, ...] = ()
+    nets: int = 0
 
 
 def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
@@ -38,7 +40,7 @@ def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
     """
     missing = [key for key, path in entry.files.items() if not Path(path).exists()]
     if not missing:
-        return Outline(sketch_entry(entry, dtype))
+        return Outline(sketch_entry(entry, dtype), nets=net_bytes(entry))
     if entry.family.outline is None:
         raise WeightsError(
             f"{entry.where}: {entry.name}: {missing[0]} is not there ({entry.files[missing[0]]}), and the family "
@@ -54,7 +56,16 @@ def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
             if Path(path).exists():
                 drafters[kind] = load_drafter(target, kind, Path(path)).to("meta", dtype)
     words = f"{target.name} by its architecture: {', '.join(missing)} not there"
-    return Outline(Models(target, drafters, {}), (words,))
+    return Outline(Models(target, drafters, {}), (words,), net_bytes(entry))
+
+
+def net_bytes(entry: Entry) -> int:
+    """Bytes of the entry's metric nets by their files, which hold fp32 as a device does; of a folder, its weights."""
+    total = 0
+    for path in map(Path, entry.metrics.values()):
+        inside = [*path.glob("*.safetensors")] or [*path.glob("*.bin")] or [*path.glob("*.pt")]
+        total += sum(file.stat().st_size for file in (inside if path.is_dir() else [path]) if file.is_file())
+    return total
 
 
 def published_outline(name: str, dtype: torch.dtype) -> Outline:
@@ -90,7 +101,7 @@ def with_drafter(outline: Outline, config: DecodingConfig) -> Outline | None:
     else:
         return None
     drafters: Mapping[str, Drafter] = {**outline.models.drafters, kind: drafter}
-    return Outline(replace(outline.models, drafters=drafters), (*outline.assumed, words))
+    return replace(outline, models=replace(outline.models, drafters=drafters), assumed=(*outline.assumed, words))
 
 
 def _usual_eagle(target: Target) -> EagleDrafter:

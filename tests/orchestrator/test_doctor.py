@@ -259,6 +259,29 @@ def test_weights_of_metrics_are_looked_at(
     assert "nowhere: no such file" in out
 
 
+def test_metric_nets_take_memory_beside_the_models(
+    spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the size of their files, in `--models` and in `--plan`; of a folder, its weights alone."""
+    spoilt.write_text(
+        spoilt.read_text().replace("classes:", "classes:\n  metrics: {inception: net.pth, clip: clip}", 1)
+    )
+    folder = spoilt.parent / "clip"
+    folder.mkdir()
+    (spoilt.parent / "net.pth").write_bytes(bytes(3 << 20))
+    (folder / "model.safetensors").write_bytes(bytes(5 << 20))
+    (folder / "pytorch_model.bin").write_bytes(bytes(7 << 20))
+    doctor(monkeypatch, "--models", f"{spoilt}#classes", "--json")  # they are no nets, which is another matter
+    (found,) = json.loads(capsys.readouterr().out)["entries"]
+    parts = found["memory"]
+    assert parts["metric_nets"] == 8 << 20
+    drawing = parts["parameters"] + max(parts["cache"] + parts["activations"], parts["pictures"])
+    assert parts["total"] == drawing + (8 << 20)
+    _, plan = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
+    assert plan["memory"]["metric nets"] == 8 << 20
+    assert any("metric nets, by their files: 0.01 GiB" in line for line in plan_in_words(plan))
+
+
 def test_a_wrong_models_file_is_wrong_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

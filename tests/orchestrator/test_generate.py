@@ -236,15 +236,33 @@ def test_an_interrupt_says_what_is_there(
 
 
 @pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()],
+    ids=["cuda", "cpu", "python"],
+)
+@pytest.mark.parametrize(
+    ("where", "advice"),
+    [
+        ((Engine, "open_batch"), "at batch 8; try --batch 4"),
+        ((orchestrator.generation, "load_models"), "while the models were loaded"),
+    ],
+    ids=["drawing", "loading"],
+)
 def test_running_out_of_memory_says_what_to_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    where: tuple[object, str],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(self: Engine, size: int) -> None:
-        raise torch.OutOfMemoryError("no")
+    def full(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(Engine, "open_batch", full)
+    monkeypatch.setattr(*where, full)
     assert command(monkeypatch, *CAPTIONS, "--batch", "8", "--out", str(tmp_path)) == 1
-    assert "out of memory at batch 8; try --batch 4" in capsys.readouterr().err
+    assert f"out of memory {advice}" in capsys.readouterr().err
 
 
 def test_cells_carry_the_length_of_their_round() -> None:

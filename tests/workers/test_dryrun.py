@@ -21,7 +21,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import Ledger
-from workers.dryrun import MOST, Footprint, Meter, footprint, largest_batch, measurable, parameter_bytes
+from workers.dryrun import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
 from workers.models.bundle import Models
 from workers.models.families.llamagen import SIZES
 from workers.models.manifest import load_entry, published_entries, read_entry, sketch_entry
@@ -34,6 +34,19 @@ CFG = Sampling(temperature=1.0, cfg=2.0)
 CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).with_sampling(CFG)
 TREE = DecodingConfig.from_mapping(
     {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 3, "width": 4, "nodes": 12}}
+).with_sampling(CFG)
+ADT = DecodingConfig.from_mapping(  # its shallowest tree is wider than its range of widths
+    {
+        "drafter": "eagle",
+        "tree": {
+            "policy": "adjacency",
+            "depth_range": [2, 6],
+            "width_range": [2, 4],
+            "start_width": 3,
+            "start_depth": 4,
+            "nodes": 16,
+        },
+    }
 ).with_sampling(CFG)
 
 
@@ -79,7 +92,9 @@ def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("config", [DecodingConfig(sampling=CFG), CHAIN, TREE], ids=["vanilla", "chain", "dynamic"])
+@pytest.mark.parametrize(
+    "config", [DecodingConfig(sampling=CFG), CHAIN, TREE, ADT], ids=["vanilla", "chain", "dynamic", "adjacency"]
+)
 def test_caches_and_parameters_are_the_real_ones(config: DecodingConfig) -> None:
     shapes: list[tuple[int, dict[str, Any]]] = [(1, {"dim": 64}), (6, {"n_layers": 4, "n_kv_heads": 1, "rows": 9})]
     for batch, changes in shapes:
@@ -182,7 +197,6 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
     body = models.target.transformer.config
     assert found.cache >= 4 * body.n_layers * 2 * 4 * (5 + 100) * body.dim
     assert found.round.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())
-    assert measurable(config).policy.max_nodes == config.policy.max_nodes
 
 
 def test_pictures_are_counted(tmp_path: Path) -> None:
