@@ -65,7 +65,11 @@ class SafetensorsFiles(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if reading_shapes():
             part = self._open[self._files[name]].get_slice(name)  # type: ignore[no-untyped-call]
-            return torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
+            if (kind := part.get_dtype()) not in _TYPES:
+                raise WeightsError(
+                    f"{self._files[name]}: {name} is of type {kind}, as quantised weights are; give the original ones"
+                )
+            return torch.empty(part.get_shape(), dtype=_TYPES[kind], device="meta")
         tensor: Tensor = self._open[self._files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
@@ -236,6 +240,11 @@ def _broken_pickle(path: Path, zipped: bool, error: Exception) -> str:
         return (
             f"the file would run code ({found[1]}) when it is read, which is refused; "
             "save only the tensors (`torch.save(model.state_dict(), ...)`), or convert it to safetensors"
+        )
+    if "TorchScript" in str(error):
+        return (
+            "a TorchScript archive, which is a program and not only weights; give a file of the weights alone "
+            "(for FID: pt_inception-2015-12-05-6726825d.pth)"
         )
     with path.open("rb") as file:
         head = file.read(4)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from workers.models.checkpoint_files import shapes_only
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.weights import (
     Row,
@@ -92,6 +93,15 @@ def write_safetensors(path: Path) -> None:
     save_file(TENSORS, path)
 
 
+def write_program(path: Path) -> None:
+    torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)).save(str(path))  # type: ignore[no-untyped-call]
+
+
+def written(path: Path, write: Callable[[Path], None]) -> Path:
+    write(path)
+    return path
+
+
 def write_pt(path: Path) -> None:
     torch.save({"model": TENSORS}, path)
 
@@ -109,11 +119,13 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "bad header": (lambda d: broken(d / "x.safetensors", (4).to_bytes(8, "little") + b'{"a"   '), "header is damaged"),
     "truncated pt": (lambda d: cut(d / "x.pt", write_pt, lambda n: n // 2), "truncated"),
     "pt without its end": (lambda d: cut(d / "x.pt", write_pt, lambda n: n - 60), "truncated"),
+    "a program": (lambda d: written(d / "x.pt", write_program), "a TorchScript archive, which is a program"),
     "text pt": (lambda d: broken(d / "x.pt", b"hello\n"), "not a readable PyTorch"),
     "other ending": (lambda d: broken(d / "x.gguf", b"GGUF"), r"'\.gguf'.*convert"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_files_are_told_by_what_they_are(tmp_path: Path, case: str) -> None:
     make, words = BROKEN[case]
@@ -361,3 +373,13 @@ def test_content_hash(tmp_path: Path) -> None:
     assert content_hash(one.parent) != folder
     with pytest.raises(WeightsError, match="no such file"):
         content_hash(tmp_path / "none")
+
+
+def test_quantised_tensors_are_named_where_only_shapes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "mlx.safetensors"
+    save_file({"layer.weight": torch.zeros(2, 2, dtype=torch.uint32)}, path)
+    with (
+        shapes_only(),
+        pytest.raises(WeightsError, match=r"mlx\.safetensors: layer\.weight is of type U32, as quantised"),
+    ):
+        load_tensors(path)["layer.weight"]
