@@ -27,13 +27,12 @@ class StaticTree:
     """A fixed draft tree of N nodes in level order: parents before children, siblings side by side by rank.
 
     parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order among siblings, from 0.
-    children [N]: nodes below each node. levels [L]: nodes of each level. paths [N]: sibling ranks from root to node.
+    levels [L]: nodes of each level. paths [N]: sibling ranks from root to node.
     """
 
     parents: tuple[int, ...]
     depth: tuple[int, ...]
     rank: tuple[int, ...]
-    children: tuple[tuple[int, ...], ...]
     levels: tuple[tuple[int, ...], ...]
     paths: Paths
 
@@ -49,7 +48,6 @@ class StaticTree:
             parents=parents,
             depth=depth,
             rank=tuple(path[-1] for path in ordered),
-            children=tuple(tuple(c for c, p in enumerate(parents) if p == n) for n in range(len(ordered))),
             levels=tuple(tuple(n for n, d in enumerate(depth) if d == level) for level in range(1, depth[-1] + 1)),
             paths=tuple(ordered),
         )
@@ -223,7 +221,8 @@ class Adjacency(TreePolicy):
     pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and
     `start_width`. Where `fixed_depth` or `fixed_width` is given, every tree starts from it (ADT-Tree, table V). Then,
     with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step` deeper and
-    `width_step` narrower, otherwise shallower and wider, each within its range, ends included.
+    `width_step` narrower, otherwise shallower and wider, each within its range, ends included. Only a tree of the least
+    depth may leave the range of widths, for it is all that is drafted then: it has 1 to `widest` children a node.
 
     The paper leaves open what these choices settle: the start, the radius, whether alpha counts the bonus token
     (`numerator`) and whose alpha it is (`alpha`). Its depth parameters are one less than the levels here: its open
@@ -271,6 +270,11 @@ class Adjacency(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.width_range[1]
+
+    @property
+    def widest(self) -> int:
+        """The most children of one node in the shallowest tree, which may leave the range of widths."""
+        return max(self.max_width, self.nodes)
 
 
 def grown_nodes(depth: int, width: int) -> int:

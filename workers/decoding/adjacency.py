@@ -31,9 +31,7 @@ class AdjacencyTree(DynamicTree):
     history: Tensor  # [B, image_len, 3] depth, width, alpha
 
     def __init__(self, drafter: Drafter, sampling: Sampling, policy: Adjacency, grid: Grid, vocab_size: int) -> None:
-        self.ceiling = min(
-            vocab_size, max(policy.width_range[1], policy.nodes)
-        )  # the shallowest tree is as wide as it likes
+        self.ceiling = min(vocab_size, policy.widest)
         super().__init__(drafter, sampling, depth=policy.depth_range[1], width=self.ceiling, nodes=policy.nodes)
         self.max_nodes = policy.nodes
         self.policy, self.grid = policy, grid

@@ -19,11 +19,10 @@ from workers.models.target import Prompt
 
 
 class Drafting(ABC):
-    """Makes one draft tree a round. `max_levels`, `max_nodes` and `expanded` bound it."""
+    """Makes one draft tree a round. `max_levels` and `max_nodes` bound it."""
 
     max_levels: int
     max_nodes: int
-    expanded: int  # nodes that the drafter expands below the root, over all levels of a round
 
     @abstractmethod
     def draft(self, batch: Batch) -> DraftTree:
@@ -46,6 +45,8 @@ class Drafting(ABC):
 
 class TreeDrafting(Drafting):
     """Drafting with a drafter that expands nodes on demand."""
+
+    expanded: int  # nodes that the drafter expands below the root, over all levels of a round
 
     def __init__(self, drafter: Drafter, sampling: Sampling) -> None:
         self.drafter, self.sampling = drafter, sampling

@@ -22,7 +22,7 @@ from workers.models.target import Target
 class Plain(Drafting):
     """Vanilla AR: nothing is drafted; the target's pass has one query, the root."""
 
-    max_levels = max_nodes = expanded = 0
+    max_levels = max_nodes = 0
 
     def __init__(self, device: torch.device) -> None:
         self.tree = DraftTree(

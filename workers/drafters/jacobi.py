@@ -30,7 +30,6 @@ class JacobiWindow(Drafting):
     "coupled" keeps a position's numbers, so that a law that barely moved gives the same token again.
     """
 
-    expanded = 0
     tokens: Tensor  # [B, N]
     laws: Tensor  # [B, N, V]
 
