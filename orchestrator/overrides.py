@@ -102,7 +102,8 @@ def is_tag(key: str) -> bool:
 
 def keep_known(name: str, section: dict[str, Any]) -> None:
     """Drop the keys of a section that none of its kinds knows (an unknown kind is left for the reader to refuse)."""
-    kinds = [options.get(section.get(tag, next(iter(options)))) for tag, options in TAGS[name].items()]
+    chosen = {tag: section.get(tag, next(iter(options))) for tag, options in TAGS[name].items()}
+    kinds = [TAGS[name][tag].get(kind) if isinstance(kind, str) else None for tag, kind in chosen.items()]
     if None in kinds:
         return
     own = knobs(AcceptanceRule) if name == "acceptance" else {}

@@ -107,6 +107,8 @@ def test_sampling_said_in_part_is_completed_by_the_target() -> None:
         ("lantern", [("acceptance.lambda", 2)], ("--lambda", "not a key of", "'multiplicative'")),
         ("lantern", [("sampling.temperature", -1)], ("--temperature", "got -1")),
         ("eagle2", [("tree.policy", "static:none_such")], ("none_such", "eagle1_26")),
+        ("lantern", [("tree.policy", ["chain"])], ("--policy", "['chain']")),
+        ("lantern", [("acceptance.neighbourhood", {"a": 1})], ("--neighbourhood", "{'a': 1}")),
         ("eagle1", [("tree.paths", [[0], [1, 0]])], ("orphan", "[1, 0]")),
         ("vanilla", [("tree.policy", "chain"), ("tree.depth", 3)], ("drafter", "nobody drafts")),
         ("vanilla", [("acceptance.schedule", "constant"), ("acceptance.budget", 2)], ("nothing is drafted",)),
