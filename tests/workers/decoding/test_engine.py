@@ -161,9 +161,11 @@ def test_a_perfect_drafter_is_always_believed() -> None:
 def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
     target = toy_target()
     jobs = [Job(0, "abc", sample=n) for n in range(4)]
-    engine = Engine(target, fitted(PRESETS["vanilla"], Sampling()), batch_size=4)
-    images = {tuple(r.tokens.tolist()) for r in engine.run(jobs)}
-    assert len(images) == 4
+    images: list[tuple[int, ...]] = []
+    for seed in (0, 1):
+        engine = Engine(target, fitted(PRESETS["vanilla"], Sampling()), seed=seed, batch_size=4)
+        images += [tuple(result.tokens.tolist()) for result in engine.run(jobs)]
+    assert len(set(images)) == 8
 
 
 def test_nan_weights_are_an_error_not_an_image() -> None:
