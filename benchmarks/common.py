@@ -1,11 +1,12 @@
-"""What the benchmarks share: the methods' rows, drawing with one setting, and paired timing."""
+"""What the benchmarks share: the methods' rows, drawing with one setting, paired timing, and memory that runs out."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import ImageStatistics
+from workers.memory import free_memory, is_out_of_memory
 from workers.models.families.scenes import ScenesModels
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,14 @@ def held_out_jobs(models: ScenesModels, count: int, seed: int = 1) -> list[Job]:
 def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:
     """Presets by name; all of them for None."""
     return {name: PRESETS[name] for name in (names or CATALOGUE)}
+
+
+def within_memory(work: Callable[[], Made]) -> Made | None:
+    """What `work` makes; None if memory runs out."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    free_memory()  # outside of the handler, whose error would keep the memory of the frames that it came through
+    return None

@@ -1,0 +1,47 @@
+"""The least time of a decoding round: what it must read, at the speed of a large copy."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from workers.drafters.eagle import EagleDrafter
+from workers.dryrun import size_of
+from workers.models.bundle import Models
+from workers.models.transformer import Body
+from workers.timing import settle
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a large copy on the device reads and writes, at its best."""
+    source = torch.ones(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
+    place, seconds = torch.zeros_like(source), []
+    for _ in range(10):
+        settle(device)
+        begin = time.perf_counter()
+        place.copy_(source)
+        settle(device)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * source.nbytes / min(seconds)
+
+
+def pass_bytes(body: Body, columns: int) -> int:
+    """What a pass reads at least: all weights but the embedding's, of which it takes a few rows, and keys and values of
+    `columns` of the cache, those of all rows together.
+    """
+    weights = size_of(weight for name, weight in body.named_parameters() if name != "embed.weight")
+    config, each = body.config, next(body.parameters()).element_size()
+    return weights + 2 * each * config.n_layers * columns * config.kv_heads * config.channels
+
+
+def round_bytes(models: Models, columns: int, levels: int) -> int:
+    """What a round reads at least: one pass of the target and, for each drafted level, one of the EAGLE layer and of
+    the target's head. Both have cached the same columns; what the round itself adds is left out.
+    """
+    target, total = models.target, pass_bytes(models.target.transformer, columns)
+    for drafter in models.drafters.values():
+        assert isinstance(drafter, EagleDrafter)
+        beside = size_of([*drafter.layer.fc.parameters(), *target.head.parameters()])
+        total += levels * (pass_bytes(drafter.decoder, columns) + beside)
+    return total

@@ -1,0 +1,193 @@
+"""Full-size models without their files: what a decoding round takes on a GPU, in seconds and in memory.
+
+    python -m benchmarks.full_size                                # in bfloat16 on a GPU, to benchmarks/results
+    python -m benchmarks.full_size --models anole-7b --batch 8
+    python -m benchmarks.full_size --scale tiny                   # the same models, shrunk: seconds on a CPU
+
+Targets of published shapes and EAGLE layers of the usual size hold random numbers. Their laws are flat and alike, so
+what a round accepts, and with it tokens/s, means nothing, except for vanilla; divided by tokens a round, tokens/s are
+those that remain where every draft fails. What counts is the time of a round, which depends on shapes alone (an
+adjacency tree's follow what was accepted: see its nodes).
+
+The floor of a round: each of its passes (the target's one, the EAGLE layer's one a level) reads its weights and its
+cache once, as fast as a large copy in the same process moves bytes. Prefill counts nowhere. The prediction of memory is
+`workers.dryrun.footprint`'s, without images and T5: none are made, and captions are random features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import within_memory
+from benchmarks.floor import copy_bandwidth, round_bytes
+from benchmarks.random_models import NAMES, filled, sketch, with_usual_drafter
+from search_spaces.presets import preset
+from search_spaces.trees import Chain
+from search_spaces.trial import DecodingConfig, Eagle
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.decoding.statistics import Ledger
+from workers.dryrun import footprint
+from workers.models.bundle import Models
+from workers.timing import settle
+
+SETTINGS = {
+    "vanilla": preset("vanilla"),
+    "jacobi window": preset("sjd"),
+    "chain": DecodingConfig(Eagle(), Chain(length=4)),
+    "static": preset("eagle1"),
+    "dynamic": preset("eagle2"),
+    "adjacency": preset("adt"),
+}
+MODELS = ("llamagen-xl-stage1", "llamagen-3b-c2i", "anole-7b")
+WARM = 4  # tokens drawn before anything is measured
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """seconds: until the host knows what was accepted. bytes: the least it reads. nodes: drafted for each image."""
+
+    seconds: float
+    bytes: int
+    nodes: float
+
+
+@torch.inference_mode()
+def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[Round], int]:
+    """Rounds until each of `batch` images has `tokens` tokens beside the prefill's, and how many these are in all. What
+    the last round draws beyond does not count.
+    """
+    state = engine.open_batch(batch)
+    ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
+    engine.admit(state, ledger, list(range(batch)), deque(Job(number, "0") for number in range(batch)))
+    rounds, emitted = [], [1] * batch
+    while min(emitted) <= tokens and max(emitted) < engine.image_len:
+        columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
+        settle(engine.device)
+        begin = time.perf_counter()
+        walk, tree = engine.step(state)
+        emitted = engine.read_back(state, walk, tree)
+        seconds = time.perf_counter() - begin
+        state.hear(emitted)
+        levels, nodes = int(tree.levels.max()), float(tree.exists.sum(1).double().mean())
+        rounds.append(Round(seconds, round_bytes(models, columns, levels), nodes))
+    return rounds, sum(min(count - 1, tokens) for count in emitted)
+
+
+def measure(models: Models, config: DecodingConfig, batch: int, tokens: int, bandwidth: float) -> Row:
+    """The numbers of one setting."""
+    engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), batch_size=batch)
+    cuda = engine.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(engine.device)
+    draw(engine, models, batch, min(WARM, tokens))
+    rounds, drawn = draw(engine, models, batch, tokens)
+    seconds = statistics.median(r.seconds for r in rounds)
+    floor = statistics.median(r.bytes for r in rounds) / bandwidth
+    phases = engine.stopwatch.take()
+    return {
+        "tokens": drawn,
+        "rounds": len(rounds),
+        "tokens_per_second": drawn / sum(r.seconds for r in rounds),
+        "tokens_per_round": drawn / batch / len(rounds),
+        "seconds_per_round": seconds,
+        "seconds_by_phase": {name: phases[name] / len(rounds) for name in phases if name != "prefill"},
+        "floor_seconds": floor,
+        "times_floor": seconds / floor,
+        "nodes": statistics.fmean(r.nodes for r in rounds),
+        "peak_bytes": torch.cuda.max_memory_allocated(engine.device) if cuda else None,
+    }
+
+
+def rows_of(name: str, device: torch.device, *, batch: int, tokens: int, bandwidth: float, tiny: bool) -> Iterator[Row]:
+    """A model's rows, setting by setting, each with a drafter of its own."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shapes = sketch(name, dtype, tiny=tiny)
+    target = within_memory(lambda: filled(sketch(name, dtype, tiny=tiny), device))
+
+    def measured(config: DecodingConfig) -> Row | None:
+        if target is None:
+            return None
+        models = with_usual_drafter(target, config)
+        for drafter in models.drafters.values():
+            filled(drafter, device)
+        return measure(models, config, batch, tokens, bandwidth)
+
+    for setting, config in SETTINGS.items():
+        needed = footprint(with_usual_drafter(shapes, config), config, batch, 1)
+        found = within_memory(partial(measured, config)) or {"skipped": "out of memory"}
+        predicted = needed.parameters + needed.cache + needed.activations
+        yield {"model": shapes.name, "setting": setting, **found, "predicted_bytes": predicted}
+
+
+HEAD = "model|setting|tokens/s|tokens a round|ms a round|floor, ms|times the floor|nodes|peak GiB|predicted GiB"
+
+
+def line(row: Row) -> str:
+    """One row of the table."""
+    cells = [row.get("skipped", "-"), *["-"] * 6]
+    if "skipped" not in row:
+        seconds = [1e3 * row[key] for key in ("seconds_per_round", "floor_seconds")]
+        numbers = [row["tokens_per_second"], row["tokens_per_round"], *seconds, row["times_floor"], row["nodes"]]
+        cells = [*(f"{number:.4g}" for number in numbers), gib(row["peak_bytes"])]
+    return "| " + " | ".join([row["model"], row["setting"], *cells, gib(row["predicted_bytes"])]) + " |"
+
+
+def gib(number: int | None) -> str:
+    """Bytes in GiB; None: not known."""
+    return "-" if number is None else f"{number / 2**30:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=MODELS, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--batch", type=int, default=1, help="images at once")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each image that are drawn")
+    parser.add_argument("--device", help="default: the GPU, where there is one")
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/full_size.json; nothing for --scale tiny")
+    args = parser.parse_args()
+    device, tiny = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")), args.scale == "tiny"
+    if device.type == "cpu" and not (tiny or args.device):
+        parser.error("there is no GPU: give --scale tiny, or --device cpu and much time")
+    if min(args.batch, args.tokens) < 1:
+        parser.error("--batch and --tokens must be at least 1")
+    out = args.out or (None if tiny else Path(__file__).parent / "results" / "full_size.json")
+    bandwidth, rows = copy_bandwidth(device), []
+    machine = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "bandwidth": bandwidth,
+        "torch": torch.__version__,
+        "command": shlex.join(["python", "-m", "benchmarks.full_size", *sys.argv[1:]]),
+        "batch": args.batch,
+        "tokens": args.tokens,
+    }
+    print(f"{machine['device']}: a copy moves {bandwidth / 1e9:.0f} GB/s; batch {args.batch}")
+    print(f"| {HEAD.replace('|', ' | ')} |\n|{'---|' * (HEAD.count('|') + 1)}")
+    for name in args.models:
+        for row in rows_of(name, device, batch=args.batch, tokens=args.tokens, bandwidth=bandwidth, tiny=tiny):
+            rows.append(row)
+            print(line(row), flush=True)
+            if out is not None:  # row by row, so that an interrupted run leaves what it measured
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Published models without their files: the true shapes, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from search_spaces.trial import DecodingConfig
+from workers.models.bundle import Models
+from workers.models.families import chameleon, chameleon_outline
+from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, CaptionConditioner, ClassConditioner
+from workers.models.families.word_prompts import WordPrompts
+from workers.models.manifest import published_entries
+from workers.models.target import Target
+from workers.models.transformer import Transformer
+from workers.models.weights import unfilled
+from workers.outlines import Outline, published_outline, with_drafter
+
+NAMES = (*published_entries(), *chameleon_outline.SIZES)
+TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, "vocab_size": 2048}
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def sketch(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
+    """A published target in shape, on the meta device. A tiny one has few codes and no codec."""
+    published = published_outline(name, dtype).models.target
+    config = replace(published.transformer.config, **(TINY if tiny else {}))
+    body = unfilled(lambda: Transformer(config)).to("meta", dtype)
+    conditioner = unfilled(lambda: conditioner_like(published.conditioner, config.dim)).to("meta", dtype)
+    row_end = None if published.row_end is None else torch.empty(config.dim, dtype=dtype, device="meta")
+    codec = None if tiny else published.codec
+    target = Target(published.name, body, conditioner, codec, published.sampling, row_end=row_end)
+    return target.eval().requires_grad_(False)
+
+
+def conditioner_like(outlined: nn.Module, dim: int) -> nn.Module:
+    """The family's own conditioner, which reads captions without T5 and without a tokenizer: words are their bytes."""
+    if isinstance(outlined, CaptionConditioner):
+        return CaptionConditioner(dim, random_features)
+    if isinstance(outlined, ClassConditioner):
+        return ClassConditioner(dim)
+    wording = chameleon.ANOLE_WORDING
+    return WordPrompts(
+        nn.Embedding(chameleon_outline.WORDS, dim),
+        chameleon_outline.PROMPT_TOKENS,
+        lambda caption: wording.ids(caption, lambda text: list(text.encode())),
+        wording.null,
+    )
+
+
+def random_features(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """In T5's place: features of its shape, all of them there."""
+    shape, dice = (len(captions), CAPTION_TOKENS), torch.Generator().manual_seed(0)
+    return torch.randn(*shape, CAPTION_DIM, generator=dice), torch.ones(shape, dtype=torch.bool)
+
+
+def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
+    """The target and the drafter that a setting needs; that one is on the meta device.
+
+    Raises:
+        ValueError: that kind of drafter has no usual size.
+    """
+    found = with_drafter(Outline(Models(target, {}, {})), config)
+    if found is None:
+        raise ValueError(f"drafter {config.drafter.kind!r} has no usual size; choose eagle or medusa")
+    return found.models
+
+
+@torch.no_grad()
+def filled(module: Module, device: torch.device) -> Module:
+    """A module of the meta device on a real one: norms 1, biases 0, all else small random numbers, so that logits are
+    finite. Rotation tables are the true ones, for a transformer computes them wherever it goes.
+    """
+    module.to_empty(device=device)
+    dice = torch.Generator(device).manual_seed(0)
+    for name, tensor in module.state_dict().items():
+        if name.endswith("bias"):
+            tensor.zero_()
+        elif "norm" in name:
+            tensor.fill_(1)
+        else:
+            tensor.normal_(0, 0.02, generator=dice)
+    return module
