@@ -22,6 +22,8 @@ The best any G can do (T2-c), and what `resampling: optimal` attains, is
 
 B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it says nothing). Drafts taken
 deterministically are chains too: p_i is a point mass on the draft.
+
+`python -m benchmarks.theory` records such laws while the engine draws, and holds the two to each other.
 """
 
 from collections.abc import Sequence
@@ -156,7 +158,7 @@ def _redrawn(rule: AcceptanceRule, q: Tensor, p: Tensor, rejected: Tensor, omega
         credit = rule.neighbourhood.credit(q[row], p[row], x, tables)
         return rule.residual(q[row], p[row], x, omega[row], credit, tables)
 
-    if rule.resampling == "optimal":  # the same law whichever token was rejected
+    if rule.resampling == "optimal" or rule.neighbourhood.exact:  # the same law whichever token was rejected
         every = torch.arange(len(q), device=q.device)
         return rejected.sum(-1, keepdim=True) * residual(every, p.argmax(-1))
     average = torch.zeros_like(q)
