@@ -1,0 +1,251 @@
+"""A paper's table as one command: tiny files in the official layouts, captions and images laid where it looks for them,
+a launch, and what it measured beside what the paper prints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from PIL import Image
+from real_sweeps import COMMAND, PATIENCE, ROOT, Launched, files
+from tiny_clip import open_clip_weights, write_clip
+from tiny_llamagen import Size, write_models
+from torch import Tensor
+
+from orchestrator.commands.compare import compare
+from orchestrator.published import rows_of
+from orchestrator.trials import TrialRecord
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from tests.orchestrator.test_front_commands import data
+from tests.workers.drafters.test_files import published, write
+from workers.data.records import tokens_of
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.models.families.llamagen import CaptionConditioner
+from workers.models.manifest import load_entry, read_entry
+
+pytestmark = pytest.mark.slow(seconds=40)
+TABLE, NAME, ENTRY = "papers/lantern-table2", "lantern-table2", "llamagen-xl-stage1"
+COUNT, REPEATED = 20, 2  # captions, and how many of them twice; a Fréchet distance would need 68: too long here
+REAL = 80  # images of the reference
+WORDS = ("a", "red", "small", "ball", "cat")  # which the tiny T5 knows
+#: HPSv2 has 986 million weights. Whoever imports it, command or worker, is told that it is a tiny one's size.
+SMALLER = """\
+import sys
+from importlib.machinery import PathFinder
+
+
+class Smaller:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "workers.metrics.hpsv2":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            load = module.load_hpsv2
+
+            def smaller(path, folder):
+                from tiny_clip import config
+
+                return load(path, folder, config("gelu"))
+
+            module.load_hpsv2 = smaller
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Smaller)
+"""
+
+
+class Table(Launched):
+    """The command as the paper's reader gives it, in the folder where everything lies; `text` is the table's name."""
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "sweeps" / NAME
+
+    def arguments(self, *options: str) -> list[str]:
+        fewer = (f"captions.count={COUNT}", "timing.images=2", "objectives=[speedup,hpsv2]")
+        sets = [word for entry in fewer for word in ("--set", entry)]
+        return ["launch", self.text, "--models", "models.yaml", "--no-mlflow", "--workers", "1", *sets, *options]
+
+    def rows(self, label: str) -> pa.Table:
+        """A trial's images, in the captions' order."""
+        (record,) = [record for record in self.records if record.label == label]
+        shards = [pq.read_table(self.store / name) for name in record.shards if "/quality-" in name]
+        return pa.concat_tables(shards).sort_by("caption_id")
+
+
+def write_files(folder: Path) -> None:
+    """Target, drafter and nets of the metrics with their models.yaml; captions and images of MS-COCO."""
+    write_models(folder)
+    ckpt = folder / "ckpt"
+    write(ckpt / "eagle", published(codes=Size().codes), pickled=True)
+    write_clip(ckpt / "clip")
+    torch.save({"epoch": 1, "state_dict": open_clip_weights()}, ckpt / "HPS_v2.1_compressed.pt")
+    entry = yaml.safe_load((folder / "models.yaml").read_text())["captions"]
+    entry |= {
+        "drafters": {"eagle": "ckpt/eagle"},
+        "metrics": {"clip": "ckpt/clip", "hpsv2": "ckpt/HPS_v2.1_compressed.pt"},
+    }
+    (folder / "models.yaml").write_text(yaml.safe_dump({ENTRY: entry}))
+
+    # in one order alone: image tokens see a prompt's places all alike
+    lengths = (combinations_with_replacement(WORDS, length) for length in range(1, 5))
+    every = [" ".join(words) for of_length in lengths for words in of_length]
+    texts = every[:: len(every) // (COUNT - REPEATED)][: COUNT - REPEATED]
+    texts += texts[-REPEATED:]
+    longest = [{"id": i, "image_id": i, "caption": text} for i, text in enumerate(texts)]
+    others = [{"id": COUNT + i, "image_id": i, "caption": text.split()[0]} for i, text in enumerate(texts)]
+    (folder / "captions_val2014.json").write_text(json.dumps({"annotations": others + longest}))
+    (folder / "val2017").mkdir()
+    generator = torch.Generator().manual_seed(7)
+    for number in range(REAL):
+        raw = torch.randint(256, (40, 60, 3), generator=generator, dtype=torch.uint8)
+        Image.fromarray(raw.numpy()).save(folder / "val2017" / f"{number:012}.png")
+
+
+@pytest.fixture(scope="module")
+def table(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """The table, launched to its end."""
+    folder = tmp_path_factory.mktemp("table")
+    write_files(folder)
+    (folder / "smaller").mkdir()
+    (folder / "smaller" / "sitecustomize.py").write_text(SMALLER)
+    path = os.pathsep.join(map(str, (folder / "smaller", ROOT, ROOT / "tests" / "reference")))
+    launched = Table(folder, TABLE, ray_files, {"PYTHONPATH": path})
+    launched.run("--resume")
+    return launched
+
+
+def test_every_row_is_measured(table: Table) -> None:
+    sweep, records = SweepConfig.read(TABLE), table.records
+    assert [record.label for record in records] == [entry.label for entry in sweep.enqueue]
+    assert [record.setting for record in records] == [entry.config for entry in sweep.enqueue], "the paper's own"
+    assert {record.state for record in records} == {"complete"}
+    assert {record.images for record in records} == {COUNT}
+    for record in records:
+        assert set(record.metrics) == set(sweep.metrics or ()) - {"fid"}, "so few images have none"
+        for name, found in record.metrics.items():
+            assert math.isfinite(found.value), (record.label, name)
+            assert found.error is not None, (record.label, name)
+            assert math.isfinite(found.error), (record.label, name)
+        assert record.metrics["speedup"].value > 0
+        assert -1 < record.metrics["clip_score"].value < 1
+        assert -1 < record.metrics["hpsv2"].value < 1
+    accepted = {record.label: record.metrics["mean_accepted_length"].value for record in records}
+    assert accepted["vanilla"] == accepted["vanilla T=0"] == 1
+    assert accepted["LANTERN k=1000 delta=0.4"] > 1, "a loose rule accepts something of any drafter"
+    identity = json.loads((table.store / "identity.json").read_text())
+    assert identity["extractors"]["clip_score"].startswith("clip-photo256@")
+    assert identity["extractors"]["hpsv2"].startswith("hpsv2@")
+
+
+def test_captions_lead_to_their_images(table: Table) -> None:
+    """At temperature 0 nothing but the caption tells images apart, and exact drafting changes none of them."""
+    rows = table.rows("vanilla T=0")
+    assert rows["caption_id"].to_pylist() == list(range(COUNT)), "of each image's captions the longest"
+    images = dict(zip(rows["caption"].to_pylist(), map(tuple, tokens_of(rows).tolist()), strict=True))
+    assert len(images) == COUNT - REPEATED
+    assert len(set(images.values())) > 0.9 * len(images), "other captions, other images"
+    assert [images[caption] for caption in rows["caption"].to_pylist()] == list(map(tuple, tokens_of(rows).tolist()))
+    assert torch.equal(tokens_of(table.rows("EAGLE-2 T=0")), tokens_of(rows))
+    for score in ("score.clip_score", "score.hpsv2"):
+        assert len(set(rows[score].to_pylist())) > COUNT / 2
+
+
+def test_the_null_caption_matters(table: Table) -> None:
+    """The images are those of the entry's own files, by guidance against the null caption in them."""
+    models = load_entry(read_entry(table.folder / "models.yaml", ENTRY), torch.device("cpu"))
+    (record,) = [record for record in table.records if record.label == "LANTERN k=1000 delta=0.2 T=0"]
+    rows = table.rows(record.label).slice(4, 8)  # of two words to four
+    setting = DecodingConfig.from_mapping(record.config)
+    sampling = setting.sampling
+    assert sampling is not None
+    assert sampling.cfg == 7.5
+    jobs = [Job(*pair) for pair in zip(rows["caption_id"].to_pylist(), rows["caption"].to_pylist(), strict=True)]
+
+    def drawn(cfg: float = 7.5) -> Tensor:
+        config = setting.with_sampling(replace(sampling, cfg=cfg))
+        engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=8)
+        found = {result.job.caption_id: result.tokens for result in engine.run(jobs)}
+        return torch.stack([found[job.caption_id] for job in jobs])
+
+    guided, alone = drawn(), drawn(cfg=1.0)
+    assert torch.equal(guided, tokens_of(rows))
+    assert changed(guided, alone) > 4
+    conditioner = models.target.conditioner
+    assert isinstance(conditioner, CaptionConditioner)
+    conditioner.uncond_embedding.neg_()
+    assert changed(guided, drawn()) > 4
+    assert changed(alone, drawn(cfg=1.0)) == 0, "without guidance nobody looks at it"
+
+
+def changed(one: Tensor, other: Tensor) -> int:
+    """How many images are not the same."""
+    return int((one != other).any(1).sum())
+
+
+def test_the_papers_figures_stand_beside_the_measured_ones(table: Table) -> None:
+    command = [*COMMAND, "compare", NAME, "--published"]
+    ran = subprocess.run(
+        command, env=table.variables, cwd=table.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    words = ran.stdout
+    assert f"{NAME} beside {TABLE}" in words
+    assert f"measured: llamagen-t2i-32x2-48, {COUNT} captions of " in words
+    assert "published: LlamaGen-XL Stage I, MS-COCO val captions, RTX 3090" in words
+    assert f"recall: {COUNT} images measured, 30,000 published" in words
+    assert "clip_score measured by clip-photo256@" in words
+    assert "hpsv2 measured by hpsv2@" in words
+    without = sum("fid" in row.metrics for row in rows_of(TABLE))
+    assert f"{without} figures cannot be told: not measured" in words
+    assert "without an error" not in words
+    assert "run with" not in words, "no setting is another than the paper's"
+    (found,) = data(compare, table.store, "--published")
+    records = {record.label: record for record in table.records}
+    assert [row["label"] for row in found["rows"]] == [row.label for row in rows_of(TABLE)]
+    for row, paper in zip(found["rows"], rows_of(TABLE), strict=True):
+        record: TrialRecord = records[row["label"]]
+        assert row["label"] in words
+        assert row["trial"] == record.number
+        assert row["differing"] == []
+        for figure in row["figures"]:
+            assert figure["printed"] == paper.metrics[figure["metric"]].printed
+            assert figure["printed"] in words
+            if figure["metric"] == "fid":
+                assert (figure["measured"], figure["verdict"]) == (None, "not measured")
+                continue
+            assert figure["measured"]["value"] == record.metrics[figure["metric"]].value
+            assert figure["verdict"] in ("agrees", "differs")
+
+
+def test_the_same_command_again_draws_nothing(table: Table) -> None:
+    before, records = files(table.store), table.records
+    assert before
+    drawn = table.count("shard")
+    assert table.count("told", new=True) == len(records)
+    table.run("--resume")
+    assert files(table.store) == before
+    assert table.records == records
+    assert table.count("shard") == drawn
+    assert table.count("told", new=True) == len(records)
+    assert table.count("told", new=False) == len(records)
