@@ -1,6 +1,6 @@
 """Theorem 2 of Cool-SD beside the engine: what theory says of each rule, and what the engine does with it.
 
-    python -m benchmarks.theory [--images 20] [--drafter independent]
+    python -m benchmarks.theory [--images 32] [--drafter independent]
 
 The engine draws held-out captions with a chain of L drafts under each rule; at every round the drafter's laws p and the
 target's q along the chain are noted. From the exact rule's rounds `workers.decoding.theory` predicts for every rule the
@@ -125,7 +125,7 @@ def line(name: str, row: dict[str, Estimate]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=20)
+    parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--drafter", choices=("eagle", "independent"), default="eagle")
     parser.add_argument("--length", type=int, default=4, help="L, drafts of a chain")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "theory.json")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from synthetic_sweeps import METRICS, NEEDS, SAMPLING, identity
 
 from orchestrator.commands.compare import compare
@@ -25,11 +24,7 @@ from orchestrator.trials import Measured, TrialRecord, write_trial
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.orchestrator.test_front_commands import data, run
-from workers.data.captions import scene_captions
 from workers.data.storage import Storage
-from workers.decoding.engine import Engine
-from workers.decoding.state import Job
-from workers.models.families.scenes import load_scenes
 
 TABLE = "papers/lantern-table2"
 ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT": 40}
@@ -285,32 +280,3 @@ def test_unknown_tables_are_refused() -> None:
     assert len(tables()) == 38
     with pytest.raises(QueryError, match="did you mean 'papers/lantern-table2'"):
         rows_of("papers/lantern-table22")
-
-
-@pytest.mark.slow
-def test_a_table_drawn_by_the_built_in_model(tmp_path: Path) -> None:
-    """LANTERN++'s table 1 for real: its trees on the built-in target, whose codebook is too small for top-k 2000."""
-    table, models = "papers/lantern-pp-table1", load_scenes()
-    sweep = SweepConfig.read(table, {"models.name": None, "sampling.top_k": 0})
-    jobs = [Job(caption.id, caption.text) for caption in scene_captions(6, 1)]
-    storage = Storage(str(write(tmp_path, {}, name="lantern-pp-table1", table=table)))
-    drawn = {}
-    for number, entry in enumerate(sweep.enqueue[1:]):
-        engine = Engine(models.target, entry.config, models.drafter("eagle"), seed=0, batch_size=6)
-        images = [result.statistics.emitted for result in engine.run(jobs)]
-        steps = torch.tensor([(int(emitted.sum()) + 1) / (len(emitted) + 1) for emitted in images])
-        drawn[entry.label] = Measured(float(steps.mean()), float(steps.std() / len(jobs) ** 0.5), len(jobs))
-        metrics = {"step_compression": drawn[entry.label]}
-        write_trial(storage, TrialRecord(number, entry.label, "complete", entry.config.to_mapping(), metrics=metrics))
-    rows = replicate(Sweep.open(tmp_path), table).rows
-    assert {row.row.label: row.figures[0].measured for row in rows} == drawn
-    for row in rows:
-        assert row.differing == ("sampling.top_k 0 for 2000",)
-        (one,) = row.figures
-        measured = drawn[row.row.label]
-        assert measured.value > 1.2, "the trees help"
-        beyond = abs(measured.value - one.published.value) - one.published.rounding
-        both = math.sqrt(1 + 6 / (row.row.images or 6)) * (measured.error or math.nan)
-        assert one.z == pytest.approx(beyond / both)
-        assert (one.verdict == "differs") == (one.z is not None and one.z > 1.96)
-    assert "run with sampling.top_k 0 for 2000" in run(compare, tmp_path, "--published").out
