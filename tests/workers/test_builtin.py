@@ -83,6 +83,25 @@ def test_64_captions_do_not_depend_on_batch_or_order(
             assert torch.equal(result.tokens, together[key].tokens)
 
 
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize(
+    "config",
+    [
+        DecodingConfig.from_mapping({"drafter": "eagle", "tree": SMALL_STATIC, "acceptance": LOOSE}),
+        DecodingConfig.from_mapping({"drafter": "eagle", "tree": SMALL_DYNAMIC, "acceptance": LOOSE}),
+        PRESETS["gsd"],
+    ],
+    ids=["static tree", "dynamic tree", "grouped window"],
+)
+def test_trees_and_windows_do_not_depend_on_batch_or_order(models: ScenesModels, config: DecodingConfig) -> None:
+    """The same of fewer captions, for what drafts otherwise than a chain."""
+    jobs = jobs_for(models, 12)
+    together = draw(models, config, jobs, 12)
+    for batch, order in ((5, jobs[::-1]), (1, jobs[:2])):
+        for key, result in draw(models, config, order, batch).items():
+            assert torch.equal(result.tokens, together[key].tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
 def test_temperature_zero_draws_vanillas_tokens(models: ScenesModels, name: str) -> None:
