@@ -19,13 +19,13 @@ from orchestrator.sweep import Sweep
 from orchestrator.trials import COMPLETE, Measured, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.metrics.catalogue import timed
 
 APART: Final = 1.96
 RULE: Final = (
     "z = the distance beyond the printed figure's rounding / the error of the difference, the paper's own error (none "
     "is printed) being taken for ours on as many images as it states; above 1.96 a figure differs (5 % level)"
 )
+TIMED = frozenset({"speedup", "latency"})  # of captions whose number the papers do not say
 COUNTED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on how many images there are
 SEEN: Mapping[str, frozenset[str]] = {"features": COUNTED, "manifold": frozenset({"precision", "recall"})}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
@@ -112,7 +112,7 @@ def _compared(sweep: Sweep, row: Published, setting: DecodingConfig) -> Compared
     found = []
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
-        images = None if timed((metric,)) else row.images
+        images = None if metric in TIMED else row.images
         found.append(Beside(metric, figure, measured, *verdict(measured, figure, images)))
     if record is None:
         return Compared(row, None, (), tuple(found))

@@ -18,13 +18,14 @@ from orchestrator.commands.compare import compare
 from orchestrator.published import METRICS as PRINTED
 from orchestrator.published import Figure, Published, published, read_published, rows_of, tables
 from orchestrator.query import QueryError
-from orchestrator.replication import replicate, verdict
+from orchestrator.replication import TIMED, replicate, verdict
 from orchestrator.sweep import Sweep
 from orchestrator.trials import Measured, TrialRecord, write_trial
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.orchestrator.test_front_commands import data, run
 from workers.data.storage import Storage
+from workers.metrics.catalogue import timed
 
 TABLE = "papers/lantern-table2"
 ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT": 40}
@@ -140,6 +141,10 @@ def test_the_rule(value: float, error: float | None, z: float | None, said: str)
     assert verdict(None, figure("1.69")) == (None, "not measured")
 
 
+def test_the_timed_metrics_are_those_of_the_catalogue() -> None:
+    assert {metric for metric in PRINTED if timed((metric,))} == TIMED
+
+
 def test_a_paper_of_more_images_is_the_surer_one() -> None:
     """A tenth as many as ours, as many, and a million: the error of the difference is sqrt(1 + n / images) of ours."""
     z = [verdict(Measured(1.895, 0.1, 10), figure("1.69"), images)[0] for images in (1, None, 10, 10**7)]
@@ -165,7 +170,7 @@ def near(table: str, away: Mapping[tuple[str, str], float]) -> dict[str, dict[st
 
     def moved(row: Published, metric: str) -> Measured:
         printed, turns = row.metrics[metric], away.get((row.label, metric), 1.0)
-        error, images = abs(printed.value) / 100, row.images if metric not in ("speedup", "latency") else None
+        error, images = abs(printed.value) / 100, row.images if metric not in TIMED else None
         step = turns * error * (1 + 192 / (images or 192)) ** 0.5 + math.copysign(printed.rounding, turns)
         return Measured(printed.value + step, error, 192)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,49 +58,49 @@ def test_all_pieces_are_there_and_small(models: ScenesModels) -> None:
     assert models.target.grid.tokens == 144
 
 
+SETTINGS = {
+    "vanilla": PRESETS["vanilla"],
+    "relaxed chain": chain(5, LOOSE),
+    "dynamic tree": exact(SMALL_DYNAMIC, "eagle"),
+    "static tree": exact(SMALL_STATIC, "eagle"),
+    "medusa's tree": exact(SMALL_STATIC, "medusa"),
+    "jacobi window": PRESETS["sjd"],
+}
+Drawn = Callable[[str, int], dict[int, Result]]
+
+
 @pytest.fixture(scope="module")
-def plain(models: ScenesModels) -> dict[int, Result]:
-    """Vanilla's images of 64 captions; several of these tests look at the first of them."""
-    return draw(models, PRESETS["vanilla"], jobs_for(models, 64), 32)
+def drawn(models: ScenesModels) -> Drawn:
+    """A setting's images of the first captions, 32 at once; what several tests look at is drawn once."""
+    kept: dict[str, dict[int, Result]] = {}
 
+    def images(name: str, count: int) -> dict[int, Result]:
+        there = kept.setdefault(name, {})
+        missing = [job for job in jobs_for(models, count) if job.caption_id not in there]
+        there |= draw(models, SETTINGS[name], missing, 32) if missing else {}
+        return {key: there[key] for key in range(count)}
 
-def first(results: dict[int, Result], count: int) -> dict[int, Result]:
-    return {key: results[key] for key in range(count)}
+    return images
 
 
 @pytest.mark.slow(seconds=170)
 @pytest.mark.parametrize(
-    ("config", "alone"), [(chain(5, LOOSE), 1), (PRESETS["vanilla"], 4)], ids=["relaxed chain", "vanilla"]
-)
-def test_64_captions_do_not_depend_on_batch_or_order(
-    models: ScenesModels, plain: dict[int, Result], config: DecodingConfig, alone: int
-) -> None:
-    """fp32. A token could differ only where a rounding error of 1e-6 decides a race or an acceptance. Every `alone`-th
-    caption is drawn alone as well.
-    """
-    jobs = jobs_for(models, 64)
-    together = plain if config == PRESETS["vanilla"] else draw(models, config, jobs, 32)
-    for batch, order in ((7, jobs[::-1]), (1, jobs[::alone])):
-        for key, result in draw(models, config, order, batch).items():
-            assert torch.equal(result.tokens, together[key].tokens)
-
-
-@pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize(
-    "config",
+    ("name", "count", "alone"),
     [
-        DecodingConfig.from_mapping({"drafter": "eagle", "tree": SMALL_STATIC, "acceptance": LOOSE}),
-        DecodingConfig.from_mapping({"drafter": "eagle", "tree": SMALL_DYNAMIC, "acceptance": LOOSE}),
-        PRESETS["gsd"],
+        ("relaxed chain", 64, 1), ("vanilla", 64, 4),
+        ("dynamic tree", 8, 8), ("static tree", 8, 8), ("medusa's tree", 8, 8), ("jacobi window", 8, 8),
     ],
-    ids=["static tree", "dynamic tree", "grouped window"],
-)
-def test_trees_and_windows_do_not_depend_on_batch_or_order(models: ScenesModels, config: DecodingConfig) -> None:
-    """The same of fewer captions, for what drafts otherwise than a chain."""
-    jobs = jobs_for(models, 12)
-    together = draw(models, config, jobs, 12)
-    for batch, order in ((5, jobs[::-1]), (1, jobs[:2])):
-        for key, result in draw(models, config, order, batch).items():
+)  # fmt: skip
+def test_captions_do_not_depend_on_batch_or_order(
+    models: ScenesModels, drawn: Drawn, name: str, count: int, alone: int
+) -> None:
+    """fp32; 64 captions, fewer of other trees. A token could differ only where a rounding error of 1e-6 decides a race
+    or an acceptance. Every `alone`-th caption is drawn alone as well.
+    """
+    together = drawn(name, max(count, 32))
+    jobs = jobs_for(models, count)
+    for batch, order in ((7, jobs[::-1]), (1, jobs[::alone])):
+        for key, result in draw(models, SETTINGS[name], order, batch).items():
             assert torch.equal(result.tokens, together[key].tokens)
 
 
@@ -124,32 +126,29 @@ def surprise(models: ScenesModels, tokens: Tensor, captions: list[str]) -> Tenso
 
 @pytest.mark.slow
 def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
-    models: ScenesModels, plain: dict[int, Result]
+    models: ScenesModels, drawn: Drawn
 ) -> None:
     """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 32 captions;
     |t| > 4 has a false-alarm rate of 4e-4 per comparison.
     """
-    jobs = jobs_for(models, 32)
-    captions = [job.caption for job in jobs]
-    vanillas = surprise(models, tokens_of(first(plain, 32)), captions)
+    captions = [job.caption for job in jobs_for(models, 32)]
+    vanillas = surprise(models, tokens_of(drawn("vanilla", 32)), captions)
 
-    def t_value(config: DecodingConfig) -> float:
-        gap = surprise(models, tokens_of(draw(models, config, jobs, 32)), captions) - vanillas
+    def t_value(name: str) -> float:
+        gap = surprise(models, tokens_of(drawn(name, 32)), captions) - vanillas
         return float(gap.mean() / (gap.std() / len(gap) ** 0.5))
 
-    for policy in (SMALL_DYNAMIC, SMALL_STATIC):
-        assert abs(t_value(exact(policy, "eagle"))) < 4
-    assert abs(t_value(exact(SMALL_STATIC, "medusa"))) < 4
-    assert abs(t_value(PRESETS["sjd"])) < 4
-    assert abs(t_value(chain(5, LOOSE))) > 4
+    for name in ("dynamic tree", "static tree", "medusa's tree", "jacobi window"):
+        assert abs(t_value(name)) < 4, name
+    assert abs(t_value("relaxed chain")) > 4
 
 
 @pytest.mark.slow
-def test_images_follow_their_captions(models: ScenesModels, plain: dict[int, Result]) -> None:
+def test_images_follow_their_captions(models: ScenesModels, drawn: Drawn) -> None:
     """Far from chance: guessing every attribute at its most likely value is right less than half of the time."""
     jobs = jobs_for(models, 32)
     net = load_features()
-    images = models.target.decode(tokens_of(first(plain, 32)))
+    images = models.target.decode(tokens_of(drawn("vanilla", 32)))
     captions = [job.caption for job in jobs]
     assert caption_accuracy(net, net.extract(images), captions).value > 0.75
     real = render(sample_attributes(1, range(32)), 1, range(32))
