@@ -99,13 +99,12 @@ def architecture(
     config = preset(HEAVY) if "eagle" in models.drafters else DecodingConfig()
     needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
     more = footprint(models, config, other, other)
-    nets = net_bytes(entry)
+    nets = sum(net_bytes(entry).values())
     largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
             f"{entry.where}: {entry.name}: {in_gib(needed.parameters + nets)} of parameters leave no room for a single "
-            "image, "
-            f"{in_gib(room)} are there; use a larger device, or dtype bfloat16"
+            f"image, {in_gib(room)} are there; use a larger device, or dtype bfloat16"
         )
     return {
         "target": target.name,

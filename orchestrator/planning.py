@@ -24,6 +24,7 @@ from workers.dryrun import Footprint, Work, footprint, largest_batch
 from workers.evaluate import PICTURES_AT_ONCE
 from workers.loading import weights_folder
 from workers.metrics.catalogue import timed
+from workers.metrics.instruments import keys_of
 from workers.models.manifest import folder_entry, read_entry
 from workers.outlines import Outline, outline_of, published_outline, with_drafter
 
@@ -79,7 +80,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
     """
     target = outline.models.target
     sweep = filled(sweep, target.sampling)
-    nets = outline.nets
+    nets = sum(outline.nets.get(key, 0) for key in keys_of(sweep.asked))
     label, config, outline, notes = heaviest(sweep, outline)
     batches = batches_of(sweep)
     models, pictures = outline.models, batches["pictures"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,12 +23,12 @@ from workers.models.weights import WeightsError, unfilled
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Models on the meta device, and in words what of them is assumed. nets: bytes of the files of the metric nets that
-    stand beside them on a device, as far as they are there."""
+    """Models on the meta device, and in words what of them is assumed. nets: by key, bytes of the files of the metric
+    nets that may stand beside them on a device, as far as they are there."""
 
     models: Models
     assumed: tuple[str, ...] = ()
-    nets: int = 0
+    nets: Mapping[str, int] = field(default_factory=dict)
 
 
 def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
@@ -59,13 +59,13 @@ def outline_of(entry: Entry, dtype: torch.dtype) -> Outline:
     return Outline(Models(target, drafters, {}), (words,), net_bytes(entry))
 
 
-def net_bytes(entry: Entry) -> int:
-    """Bytes of the entry's metric nets by their files, which hold fp32 as a device does; of a folder, its weights."""
-    total = 0
-    for path in map(Path, entry.metrics.values()):
+def net_bytes(entry: Entry) -> dict[str, int]:
+    """Bytes of the entry's metric nets by key, as their files have them, mostly in fp32; of a folder, its weights."""
+    found = {}
+    for key, path in ((key, Path(path)) for key, path in entry.metrics.items()):
         inside = [*path.glob("*.safetensors")] or [*path.glob("*.bin")] or [*path.glob("*.pt")]
-        total += sum(file.stat().st_size for file in (inside if path.is_dir() else [path]) if file.is_file())
-    return total
+        found[key] = sum(file.stat().st_size for file in (inside if path.is_dir() else [path]) if file.is_file())
+    return found
 
 
 def published_outline(name: str, dtype: torch.dtype) -> Outline:

@@ -20,6 +20,7 @@ import yaml
 from PIL import Image
 from real_sweeps import COMMAND, PATIENCE, ROOT, Launched
 from tiny_clip import open_clip_weights, write_clip
+from tiny_eagle import published, write
 from tiny_llamagen import Size, write_models
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from orchestrator.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.orchestrator.test_front_commands import data
-from tests.workers.drafters.test_files import published, write
 from workers.data.records import tokens_of
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job

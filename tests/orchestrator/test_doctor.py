@@ -280,6 +280,9 @@ def test_metric_nets_take_memory_beside_the_models(
     _, plan = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert plan["memory"]["metric nets"] == 8 << 20
     assert any("metric nets, by their files: 0.01 GiB" in line for line in plan_in_words(plan))
+    text = SPACE + "\nmetrics: [speedup]\n"
+    _, fewer = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes", text=text)
+    assert fewer["memory"]["metric nets"] == 3 << 20, "no metric that is asked for needs CLIP"
 
 
 def test_a_wrong_models_file_is_wrong_usage(

@@ -49,9 +49,9 @@ def pixels(path: Path) -> Tensor:
 def test_the_pictures_show_what_the_captions_say(
     preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """8 pictures with a fixed seed; guessing every attribute blindly would be right for about one in four."""
+    """16 pictures with a fixed seed; guessing every attribute blindly would be right for about one in four."""
     out = str(tmp_path)
-    assert generate(monkeypatch, *CAPTIONS, "--preset", preset, "--samples", "2", "--out", out, "--json") == 0
+    assert generate(monkeypatch, *CAPTIONS, "--preset", preset, "--samples", "4", "--out", out, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["target"] == "scenes"
     assert set(printed["weights"]) >= {"target.safetensors", "tokenizer.safetensors", "eagle.safetensors"}

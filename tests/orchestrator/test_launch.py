@@ -31,6 +31,8 @@ from workers.data.captions import captions_hash, read_captions
 from workers.data.records import float_lists, write_shard
 from workers.data.storage import Storage
 from workers.metrics.features import load_features
+from workers.metrics.instruments import Instruments
+from workers.models.checkpoint_files import reading_shapes
 from workers.models.families.llamagen import CLASS_SAMPLING
 from workers.models.families.scenes import BUILTIN
 from workers.models.manifest import Entry
@@ -535,6 +537,22 @@ def test_a_sweep_without_metrics_of_speed_is_not_timed(launch: Callable[..., tup
     assert "timing      none: no metric that is asked for is read off it" in plan
     write(**untimed, objectives=["step_compression", "latency"], metrics=["target_passes"])
     refused(launch("--check"), 2, "timing: ", "8 captions")
+
+
+def test_nets_of_scores_are_made_without_their_numbers(
+    launch: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may lack the memory, and needs none of it."""
+    load, made = Instruments.load, []
+
+    def watched(*given: Any, **named: Any) -> Instruments:
+        made.append((reading_shapes(), named["device"].type))
+        return load(*given, **named)
+
+    monkeypatch.setattr(Instruments, "load", watched)
+    write(objectives=["step_compression", "clip_score"])
+    assert launch("--check") == (0, "")
+    assert made == [(True, "meta")]
 
 
 ENTRY: dict[str, Any] = {

@@ -25,6 +25,7 @@ _WORTH_KEEPING = 1 << 22  # codebook pairs above which the table goes to disk
 _WIDTH = 1024  # columns computed at least: the sort behind them finds all, and every smaller k is a slice
 _KNOWN: dict[tuple[str, str, torch.device], Tensor] = {}  # tables of this process, the latest last
 _KNOWN_TABLES = 4
+_EDITION = 2  # of the files: another whenever the same codebook gives another table
 
 
 def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None = None) -> Tensor:
@@ -49,7 +50,7 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None
         if size * size <= _WORTH_KEEPING:
             _KNOWN[key] = _compute(codebook, proximity, width).int()
         else:
-            path = (cache or _default_cache()) / f"neighbours-{digest}-{proximity}-{width}.safetensors"
+            path = (cache or _default_cache()) / f"neighbours{_EDITION}-{digest}-{proximity}-{width}.safetensors"
             _KNOWN[key] = _stored(codebook, proximity, width, path)
         while len(_KNOWN) > _KNOWN_TABLES:
             del _KNOWN[next(iter(_KNOWN))]

@@ -151,6 +151,13 @@ def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
     return given
 
 
+def keys_of(metrics: Collection[str]) -> set[str]:
+    """Keys of the users' files that are loaded where these metrics (none: all there are) are asked for."""
+    needs = needs_of(metrics)
+    asked = [scorer for name, scorer in scorers().items() if not metrics or f"score.{name}" in needs]
+    return {*extractors(), *(key for scorer in asked for key in scorer.takes)}
+
+
 def misfits(folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()) -> dict[str, str]:
     """What is wrong with the user's files, by key: each is held against its net, in shapes alone.
 

@@ -4,7 +4,6 @@ held against the layer as the papers have it, spelled out below on the file's ow
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ import plain_layers
 import pytest
 import torch
 from drafter_rounds import Story, hold
-from safetensors.torch import save_file
+from tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
 from torch import Tensor
 from toys import BASE, toy_drafter, toy_target
 
@@ -29,47 +28,9 @@ from workers.models.families.scenes import BUILTIN, load_scenes
 from workers.models.target import Target
 from workers.models.weights import WeightsError, save
 
-D, HEADS, FFN, CODES = BASE.dim, BASE.n_heads, BASE.ffn_dim, BASE.vocab_size
-C = D // HEADS
 LLAMAGEN = replace(BASE, prompt_rope="zero")
 CHAMELEON = replace(BASE, rope="line", qk_norm=True)
 EPS = 0.05  # large, so that a layer which takes another one is seen
-State = dict[str, Tensor]
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape) / math.sqrt(shape[-1])
-
-
-def published(*, chameleon: bool = False, bias: bool = True, codes: int = CODES) -> State:
-    """A drafter's tensors under the published names."""
-    torch.manual_seed(5)
-    attention = {f"self_attn.{p}_proj.weight": rand(D, D) for p in "qkvo"}
-    mlp = {
-        "mlp.gate_proj.weight": rand(FFN, D),
-        "mlp.up_proj.weight": rand(FFN, D),
-        "mlp.down_proj.weight": rand(D, FFN),
-    }
-    norms = {"post_attention_layernorm.weight": 1 + 0.3 * torch.randn(D)}
-    if chameleon:
-        norms["input_layernorm.weight"] = 1 + 0.3 * torch.randn(D)
-        for part in "qk":
-            norms[f"self_attn.{part}_norm.weight"] = 1 + 0.3 * torch.randn(HEADS, C)
-            norms[f"self_attn.{part}_norm.bias"] = 0.3 * torch.randn(HEADS, C)
-    layer = {f"layers.0.{name}": value for name, value in {**attention, **mlp, **norms}.items()}
-    state = {"embed_tokens.weight": torch.randn(codes, D), "fc.weight": rand(D, 2 * D), **layer}
-    return {**state, "fc.bias": 0.5 * torch.randn(D)} if bias else state
-
-
-def write(folder: Path, state: State, *, pickled: bool = False, **config: object) -> Path:
-    """A drafter's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"hidden_size": D, "num_attention_heads": HEADS, **config}))
-    if pickled:
-        torch.save(state, folder / "pytorch_model.bin")
-    else:
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 # the layer, spelled out
