@@ -16,8 +16,8 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import ImageStatistics
-from workers.memory import free_memory, is_out_of_memory
 from workers.models.families.scenes import ScenesModels
+from workers.runtime.memory import free_memory, is_out_of_memory
 
 Made = TypeVar("Made")
 

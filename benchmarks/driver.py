@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.driver import Driver
-from orchestrator.flight import Planner
-from orchestrator.study import Direction, Record, Search
-from orchestrator.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.run.driver import Driver
+from orchestrator.run.pending import Planner
+from orchestrator.run.study import Direction, Record, Search
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment

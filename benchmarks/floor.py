@@ -7,10 +7,10 @@ import time
 import torch
 
 from workers.drafters.eagle import EagleDrafter
-from workers.dryrun import size_of
-from workers.models.bundle import Models
+from workers.loading.bundle import Models
+from workers.loading.dry_run import size_of
 from workers.models.transformer import Body
-from workers.timing import settle
+from workers.runtime.timing import settle
 
 
 def copy_bandwidth(device: torch.device) -> float:

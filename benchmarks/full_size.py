@@ -11,7 +11,7 @@ adjacency tree's follow what was accepted: see its nodes).
 
 The floor of a round: each of its passes (the target's one, the EAGLE layer's one a level) reads its weights and its
 cache once, as fast as a large copy in the same process moves bytes. Prefill counts nowhere. The prediction of memory is
-`workers.dryrun.footprint`'s, without images and T5: none are made, and captions are random features.
+`workers.loading.dry_run.footprint`'s, without images and T5: none are made, and captions are random features.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from search_spaces.trial import DecodingConfig, Eagle
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.decoding.statistics import Ledger
-from workers.dryrun import footprint
-from workers.models.bundle import Models
-from workers.timing import settle
+from workers.loading.bundle import Models
+from workers.loading.dry_run import footprint
+from workers.runtime.timing import settle
 
 SETTINGS = {
     "vanilla": preset("vanilla"),

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.tasks import Done, Task
+from orchestrator.run.tasks import Done, Task
 from search_spaces.trial import DecodingConfig
 
 Numbers = Callable[[DecodingConfig], dict[str, float]]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import DecodingConfig
-from workers.models.bundle import Models
+from workers.loading.bundle import Models
+from workers.loading.manifest import published_entries
+from workers.loading.outlines import Outline, published_outline, with_drafter
 from workers.models.families import chameleon, chameleon_outline
 from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, CaptionConditioner, ClassConditioner
 from workers.models.families.word_prompts import WordPrompts
-from workers.models.manifest import published_entries
 from workers.models.target import Target
 from workers.models.transformer import Transformer
 from workers.models.weights import unfilled
-from workers.outlines import Outline, published_outline, with_drafter
 
 NAMES = (*published_entries(), *chameleon_outline.SIZES)
 TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, "vocab_size": 2048}

@@ -30,11 +30,11 @@ from torch import Tensor
 from benchmarks.common import draw, engine_for, held_out_jobs
 from search_spaces.acceptance import AcceptanceRule, Tables
 from search_spaces.trial import DecodingConfig
+from workers.decoding.accept import Walker
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Job
 from workers.decoding.theory import Estimate, Theory, recorded
 from workers.decoding.tree import DraftTree
-from workers.decoding.walk import Walker
 from workers.metrics.estimate import ratio_estimate
 from workers.models.families.scenes import ScenesModels, load_scenes
 

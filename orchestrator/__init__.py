@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.sweep import Sweep
+    from orchestrator.results.sweep import Sweep
 
 __all__ = ["Sweep"]
 
@@ -13,7 +13,7 @@ __all__ = ["Sweep"]
 def __getattr__(name: str) -> object:
     """`Sweep` when it is asked for: the command line must not wait for it."""
     if name == "Sweep":
-        from orchestrator.sweep import Sweep
+        from orchestrator.results.sweep import Sweep
 
         return Sweep
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,7 @@ def in_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from workers.memory import is_out_of_memory  # here, for it brings torch: `--help` does without
+        from workers.runtime.memory import is_out_of_memory  # here, for it brings torch: `--help` does without
 
         if not is_out_of_memory(error):
             raise

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.data.storage import Storage
-from workers.logs import logged, open_log, task_in_words
-from workers.specification import WorkerSpec
+from workers.runtime.logs import logged, open_log, task_in_words
+from workers.runtime.specification import WorkerSpec
 
 RUNNING_AND_ONE = 2  # calls at a time: a task, and whoever asks or stops it meanwhile
 
@@ -18,8 +18,8 @@ RUNNING_AND_ONE = 2  # calls at a time: a task, and whoever asks or stops it mea
 class Worker:
     """Loads what a `WorkerSpec` mapping names; then answers calls, of which one at a time is a task.
 
-    What goes wrong in a task is logged with its traceback (see `workers.logs`) and raised to the caller, and the worker
-    is ready for the next.
+    What goes wrong in a task is logged with its traceback (see `workers.runtime.logs`) and raised to the caller;
+    the worker is ready for the next.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:

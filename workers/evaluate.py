@@ -24,16 +24,16 @@ from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingSha
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Job
-from workers.drawing import Engines
-from workers.loading import device_name, image_size, models_of, pick_device, versions
-from workers.memory import in_chunks
+from workers.loading.models import device_name, image_size, models_of, pick_device, versions
 from workers.metrics.catalogue import chosen
 from workers.metrics.instruments import Instruments, Readings, served
 from workers.metrics.measuring import Shards, draw_pictures, measured
 from workers.metrics.metric import REFERENCE
-from workers.references import SweepReference
-from workers.specification import WorkerSpec
-from workers.timing import pairs
+from workers.metrics.references import SweepReference
+from workers.runtime.engines import Engines
+from workers.runtime.memory import in_chunks
+from workers.runtime.specification import WorkerSpec
+from workers.runtime.timing import pairs
 
 TOKEN = "store.id"  # what the driver writes before workers start
 PICTURES_AT_ONCE = 64  # decoded from tokens together

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from synthetic_sweeps import write_sweep
 
-from orchestrator.tracking_ledger import Ledger
-from orchestrator.tracking_runs import run_fragment
+from orchestrator.tracking.outbox import Ledger
+from orchestrator.tracking.runs import run_fragment
+from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
 @pytest.fixture(scope="module")
 def links(storage: Storage, browser: Browser) -> Iterator[dict[str, str]]:
     """The addresses that `ui` prints while it runs; it ends well when it is asked to."""
-    code = "from orchestrator.cli import main; main()"
+    code = "from orchestrator.cli.app import main; main()"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
     command = [sys.executable, "-u", "-c", code, "ui", storage.uri, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

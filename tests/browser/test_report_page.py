@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from synthetic_sweeps import METRICS, write_sweep
 
-from orchestrator.report import write_report
-from orchestrator.sweep import Sweep
-from orchestrator.trials import TrialRecord, write_trial
+from orchestrator.report.page import write_report
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord, write_trial
+from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:

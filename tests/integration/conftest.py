@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from real_sweeps import HOST, SMALL, Launched, Logged, halt, processes, ray_folder
 
-from orchestrator.tracking_ledger import Ledger
-from orchestrator.tracking_server import free_port, serving
+from orchestrator.tracking.outbox import Ledger
+from orchestrator.tracking.server import free_port, serving
+from tests.fakes.real_sweeps import HOST, SMALL, Launched, Logged, halt, processes, ray_folder
 from workers.data.storage import Storage
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_sweeps import (
+
+from orchestrator.tracking.server import free_port
+from tests.fakes.real_sweeps import (
     COMMAND,
     PATIENCE,
     SMALL,
@@ -23,8 +25,6 @@ from real_sweeps import (
     processes,
     ray_folder,
 )
-
-from orchestrator.tracking_server import free_port
 
 pytestmark = pytest.mark.slow(seconds=120)
 METRICS = ("step_compression", "caption_accuracy")

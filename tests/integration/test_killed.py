@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from real_sweeps import COMMAND, SMALL, Launched, assert_every_image_once, assert_same, files, processes, ray_folder
+
+from tests.fakes.real_sweeps import (
+    COMMAND,
+    SMALL,
+    Launched,
+    assert_every_image_once,
+    assert_same,
+    files,
+    processes,
+    ray_folder,
+)
 
 pytestmark = pytest.mark.slow(seconds=140)
 METRICS = ("step_compression", "caption_accuracy")

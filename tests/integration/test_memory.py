@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from orchestrator import pool
-from orchestrator.cluster import Slots
-from orchestrator.launching import Place, launch
-from orchestrator.trials import read_trials
+from orchestrator.results.trials import read_trials
+from orchestrator.run import pool
+from orchestrator.run.cluster import Slots
+from orchestrator.run.launch import Place, launch
 from search_spaces.sweep import SweepConfig
 from workers.actor import RUNNING_AND_ONE, Worker
 from workers.data.storage import Storage
@@ -44,9 +44,9 @@ class ScarceWorker(Worker):
     def __init__(self, spec: Mapping[str, Any]) -> None:
         import torch
 
-        import workers.drawing
+        import workers.runtime.engines
 
-        class ScarceEngine(workers.drawing.StoppableEngine):
+        class ScarceEngine(workers.runtime.engines.StoppableEngine):
             rounds = 0
 
             def step(self, batch: Any) -> Any:
@@ -56,7 +56,7 @@ class ScarceWorker(Worker):
                     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
                 return super().step(batch)
 
-        workers.drawing.StoppableEngine = ScarceEngine  # type: ignore[misc]
+        workers.runtime.engines.StoppableEngine = ScarceEngine  # type: ignore[misc]
         super().__init__(spec)
 
 

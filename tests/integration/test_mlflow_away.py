@@ -6,9 +6,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from real_sweeps import COMMAND, HOST, Logged
 
-from orchestrator.tracking_server import serving
+from orchestrator.tracking.server import serving
+from tests.fakes.real_sweeps import COMMAND, HOST, Logged
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from real_sweeps import HOST, PATIENCE, Launched
 
-from orchestrator.tracking_server import free_port
+from orchestrator.tracking.server import free_port
+from tests.fakes.real_sweeps import HOST, PATIENCE, Launched
 
 pytestmark = pytest.mark.slow(seconds=40)
 

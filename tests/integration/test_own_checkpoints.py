@@ -8,17 +8,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from real_sweeps import Launched
-from tiny_llamagen import write_models
 
-from orchestrator.launching import IdentityError, keep_identity
+from orchestrator.run.launch import IdentityError, keep_identity
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
+from tests.fakes.real_sweeps import Launched
+from tests.fakes.tiny_llamagen import write_models
 from workers.data.records import tokens_of
 from workers.data.storage import Storage
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
-from workers.models.manifest import hashes_of, load_entry, read_entry
+from workers.loading.manifest import hashes_of, load_entry, read_entry
 
 pytestmark = pytest.mark.slow(seconds=30)
 COUNT = 6

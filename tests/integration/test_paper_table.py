@@ -18,23 +18,23 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from real_sweeps import COMMAND, PATIENCE, ROOT, Launched
-from tiny_clip import open_clip_weights, write_clip
-from tiny_eagle import published, write
-from tiny_llamagen import Size, write_models
 from torch import Tensor
 
-from orchestrator.commands.compare import compare
-from orchestrator.published import rows_of
-from orchestrator.trials import TrialRecord
+from orchestrator.cli.compare import compare
+from orchestrator.results.published import rows_of
+from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from tests.orchestrator.test_front_commands import data
+from tests.fakes.real_sweeps import COMMAND, PATIENCE, ROOT, Launched
+from tests.fakes.tiny_clip import open_clip_weights, write_clip
+from tests.fakes.tiny_eagle import published, write
+from tests.fakes.tiny_llamagen import Size, write_models
+from tests.orchestrator.cli.test_front_commands import data
 from workers.data.records import tokens_of
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
+from workers.loading.manifest import load_entry, read_entry
 from workers.models.families.llamagen import CaptionConditioner
-from workers.models.manifest import load_entry, read_entry
 
 pytestmark = pytest.mark.slow(seconds=30)
 TABLE, NAME, ENTRY = "papers/lantern-table2", "lantern-table2", "llamagen-xl-stage1"
@@ -60,7 +60,7 @@ class Smaller:
             load = module.load_hpsv2
 
             def smaller(path, folder):
-                from tiny_clip import config
+                from tests.fakes.tiny_clip import config
 
                 return load(path, folder, config("gelu"))
 
@@ -129,7 +129,7 @@ def table(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Table:
     write_files(folder)
     (folder / "smaller").mkdir()
     (folder / "smaller" / "sitecustomize.py").write_text(SMALLER)
-    path = os.pathsep.join(map(str, (folder / "smaller", ROOT, ROOT / "tests" / "reference")))
+    path = os.pathsep.join(map(str, (folder / "smaller", ROOT)))
     launched = Table(folder, TABLE, ray_files, {"PYTHONPATH": path})
     launched.run("--resume")
     return launched

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from real_sweeps import WITH_FID, Launched, assert_every_image_once, assert_same, files
+
+from tests.fakes.real_sweeps import WITH_FID, Launched, assert_every_image_once, assert_same, files
 
 pytestmark = pytest.mark.slow(seconds=75)
 METRICS = ("step_compression", "fid", "drift")

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from real_sweeps import COMMAND, ROOT, ray_folder
-from tiny_models import captions_file, tiny_folder
 
-from orchestrator.training import Place, Tracking, drafter_job, train_drafter
+from orchestrator.run.training import Place, Tracking, drafter_job, train_drafter
+from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
+from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 
 pytestmark = pytest.mark.slow(seconds=90)

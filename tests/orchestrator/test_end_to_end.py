@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from orchestrator.cli import main
+from orchestrator.cli.app import main
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.features import load_features
 from workers.models.checkpoint_files import safetensors_metadata

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic_sweeps import write_sweep
+
+from tests.fakes.synthetic_sweeps import write_sweep
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "fronts.ipynb"
 

@@ -1,4 +1,4 @@
-"""The acceptance rules against a plain reference written from the formulas (tests/reference/rules.py).
+"""The acceptance rules against a plain reference written from the formulas (tests/oracles/rules.py).
 
 Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum and comparison is
 exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random laws away
@@ -8,9 +8,7 @@ both resamplings. Laws after a rejection are compared to `1e-6 / mass` (fp32), m
 
 import numpy as np
 import pytest
-import rules
 import torch
-from cases import KINDS, UNIT, Case, dyadic_case, generic_case, margin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +24,8 @@ from search_spaces.acceptance import (
     Tables,
 )
 from search_spaces.schedules import Constant, Exponential, Linear
+from tests.fakes.cases import KINDS, UNIT, Case, dyadic_case, generic_case, margin
+from tests.oracles import rules
 
 few = settings(derandomize=True, deadline=None, max_examples=100, report_multiple_bugs=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.published import Published, published, rows_of, tables
+from orchestrator.results.published import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule, Additive, Multiplicative
 from search_spaces.documents import SpaceError
 from search_spaces.schedules import Exponential

@@ -13,7 +13,7 @@ import pytest
 
 import workers.evaluate
 from workers.actor import RUNNING_AND_ONE, Worker, actor_class
-from workers.specification import WorkerSpec
+from workers.runtime.specification import WorkerSpec
 
 
 class SlowEvaluator:

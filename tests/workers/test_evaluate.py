@@ -25,11 +25,11 @@ from workers.data.reference import read_reference
 from workers.data.shards import MeasureTask, QualityShard, TimingShard
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
-from workers.drawing import Cancelled, StoppableEngine
 from workers.evaluate import Evaluator
-from workers.memory import OutOfMemory
 from workers.models.weights import WeightsError
-from workers.specification import WorkerSpec
+from workers.runtime.engines import Cancelled, StoppableEngine
+from workers.runtime.memory import OutOfMemory
+from workers.runtime.specification import WorkerSpec
 
 SAMPLING = Sampling(temperature=1.0, cfg=1.0)
 VANILLA = DecodingConfig(sampling=SAMPLING).to_mapping()

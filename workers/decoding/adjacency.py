@@ -13,11 +13,11 @@ from torch import Tensor
 from search_spaces.trees import Adjacency
 from search_spaces.trial import Sampling
 from workers.decoding import rng
+from workers.decoding.accept import Walk
 from workers.decoding.draft import DynamicTree
+from workers.decoding.drafter import Drafter
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
-from workers.decoding.walk import Walk
-from workers.drafters.base import Drafter
 from workers.models.target import Grid, Prompt
 
 _NEVER = -1.0  # alpha of a token that no round has drafted: nothing to adapt to

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from search_spaces.trees import StaticTree
 from search_spaces.trial import Sampling
+from workers.decoding.accept import Walk
+from workers.decoding.drafter import Drafter
 from workers.decoding.rng import Purpose
 from workers.decoding.sampling import guide, to_law
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
-from workers.decoding.walk import Walk
-from workers.drafters.base import Drafter
 from workers.models.target import Prompt
 
 

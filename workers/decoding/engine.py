@@ -14,15 +14,15 @@ from torch import Tensor
 from search_spaces.acceptance import Tables
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
+from workers.decoding.accept import Walk, Walker
 from workers.decoding.draft import Drafting
+from workers.decoding.drafter import Drafter
 from workers.decoding.methods import build_drafting, build_tables, resolve
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import guide, to_law
 from workers.decoding.state import Batch, Job
 from workers.decoding.statistics import ImageStatistics, Ledger, Stopwatch
 from workers.decoding.tree import DraftTree
-from workers.decoding.walk import Walk, Walker
-from workers.drafters.base import Drafter
 from workers.models.target import Target
 
 _TARGET_BROKEN, _DRAFTER_BROKEN = -1, -2  # in place of a row's count

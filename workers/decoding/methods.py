@@ -11,11 +11,11 @@ from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, stati
 from search_spaces.trial import DecodingConfig, Jacobi, NoDrafter, Sampling
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.draft import Drafting, DynamicTree, FixedTree
+from workers.decoding.drafter import Drafter
+from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.neighbours import neighbour_table
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
-from workers.drafters.base import Drafter
-from workers.drafters.jacobi import JacobiWindow
 from workers.models.target import Target
 
 

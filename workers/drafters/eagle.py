@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workers.drafters.base import CachedDrafter
+from workers.decoding.drafter import CachedDrafter
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer, TransformerConfig
 

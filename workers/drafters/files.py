@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.drafters.base import Drafter
+from workers.decoding.drafter import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from workers.drafters.base import CachedDrafter
+from workers.decoding.drafter import CachedDrafter
 from workers.models.target import Conditioner, Prompt, Target
 from workers.models.transformer import Body
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from workers.decoding.drafter import Drafter
 from workers.decoding.state import Batch
-from workers.drafters.base import Drafter
 from workers.models.target import Prompt, Target
 
 

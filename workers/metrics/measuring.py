@@ -16,13 +16,13 @@ from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, t
 from workers.data.records import FEATURES, SCORES, features_of, read_shard, tokens_of
 from workers.data.shards import MeasureTask
 from workers.data.storage import Storage
-from workers.memory import in_chunks
 from workers.metrics.catalogue import catalogue, measure
 from workers.metrics.estimate import Estimate
 from workers.metrics.extractor import Classifier
 from workers.metrics.frechet import FrechetEstimate
 from workers.metrics.metric import MANIFOLD, TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
 from workers.models.target import Target
+from workers.runtime.memory import in_chunks
 
 PICTURES, COLUMNS = 16, 4
 COUNTED = ("caption_id", "sample", "accepted", "depth", "rounds")

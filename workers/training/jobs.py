@@ -13,8 +13,8 @@ import torch
 
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
-from workers.loading import Models, load_models, weights_folder
-from workers.models.manifest import Entry, load_entry
+from workers.loading.manifest import Entry, load_entry
+from workers.loading.models import Models, load_models, weights_folder
 from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, train_eagle
 from workers.training.recording import record
 from workers.training.team import ALONE, Team

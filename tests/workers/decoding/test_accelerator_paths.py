@@ -17,14 +17,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from toys import BASE, ROW_ENDS, toy_drafter, toy_target
 
 from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
-from workers.decoding import methods, walk
+from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
+from workers.decoding import accept as walk
+from workers.decoding import methods
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Job

@@ -1,4 +1,4 @@
-"""Trees that grow by confidence and adapt to the image, against plain references (tests/reference/growing.py).
+"""Trees that grow by confidence and adapt to the image, against plain references (tests/oracles/growing.py).
 
 A bad tree is never wrong, only slow, so no lossless test sees one: here the very nodes and sizes are compared.
 """
@@ -11,24 +11,23 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
-import growing
 import pytest
-import tabular
 import torch
-from growing import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from tests.oracles import growing, tabular
+from tests.oracles.growing import Path
 from workers.decoding import rng
+from workers.decoding.accept import Walk
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.draft import DynamicTree
+from workers.decoding.drafter import Drafter
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
-from workers.decoding.walk import Walk
-from workers.drafters.base import Drafter
 from workers.models.cache import KVCache
 from workers.models.target import Grid, Prompt
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import BASE, toy_drafter, toy_target
 
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Batch, Job

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from toys import toy_drafter, toy_target
 
 from benchmarks import overhead
 from search_spaces.acceptance import AcceptanceRule, Additive, Tables
@@ -16,6 +15,7 @@ from search_spaces.neighbourhoods import CodebookNeighbourhood
 from search_spaces.presets import PRESETS
 from search_spaces.schedules import Constant
 from search_spaces.trial import Sampling
+from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding import draft
 from workers.decoding.draft import TreeDrafting
 from workers.decoding.methods import build_drafting

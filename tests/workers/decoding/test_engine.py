@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import BASE, toy_drafter, toy_target
 
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Job
 from workers.drafters.eagle import EagleDrafter

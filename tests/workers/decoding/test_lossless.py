@@ -2,7 +2,7 @@
 
 Whole images of 4 to 6 tokens over 3 to 6 codes, 200,000 of them per setting, against the enumerated law of the
 *processed* target (guidance, temperature, top-k, top-p) by chi-square. Rounds follow each other, so random numbers that
-leaked from one into the next would show. The models are tables (tests/reference/tabular.py), whose drafter gives a law
+leaked from one into the next would show. The models are tables (tests/oracles/tabular.py), whose drafter gives a law
 for every path, as EAGLE and the independent model do; small real transformers repeat every pair with 8,000. A test
 fails at p < 1e-5: with about 50 settings, a sound engine would fail for one seed in 2,000, and the seed is fixed. The
 planted faults show that the same test does find mistakes.
@@ -14,10 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tabular
 import torch
 from torch import Tensor, nn
-from toys import BASE, toy_drafter, toy_target
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
@@ -31,12 +29,14 @@ from search_spaces.trial import (
     NoDrafter,
     Sampling,
 )
-from workers.decoding import walk
+from tests.fakes.toys import BASE, toy_drafter, toy_target
+from tests.oracles import tabular
+from workers.decoding import accept as walk
 from workers.decoding.engine import Engine
+from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.sampling import to_law
 from workers.decoding.state import Job
 from workers.drafters.independent import IndependentDrafter
-from workers.drafters.jacobi import JacobiWindow
 from workers.models.target import Prompt, Target
 
 DRAWS, AT_ONCE, ALARM = 200_000, 20_000, 1e-5

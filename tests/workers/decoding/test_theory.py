@@ -1,6 +1,6 @@
 """Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the law of all 64 next triples.
 
-The enumeration (tests/reference) shares nothing with the code under test. Everything exact is float64; the recorded
+The enumeration (tests/oracles) shares nothing with the code under test. Everything exact is float64; the recorded
 form is compared within 4.5 of its own standard errors (false alarms: 1 in 150,000 per number), with fixed seeds.
 """
 
@@ -8,13 +8,12 @@ import itertools
 import math
 
 import pytest
-import rounds
-import rules
 import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NoNeighbourhood, Tables
 from search_spaces.schedules import Constant, Exponential, Linear
+from tests.oracles import rounds, rules
 from workers.decoding.theory import Estimate, enumerated, recorded
 
 CODES, DEPTH, TABLES = 4, 2, 200

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import BASE, toy_target
 
+from tests.fakes.toys import BASE, toy_target
 from workers.decoding.state import Sight
 from workers.decoding.tree import fixed_shape, shape_from_parents
 from workers.models.cache import KVCache

@@ -1,20 +1,20 @@
 """The EAGLE drafter against its formula: slot t takes W [e(x_{t+1}) ; f_t] + b and predicts the feature of t+1.
 
 A bad draft is never wrong, only slow, so no lossless test sees one. Here every logit of three rounds' trees is held
-against one plain causal pass (tests/reference/plain_layers.py) over the slots as the paper pairs them.
+against one plain causal pass (tests/oracles/plain_layers.py) over the slots as the paper pairs them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import plain_layers
 import pytest
 import torch
-from drafter_rounds import Story, hold
 from torch import Tensor
-from toys import BASE, toy_drafter, toy_target
 
+from tests.fakes.toys import BASE, toy_drafter, toy_target
+from tests.oracles import plain_layers
+from tests.oracles.drafter_rounds import Story, hold
 from workers.drafters.eagle import EagleDrafter
 from workers.models.target import Target
 from workers.models.transformer import TransformerConfig

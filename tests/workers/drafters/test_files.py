@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import plain_layers
 import pytest
 import torch
-from drafter_rounds import Story, hold
-from tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
 from torch import Tensor
-from toys import BASE, toy_drafter, toy_target
 
 import workers.drafters.files as files
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
+from tests.fakes.toys import BASE, toy_drafter, toy_target
+from tests.oracles import plain_layers
+from tests.oracles.drafter_rounds import Story, hold
 from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.drafters.eagle import EagleDrafter

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-import plain_layers
 import pytest
-from drafter_rounds import CAPTIONS, Story, hold
 from torch import Tensor
-from toys import BASE, toy_drafter, toy_target
 
+from tests.fakes.toys import BASE, toy_drafter, toy_target
+from tests.oracles import plain_layers
+from tests.oracles.drafter_rounds import CAPTIONS, Story, hold
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Conditioner
 from workers.models.transformer import Transformer

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import cast
 
-import plain_layers
 import pytest
 import torch
-from drafter_rounds import Story, hold
 from torch import Tensor, nn
-from toys import toy_drafter, toy_target
 
+from tests.fakes.toys import toy_drafter, toy_target
+from tests.oracles import plain_layers
+from tests.oracles.drafter_rounds import Story, hold
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 
 

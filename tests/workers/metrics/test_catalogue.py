@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-import trial_evidence
 from torch import Tensor
 
+from tests.fakes import trial_evidence
 from workers.metrics.catalogue import catalogue, chosen, measure, scorers, timed
 from workers.metrics.estimate import Estimate, Unmeasurable, caption_groups, grouped_mean, mean_estimate, ratio_estimate
 from workers.metrics.features import load_features

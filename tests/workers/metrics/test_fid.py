@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import trial_evidence
 from torch import Tensor
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from tests.fakes import trial_evidence
 from workers.metrics.catalogue import measure
 from workers.metrics.estimate import Estimate
 from workers.metrics.frechet import FrechetEstimate, distance_between

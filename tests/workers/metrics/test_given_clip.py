@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_clip
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from tests.fakes import tiny_clip
 from workers.data.scenes import render, sample_attributes
 from workers.metrics import aesthetic, clip_score, hpsv2
 from workers.metrics.aesthetic import aesthetic_scores, load_head

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plain_inception import PlainInception
 from prdc import compute_prdc
 from torch import Tensor
 
 import workers.data.reference
+from tests.oracles.plain_inception import PlainInception
 from workers.data.records import features_of, read_shard
 from workers.data.scenes import render, sample_attributes
 from workers.data.shards import MeasureTask, QualityShard
@@ -22,7 +22,7 @@ from workers.metrics.inception import InceptionFeatures, announce_inception, loa
 from workers.metrics.instruments import announced
 from workers.metrics.metric import Evidence, Reference, Rows
 from workers.models.weights import WeightsError, unfilled
-from workers.specification import WorkerSpec
+from workers.runtime.specification import WorkerSpec
 
 IMAGES = range(8)
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from workers.data.scenes import caption, render, sample_attributes
+from workers.loading import manifest
 from workers.metrics import instruments
 from workers.metrics.catalogue import extractors, scorers
 from workers.metrics.extractor import Announced, ExtractorFile
 from workers.metrics.features import announce_features, load_features
 from workers.metrics.instruments import Instruments, announced, announced_beside, checked
 from workers.metrics.metric import MANIFOLD, NET
-from workers.models import manifest
 from workers.models.families.scenes import BUILTIN
 from workers.models.weights import WeightsError
 

@@ -11,7 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tiny_chameleon import (
+from torch import Tensor
+from transformers import ChameleonForConditionalGeneration
+
+from search_spaces.trial import Sampling
+from tests.fakes.tiny_chameleon import (
     SIZE,
     VQ,
     WORD_IDS,
@@ -26,11 +30,7 @@ from tiny_chameleon import (
     write_sharded,
     write_tokenizer,
 )
-from torch import Tensor
-from transformers import ChameleonForConditionalGeneration
-from watched import Replay, draw
-
-from search_spaces.trial import Sampling
+from tests.fakes.watched import Replay, draw
 from workers.models.families.chameleon import FAMILY, AnoleFiles, load_anole, load_tokenizer
 from workers.models.families.chameleon_files import load_vqgan
 from workers.models.target import Target

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_foreign import EMU3_CODES, MODES, emu3
 from torch import Tensor
 from transformers import AutoTokenizer
-from watched import Replay, draw
 
 from search_spaces.trial import Sampling
+from tests.fakes.tiny_foreign import EMU3_CODES, MODES, emu3
+from tests.fakes.watched import Replay, draw
 from workers.decoding.row_ends import teacher_forced
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.emu3 import FAMILY, NEGATIVE, STYLE, Emu3Files

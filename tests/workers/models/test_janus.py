@@ -11,18 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
-from watched import Replay, draw
 
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
+from tests.fakes.watched import Replay, draw
 from workers.drafters.eagle import EagleDrafter
-from workers.dryrun import footprint
-from workers.models.bundle import Models
+from workers.loading.bundle import Models
+from workers.loading.dry_run import footprint
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.janus import FAMILY, JanusFiles
-from workers.models.foreign import body_config
+from workers.models.hf_decoder import body_config
 from workers.models.target import Target
 from workers.training.eagle import new_layer
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5EncoderModel
-from watched import Replay, draw
 
+from tests.fakes.watched import Replay, draw
 from workers.models import text
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_chameleon import SIZE, VQ, WORD_IDS, checkpoint, guided_logits, reference_model
 from torch import Tensor
 from transformers import ChameleonForConditionalGeneration
-from watched import Replay, draw
 
 from search_spaces.trial import Sampling
+from tests.fakes.tiny_chameleon import SIZE, VQ, WORD_IDS, checkpoint, guided_logits, reference_model
+from tests.fakes.watched import Replay, draw
+from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Result
 from workers.decoding.row_ends import teacher_forced
-from workers.drafters.base import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
 from workers.models.families.lumina import FAMILY, LuminaFiles, load_lumina, sequence, size_token, wording

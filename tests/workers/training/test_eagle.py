@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafter_rounds import CAPTIONS, open_batch
-from tiny_models import captions_file, tiny_folder
 from torch import Tensor
-from toys import BASE, ROW_ENDS, toy_target
 
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from tests.fakes.tiny_models import captions_file, tiny_folder
+from tests.fakes.toys import BASE, ROW_ENDS, toy_target
+from tests.oracles.drafter_rounds import CAPTIONS, open_batch
 from workers.data.captions import Caption, read_captions
 from workers.decoding.engine import Engine
 from workers.decoding.row_ends import teacher_forced
@@ -253,7 +253,7 @@ def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> Non
 
 
 def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:
-    from workers.loading import load_models
+    from workers.loading.models import load_models
 
     done = job(tmp_path, captions=12).run(torch.device("cpu"), tell=quiet)
     done.replace(tmp_path / "weights" / "eagle.safetensors")

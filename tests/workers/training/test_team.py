@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import captions_file, tiny_folder
 
+from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.data.captions import read_captions
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 from workers.training.jobs import RECORDED, DrafterJob

@@ -19,7 +19,7 @@ from search_spaces.settings import Range, Setting
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_object
 from workers.models.families.catalogue import Family
-from workers.models.families.foreign_files import Tokens, open_model
+from workers.models.families.hf_files import Tokens, open_model
 from workers.models.families.word_prompts import WordPrompts
 from workers.models.target import Target
 
@@ -95,7 +95,7 @@ def load_entry(entry: Emu3Files, device: torch.device, dtype: torch.dtype) -> Ta
     """
     from transformers import Emu3ForConditionalGeneration
 
-    from workers.models.foreign import ForeignBody, body_config
+    from workers.models.hf_decoder import ForeignBody, body_config
 
     folder = Path(entry.checkpoint)
     whole, tokens = open_model(folder, Emu3ForConditionalGeneration, dtype, codec="model.vqmodel"), Tokens(folder)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from search_spaces.settings import Range, Setting
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import Family
-from workers.models.families.foreign_files import Tokens, open_model
+from workers.models.families.hf_files import Tokens, open_model
 from workers.models.families.word_prompts import WordPrompts
 from workers.models.target import Prompt, Target
 
@@ -74,7 +74,7 @@ def load_entry(entry: JanusFiles, device: torch.device, dtype: torch.dtype) -> T
     """
     from transformers import JanusForConditionalGeneration
 
-    from workers.models.foreign import ForeignBody, body_config
+    from workers.models.hf_decoder import ForeignBody, body_config
 
     whole = open_model(entry.checkpoint, JanusForConditionalGeneration, dtype, codec="model.vqmodel")
     tokens = Tokens(entry.checkpoint)

@@ -17,7 +17,7 @@ import torch
 from search_spaces.settings import Setting
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
-from workers.drafters.base import Drafter
+from workers.decoding.drafter import Drafter
 from workers.drafters.files import LOADERS, build_eagle, build_medusa, load_drafter
 from workers.models.families.catalogue import Family
 from workers.models.families.conditioners import SceneConditioner

@@ -1,0 +1,1 @@
+"""The command line: one file per command, with its options and tables beside it."""

@@ -1,0 +1,61 @@
+"""The `specfrontier` command. Commands import what is heavy when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
+from orchestrator.errors import CommandError
+
+app = typer.Typer(
+    name="specfrontier",
+    help="Maps the speed-quality front of speculative decoding for visual AR models: sweeps on Ray, fronts, MLflow.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    no_args_is_help=True,
+    context_settings={"max_content_width": 110},
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=launch.EPILOG, short_help="Run a sweep, here or on a Ray cluster.")(launch.launch)
+app.command(epilog=status.EPILOG, short_help="Say where a sweep stands.")(status.status)
+app.command(epilog=pareto.EPILOG, short_help="Show the front of one sweep or several.")(pareto.pareto)
+app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
+app.command(epilog=report.EPILOG, short_help="Write a sweep's report: one HTML page.")(report.report)
+app.command(epilog=reference.EPILOG, short_help="Keep the features of real images, for fid.")(reference.reference)
+app.command(epilog=ui.EPILOG, short_help="Open MLflow's pages of a sweep.")(ui.ui)
+app.command(epilog=sync.EPILOG, short_help="Log to MLflow what it does not have yet.")(sync.sync)
+app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one setting.")(generate.generate)
+app.command(epilog=train.EPILOG, short_help="Train pieces of a model, on scenes or on your own images.")(train.train)
+app.command(epilog=doctor.EPILOG, short_help="Say what this machine has, what is missing, what a sweep needs.")(
+    doctor.doctor
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from orchestrator.doctor.machine import installed
+
+        typer.echo(f"specfrontier {installed('specfrontier') or '(not installed)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
+def main() -> None:
+    """Run the command line; a `CommandError` ends it with its message and exit code."""
+    try:
+        app()
+    except CommandError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(error.code)

@@ -1,0 +1,150 @@
+"""`specfrontier compare`: two or more fronts, of sweeps or of methods within them, by common yardsticks; or a sweep
+beside what a paper printed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import query_options as o
+from orchestrator.cli.tables import shown_table
+from orchestrator.errors import WRONG_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from orchestrator.results.comparison import Comparison, Group
+    from orchestrator.results.selection import Selection
+
+EPILOG = """\b
+Examples:
+  specfrontier compare sweeps/before sweeps/after
+  specfrontier compare quickstart --by acceptance.neighbourhood --y drift
+  specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
+  specfrontier compare lantern-table2 --published
+  specfrontier compare mine papers/lantern-table2 --published --json
+"""
+
+By = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Compare the trials with one value of this with those with another."),
+]
+
+Published = Annotated[
+    bool,
+    typer.Option(
+        "--published",
+        help="Hold the trials against a paper's table: that of the sweep's own name, or named beside the sweep "
+        "(papers/lantern-table2). Papers print no errors: theirs are taken for ours on as many images as they state. "
+        "Where z, the distance beyond a figure's rounding over both errors, is above 1.96 (5 % level), it differs.",
+    ),
+]
+
+
+def compare(
+    sweeps: o.Sweeps,
+    by: By = None,
+    published: Published = False,
+    x: o.X = None,
+    y: o.Y = None,
+    z: o.Z = None,
+    where: o.Where = None,
+    subject_to: o.SubjectTo = None,
+    infeasible: o.Infeasible = False,
+    reference_point: o.ReferencePoint = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
+
+    Values that do not mean the same are refused: an FID on other features, captions, reference images or numbers of
+    images, seconds of another device. Speed-ups are not.
+    """
+    if published:
+        if any((by, x, y, z, where, subject_to, infeasible, reference_point)):
+            raise CommandError(
+                "--published compares all that the table prints; of the rest, give --json alone", WRONG_USAGE
+            )
+        from orchestrator.cli.compare_published import against_papers
+
+        against_papers(sweeps, as_json=as_json)
+        return
+    if by is None and len(sweeps) < 2:
+        raise CommandError("give two sweeps at least, or compare methods inside one with --by COLUMN", WRONG_USAGE)
+    opened = o.open_sweeps(sweeps)
+    from orchestrator.results import comparison
+    from orchestrator.results.selection import select
+
+    with o.answered():
+        selection = select(opened, o.question(x, y, z, where, subject_to, infeasible))
+        groups = group(selection, by)
+        corner = o.read_point(reference_point, len(selection.axes))
+        found = comparison.compare(groups, selection.axes, corner)
+        warnings = comparison.cautions([sweep.identity for sweep in opened], selection.axes)
+    if as_json:
+        axes = [{"metric": axis.name, "direction": axis.direction} for axis in selection.axes]
+        typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
+        return
+    for warning in warnings:
+        typer.echo(f"Note: {warning}.", err=True)
+    typer.echo("\n".join(in_words(found, [axis.name for axis in selection.axes])))
+
+
+def group(selection: Selection, by: str | None) -> list[Group]:
+    """The measured points by sweep, by the values of a column, or by both if there are several sweeps.
+
+    Raises:
+        QueryError: no such column, or fewer than two groups.
+    """
+    from orchestrator.results.comparison import Group
+    from orchestrator.results.fronts import keep, values_of
+    from orchestrator.results.query import Filter, QueryError
+
+    table = selection.table
+    if by is not None:
+        Filter(f"--by {by}", by, "!=", ("null",)).mask(table)  # says which columns there are, if this is none
+    column = table[by].to_pylist() if by in table.column_names else [None] * table.num_rows
+    keys = [name_of(selection, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
+    names = list(dict.fromkeys(keys)) if by is not None else list(selection.sweeps)
+    if len(names) < 2:
+        only = f"; there is only {names[0]}" if names else ", for no trial was measured"
+        raise QueryError(f"--by {by}: there is nothing to compare{only}")
+    import numpy as np
+
+    return [
+        Group(name, values_of(keep(table, np.array([key == name for key in keys], dtype=np.bool_)), selection.axes))
+        for name in names
+    ]
+
+
+def name_of(selection: Selection, sweep: str, by: str | None, value: Any) -> str:
+    """What a group is called."""
+    if by is None:
+        return sweep
+    shown = f"{value:g}" if isinstance(value, float) else "none there" if value is None else str(value)
+    return f"{sweep} {shown}" if len(selection.sweeps) > 1 else shown
+
+
+def in_words(found: Comparison, axes: list[str]) -> list[str]:
+    """The answer for a person."""
+    corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.reference, strict=True))
+    scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.scale, strict=True))
+    best = max(found.hypervolumes.values())
+    volumes = [
+        [name, *map(str, found.sizes[name]), f"{volume:.5g}", f"{100 * volume / best:.1f} %" if best > 0 else "-"]
+        for name, volume in sorted(found.hypervolumes.items(), key=lambda entry: -entry[1])
+    ]
+    pairs = []
+    for pair in found.pairs:
+        there_and_back = ((pair.first, pair.second, 0), (pair.second, pair.first, 1))
+        pairs += [[a, b, f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"] for a, b, i in there_and_back]
+    return [
+        shown_table(["front", "trials", "on front", "hypervolume", "of the best"], volumes, right=[1, 2, 3, 4]),
+        f"from the reference point {corner}",
+        "",
+        shown_table(["front", "against", "epsilon", "covers"], pairs, right=[2, 3]),
+        "epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range "
+        f"({scale}); 0 or less: it already does",
+        "covers: the share of the second front that the first equals or dominates",
+    ]

@@ -1,0 +1,100 @@
+"""The options that `pareto` and `compare` share, and the way from what was typed to an opened sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
+
+if TYPE_CHECKING:
+    from orchestrator.results.selection import Question
+    from orchestrator.results.sweep import Sweep
+
+PLACE = "folder or URI of a sweep, or its name under ./sweeps"
+
+Sweeps = Annotated[list[str], typer.Argument(metavar="SWEEP...", help=f"A {PLACE}.", show_default=False)]
+OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help=f"A {PLACE}.", show_default=False)]
+X = Annotated[
+    str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's own first two.")
+]
+Y = Annotated[str | None, typer.Option("--y", metavar="METRIC", help="Second objective.")]
+Z = Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective, if there is to be one.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="FILTER",
+        help="Only trials like this: acceptance.neighbourhood=additive, tree.depth>=4, 'acceptance.k in 10,100'. "
+        "Repeatable.",
+    ),
+]
+SubjectTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subject-to",
+        metavar="LIMIT",
+        help="Only trials within this: drift<=2, clip_score>=0.9*vanilla, fid<=vanilla+0.5. Repeatable.",
+    ),
+]
+Infeasible = Annotated[
+    bool, typer.Option("--infeasible", help="Also trials outside the constraints that the sweep was launched with.")
+]
+ReferencePoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X,Y[,Z]",
+        help="Where hypervolumes are measured from. Default: a tenth of the range beyond the worst trials.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def question(
+    x: str | None, y: str | None, z: str | None, where: list[str] | None, limits: list[str] | None, infeasible: bool
+) -> Question:
+    from orchestrator.results.selection import Question
+
+    return Question(x, y, z, tuple(where or ()), tuple(limits or ()), not infeasible)
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """A question that cannot be answered as it was put ends with 2, a sweep that cannot be read with 1."""
+    from orchestrator.results.query import QueryError
+    from orchestrator.results.sweep import NoSweepError
+
+    try:
+        yield
+    except (QueryError, NoSweepError) as error:
+        raise CommandError(str(error), WRONG_USAGE) from error
+    except (ValueError, OSError) as error:
+        raise CommandError(explain(error), FAILED) from error
+
+
+def open_sweeps(places: Sequence[str]) -> list[Sweep]:
+    """The sweeps at these places; CommandError if one is none, or is broken."""
+    from orchestrator.results.sweep import Sweep
+
+    with answered():
+        return [Sweep.open(place) for place in places]
+
+
+def read_point(text: str | None, axes: int) -> list[float] | None:
+    """`1,30` as numbers, one for each axis.
+
+    Raises:
+        CommandError: other than that.
+    """
+    if text is None:
+        return None
+    try:
+        point = [float(part) for part in text.split(",")]
+    except ValueError:
+        point = []
+    if len(point) != axes or any(value != value or abs(value) == float("inf") for value in point):
+        raise CommandError(f"--reference-point {text}: give {axes} numbers with a comma between them", WRONG_USAGE)
+    return point

@@ -1,0 +1,89 @@
+"""`specfrontier reference`: features of real images, once, for the FID of every later sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
+
+EPILOG = """\b
+Examples:
+  specfrontier reference photos --out photos.parquet
+  specfrontier reference coco/val2017 --count 5000 --out s3://lab/coco5k.parquet --json
+  specfrontier reference coco/val2017 --inception pt_inception-2015-12-05-6726825d.pth --out coco.parquet
+  then, in the sweep's YAML:  reference: {source: photos.parquet}
+"""
+
+
+def reference(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Images, also those in its subfolders; or: scenes.")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="Path or URI of the result.")] = "reference.parquet",
+    count: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most so many images. Default: all of them.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Which images, if there are more; which scenes.")] = 0,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder with your own features.safetensors. Default: the built-in net."),
+    ] = None,
+    inception: Annotated[
+        str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
+    ] = None,
+    inception_tf: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same net, resized as TensorFlow 1 did it.")
+    ] = None,
+    vgg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="torchvision's VGG-16 as well, for precision and recall.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+) -> None:
+    """Compute the features of real images, which a sweep's images are held against.
+
+    Each image is cut to its centre square and resized to the feature net's size (256 pixels for Inception and VGG) by
+    an antialiased Lanczos filter (Pillow), as for training; images of that size are left alone. The rule, the net and
+    a hash of the images are kept with the result, and a sweep that reads its images with another net refuses it.
+    """
+    from orchestrator.run.models import pick_device
+    from workers.data.reference import build_reference, is_reference_file, write_reference
+    from workers.data.storage import Storage
+    from workers.loading.models import BUILTIN_NAME, weights_folder
+    from workers.metrics.instruments import extractors_of, features_for
+    from workers.models.weights import WeightsError
+
+    place = pick_device(device)
+    if not is_reference_file(out):
+        raise CommandError(f"--out {out}: name a file that ends in .parquet, by which sweeps know it", WRONG_USAGE)
+    try:
+        storage, name = Storage.holding(out)
+        files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
+        given = {key: path for key, path in files.items() if path is not None}
+        found, manifold = extractors_of(given, place)
+        net = found or features_for(weights_folder(weights or BUILTIN_NAME)).to(place)
+        also = [] if manifold is None else [manifold]
+        made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=progress)
+    except WeightsError as error:
+        raise CommandError(str(error), FAILED) from error
+    except (ValueError, OSError) as error:
+        raise CommandError(explain(error), WRONG_USAGE) from error
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; nothing was written, so run it again", INTERRUPTED) from None
+    with ends_with(FAILED):
+        write_reference(storage, name, made)
+    where, width = f"{storage.shown}/{name}", made.features.shape[1]
+    if as_json:
+        typer.echo(json.dumps({"file": where, "width": width, **made.facts}, indent=2))
+        return
+    typer.echo(f"{where}: {made.count} images of {made.source}, {width} features of {made.identity}")
+
+
+def progress(done: int, total: int) -> None:
+    """One line on a terminal that counts up; nothing elsewhere."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r{done} of {total} images", err=True, nl=done == total)

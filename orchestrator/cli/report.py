@@ -1,0 +1,52 @@
+"""`specfrontier report`: a sweep as one page for a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli import query_options as o
+from orchestrator.errors import FAILED, CommandError, ends_with
+
+EPILOG = """\b
+Examples:
+  specfrontier report quickstart --open
+  specfrontier report s3://bucket/sweeps/joint --out joint.html
+"""
+
+
+def report(
+    sweep: o.OneSweep,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where to write the page. Default: report.html in the sweep.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+) -> None:
+    """Write a sweep's report and print where it is.
+
+    One HTML file that needs no network: the front with its uncertainties and pictures, all trials, heat maps of
+    accepted length, and every setting as `generate --config` takes it. A running sweep may be reported on at any time.
+    """
+    from orchestrator.report.page import report_page, write_report
+    from orchestrator.results.sweep import Sweep
+
+    with ends_with(FAILED):
+        storage = Sweep.open(sweep).storage
+        if out is None:
+            name = write_report(storage)
+            place = storage.path(name)
+        else:
+            place = Path(out)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(report_page(storage), "utf-8")
+    typer.echo(str(place) if place is not None else f"{storage.shown}/{name}")
+    if not open_it:
+        return
+    if place is None:
+        raise CommandError("--open: the page is not on this machine; give --out FILE as well", FAILED)
+    import webbrowser
+
+    if not webbrowser.open(place.resolve().as_uri()):
+        raise CommandError("--open: no browser is to be had here; copy the page to where there is one", FAILED)

@@ -1,0 +1,1 @@
+"""What this machine and a set of checkpoints can do, and what a sweep would need."""

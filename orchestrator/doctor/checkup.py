@@ -1,0 +1,174 @@
+"""`doctor --models`: are the checkpoints of a models.yaml there, whole, of their family, and do they fit here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.doctor.machine import memory
+from search_spaces.presets import preset
+from search_spaces.trial import DecodingConfig
+from workers.loading.dry_run import footprint, largest_batch
+from workers.loading.manifest import Entry, checkpoint_hash, read_entry, read_manifest, sketch_entry
+from workers.loading.models import AUTO, image_size, pick_device
+from workers.loading.outlines import net_bytes
+from workers.metrics.instruments import misfits
+
+HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
+
+
+def check_models(file: str, name: str | None, batch: int) -> dict[str, Any]:
+    """Findings on all entries of a models.yaml (or on one), as plain data. `problems`: sentences, empty if all is well.
+
+    Raises:
+        SpaceError, OSError: the file itself is wrong.
+    """
+    entries = list(read_manifest(file).values()) if name is None else [read_entry(file, name)]
+    device = pick_device(AUTO)
+    room = memory_there(device)
+    found = [check_entry(entry, batch, device, room) for entry in entries]
+    return {
+        "file": file,
+        "device": device.type,
+        "memory_there": room,
+        "entries": found,
+        "problems": [problem for entry in found for problem in entry["problems"]],
+    }
+
+
+def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None) -> dict[str, Any]:
+    """Findings on one entry: its files with sizes and hashes, the architecture that they hold, memory at a batch."""
+    wanted = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
+    files = [check_file(key, Path(path)) for key, path in wanted.items()]
+    problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
+    found: dict[str, Any] = {
+        "name": entry.name,
+        "family": entry.family.name,
+        "where": entry.where,
+        "files": files,
+        "problems": problems,
+    }
+    problems += metric_nets(entry)
+    if any(file["problem"] for file in files if file["key"] in entry.files):
+        return found
+    try:
+        return found | architecture(entry, batch, device, room, problems)
+    except ValueError as error:
+        problems.append(str(error))
+        return found
+
+
+def metric_nets(entry: Entry) -> list[str]:
+    """What is wrong with the keys under `metrics`, and with those of their files that are there."""
+    try:
+        wrong = misfits(entry.folder, entry.metrics)
+    except ValueError as error:
+        return [f"{entry.where}: {entry.name}: {error}"]
+    there = {key: problem for key, problem in wrong.items() if Path(entry.metrics[key]).exists()}
+    return [f"{entry.where}: {entry.name}.metrics.{key}: {problem}" for key, problem in there.items()]
+
+
+def check_file(key: str, path: Path) -> dict[str, Any]:
+    """One file or folder: bytes and hash, or what is wrong with it."""
+    found: dict[str, Any] = {"key": key, "path": str(path), "bytes": None, "hash": None, "problem": None}
+    if not path.exists():
+        return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
+    parts = [part for part in path.rglob("*") if part.is_file()] if path.is_dir() else [path]
+    if path.is_dir() and not parts:
+        return found | {"problem": f"{path}: the folder is empty; download its files"}
+    try:
+        return found | {"bytes": sum(part.stat().st_size for part in parts), "hash": checkpoint_hash(path)}
+    except (ValueError, OSError) as error:
+        return found | {"problem": str(error)}
+
+
+def architecture(
+    entry: Entry, batch: int, device: torch.device, room: int | None, problems: list[str]
+) -> dict[str, Any]:
+    """What the files hold, held against the family's architecture, and what it takes.
+
+    Raises:
+        ValueError: shapes do not fit; a shard is truncated; a file is of another family.
+    """
+    dtype = entry.type_on(device)
+    models = sketch_entry(entry, dtype)
+    target = models.target
+    config = preset(HEAVY) if "eagle" in models.drafters else DecodingConfig()
+    needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
+    more = footprint(models, config, other, other)
+    nets = sum(net_bytes(entry).values())
+    largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
+    if largest == 0:
+        problems.append(
+            f"{entry.where}: {entry.name}: {in_gib(needed.parameters + nets)} of parameters leave no room for a single "
+            f"image, {in_gib(room)} are there; use a larger device, or dtype bfloat16"
+        )
+    return {
+        "target": target.name,
+        "numbers": sum(parameter.numel() for parameter in target.parameters()),
+        "image_size": image_size(target),
+        "grid": [target.grid.rows, target.grid.cols],
+        "vocab": target.vocab_size,
+        "drafters": sorted(models.drafters),
+        "dtype": str(dtype).removeprefix("torch."),
+        "memory": {
+            "batch": batch,
+            "parameters": needed.parameters,
+            "cache": needed.cache,
+            "activations": needed.activations,
+            "pictures": needed.pictures,
+            "metric_nets": nets,
+            "total": needed.bytes + nets,
+            "largest_batch": largest,
+        },
+    }
+
+
+def memory_there(device: torch.device) -> int | None:
+    """Bytes that are free on a device now; None: not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    total, free = memory()
+    return total if free is None else free if total is None else min(total, free)
+
+
+def in_gib(count: int | None) -> str:
+    if count is None:
+        return "unknown"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
+
+
+def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
+    """The findings as lines for a person: one for each file and each fact."""
+    lines = [f"{found['file']} on {found['device']}, {in_gib(found['memory_there'])} free"]
+    for entry in found["entries"]:
+        lines += ["", f"{entry['name']} ({entry['family']}, {entry['where']})"]
+        lines += [f"  {file['key']:<20} {file_in_words(file)}" for file in entry["files"]]
+        if "target" not in entry:
+            continue
+        rows, cols = entry["grid"]
+        parts = entry["memory"]
+        shape = (
+            f"{entry['numbers']:,} numbers, {entry['image_size']} px, {rows} x {cols} tokens of {entry['vocab']} codes"
+        )
+        kinds = ", ".join(
+            f"{kind.replace('_', ' ')} {in_gib(parts[kind])}"
+            for kind in ("parameters", "cache", "activations", "pictures", "metric_nets")
+        )
+        lines += [
+            f"  {'target':<20} {entry['target']}: {shape}",
+            f"  {'drafters':<20} {', '.join(entry['drafters']) or 'none'}",
+            f"  {'memory':<20} {in_gib(parts['total'])} at batch {parts['batch']} in {entry['dtype']} ({kinds}); "
+            f"largest batch here: {'unknown' if parts['largest_batch'] is None else parts['largest_batch']}",
+        ]
+    problems = [f"PROBLEM: {problem}" for problem in found["problems"]]
+    return [*lines, "", *(problems or ["Nothing is wrong."])]
+
+
+def file_in_words(file: Mapping[str, Any]) -> str:
+    if file["problem"]:
+        return "WRONG"
+    return f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}"

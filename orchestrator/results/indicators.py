@@ -1,0 +1,107 @@
+"""How good a front is, and how two fronts compare: hypervolume, additive epsilon, coverage. Arrays only.
+
+Points are [n, m] with a direction for each of m objectives; rows with NaN are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from orchestrator.results.pareto import Floats, costs, nondominated
+
+MARGIN = 0.1  # of each objective's range, by which a reference point lies beyond the worst value
+
+
+def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[str]) -> float:
+    """The volume that the points dominate, bounded by the reference point [m]; exact, for one to three objectives.
+
+    Its unit is the product of the objectives' units, and it only means something beside another with the same
+    reference. A point that is not better than the reference in every objective adds nothing.
+
+    Raises:
+        ValueError: more than three objectives, or a reference point that is not m finite numbers.
+    """
+    if len(directions) > 3:
+        raise ValueError(f"the hypervolume is worked out for at most three objectives, got {len(directions)}")
+    corner = costs(np.array(reference, dtype=np.float64).reshape(1, -1), directions)[0]
+    if not np.isfinite(corner).all():
+        raise ValueError(f"a reference point must be finite, got {list(np.ravel(reference))}")
+    cost = _measured(points, directions)
+    cost = cost[(cost < corner).all(axis=1)]
+    if not len(cost):
+        return 0.0
+    cost = np.unique(cost[nondominated(cost, ["minimize"] * len(corner))], axis=0)
+    if len(corner) == 1:
+        return float(corner[0] - cost[0, 0])
+    return _area(cost, corner) if len(corner) == 2 else _volume(cost, corner)
+
+
+def additive_epsilon(a: ArrayLike, b: ArrayLike, directions: Sequence[str], scale: ArrayLike = 1.0) -> float:
+    """The least amount by which all of `a` must improve so that every point of `b` is matched by one of `a`.
+
+    0 or less: `a` already covers `b`. The amount is added to every objective alike, in units of `scale` (one number
+    for each objective; without it the objectives' own units are mixed). Infinite if only `a` is empty, NaN if `b` is.
+    """
+    first, second = _measured(a, directions), _measured(b, directions)
+    if not len(second):
+        return float("nan")
+    if not len(first):
+        return float("inf")
+    behind = (first[:, None] - second[None]) / np.array(scale, dtype=np.float64)
+    return float(behind.max(axis=2).min(axis=0).max())
+
+
+def coverage(a: ArrayLike, b: ArrayLike, directions: Sequence[str]) -> float:
+    """The share of `b`'s points that some point of `a` equals or dominates (the C metric); NaN if `b` is empty.
+
+    Not symmetric: coverage(a, b) and coverage(b, a) need not add up to 1.
+    """
+    first, second = _measured(a, directions), _measured(b, directions)
+    if not len(second):
+        return float("nan")
+    return float((first[:, None] <= second[None]).all(axis=2).any(axis=0).mean()) if len(first) else 0.0
+
+
+def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
+    """A reference point [m] for these points: the worst value of each objective, and a tenth of its range beyond.
+
+    Where all values are equal, a tenth of their size beyond. To compare fronts, give the points of all of them.
+
+    Raises:
+        ValueError: no point was measured.
+    """
+    cost = _measured(points, directions)
+    if not len(cost):
+        raise ValueError("no trial was measured in all of these objectives, so there is no reference point")
+    low, high = cost.min(axis=0), cost.max(axis=0)
+    size = np.where(high > low, high - low, np.maximum(np.abs(high), 1.0))
+    signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
+    beyond: Floats = (high + MARGIN * size) * signs
+    return beyond
+
+
+def _measured(points: ArrayLike, directions: Sequence[str]) -> Floats:
+    cost = costs(points, directions)
+    return cost[~np.isnan(cost).any(axis=1)]
+
+
+def _area(cost: Floats, corner: Floats) -> float:
+    """The area between a front [n, 2] (sorted by its first objective, no point twice) and the corner."""
+    heights = np.concatenate([corner[1:], cost[:-1, 1]]) - cost[:, 1]
+    return float(((corner[0] - cost[:, 0]) * heights).sum())
+
+
+def _volume(cost: Floats, corner: Floats) -> float:
+    """The volume over a front [n, 3]: slabs along the third objective, each as wide as the front of those below it."""
+    cost = cost[np.argsort(cost[:, 2], kind="stable")]
+    tops = np.append(cost[1:, 2], corner[2])
+    volume = 0.0
+    for number, top in enumerate(tops):
+        if top > cost[number, 2]:
+            flat = cost[: number + 1, :2]
+            flat = np.unique(flat[nondominated(flat, ["minimize", "minimize"])], axis=0)
+            volume += _area(flat, corner[:2]) * float(top - cost[number, 2])
+    return volume

@@ -1,0 +1,129 @@
+"""Where a sweep stands, as far as its files tell: whoever runs it is not asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import FAILED
+from workers.data.storage import Storage
+from workers.runtime.logs import folder_of_logs
+
+EVENTS, PLAN = "events.jsonl", "sweep.yaml"
+LAST = 3  # events that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """planned: trials in the budget, None if it has none. running: trials begun since the last start and not finished.
+
+    failed: number and cause. images: of finished trials, each setting counted once. last: the latest events in words.
+    silent: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs, if this
+    machine sees it.
+    """
+
+    name: str
+    place: str
+    planned: int | None
+    done: int
+    failed: tuple[tuple[int, str], ...]
+    running: tuple[int, ...]
+    images: int
+    last: tuple[str, ...]
+    silent: float | None
+    logs: str | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        failed = [{"number": number, "cause": cause} for number, cause in self.failed]
+        return asdict(self) | {"failed": failed, "running": list(self.running), "last": list(self.last)}
+
+
+def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
+    """Where the sweep stands at a time (now)."""
+    events = read_events(sweep.storage)
+    finished = {record.number for record in sweep.records}
+    signs = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
+    logs = folder_of_logs(sweep.storage)
+    times = [time for sign in signs if (time := _time(sign)) is not None]
+    return Standing(
+        name=sweep.name,
+        place=sweep.storage.shown,
+        planned=_planned(sweep.storage),
+        done=len(sweep.records),
+        failed=tuple((r.number, r.cause or "no cause given") for r in sweep.records if r.state == FAILED),
+        running=tuple(sorted(_begun(events) - finished)),
+        images=sum(record.images for record in sweep.records if record.same_as is None),
+        last=tuple(event_in_words(event) for event in events if event.get("event") != "shard")[-LAST:],
+        silent=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
+        logs=None if logs is None else str(logs),
+    )
+
+
+def read_events(storage: Storage) -> list[Mapping[str, Any]]:
+    """The events in order; a line that is not whole (the writer was killed, or is writing) is passed over."""
+    if not storage.exists(EVENTS):
+        return []
+    events: list[Mapping[str, Any]] = []
+    for line in storage.read(EVENTS).decode("utf-8", "replace").splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def event_in_words(event: Mapping[str, Any]) -> str:
+    """`03:00:19 trial 19 told: failed`."""
+    time = _time(str(event.get("at", "")))
+    clock = "" if time is None else f"{time:%H:%M:%S} "
+    trial = f"trial {event['trial']} " if isinstance(event.get("trial"), int) and event["trial"] >= 0 else ""
+    told = {"told": str(event.get("state", "finished")), "asked": "begun"}.get(str(event.get("event")))
+    note = str(event.get("cause") or event.get("note") or "")
+    return f"{clock}{trial}{told or event.get('event', 'event')}" + (f": {note}" if note else "")
+
+
+def ago(seconds: float) -> str:
+    """A time span in the unit that suits it."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _begun(events: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Trials that the present run has begun and not told."""
+    begun: set[int] = set()
+    for event in events:
+        if event.get("event") == "start":
+            begun.clear()
+        elif event.get("event") == "asked" and isinstance(event.get("trial"), int):
+            begun.add(event["trial"])
+        elif event.get("event") == "told":
+            begun.discard(event.get("trial", -1))
+    return begun
+
+
+def _planned(storage: Storage) -> int | None:
+    """The trials in the budget of the sweep as launched."""
+    try:
+        plan = yaml.safe_load(storage.read(PLAN))
+        trials = plan["budget"]["trials"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return trials if isinstance(trials, int) else None
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""Running a sweep: launch, driver, study (Optuna), pool (Ray), preflight checks and progress."""

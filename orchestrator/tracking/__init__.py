@@ -1,0 +1,1 @@
+"""MLflow: an append-only outbox and the process that copies it to the tracking server."""

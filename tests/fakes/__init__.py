@@ -1,0 +1,1 @@
+"""Small models, stores and sweeps that tests run on."""

@@ -1,0 +1,216 @@
+"""Sweeps made up for tests: the files of a sweep's folder with plausible numbers in them, and no model run."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from PIL import Image
+
+from orchestrator.results.trials import Measured, TrialRecord, write_trial
+from search_spaces.presets import PRESETS
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.storage import Storage
+
+SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=1.0, cfg=1.5)
+BASELINE = DecodingConfig(sampling=SAMPLING)
+METRICS: Mapping[str, Mapping[str, Any]] = {
+    "speedup": {"direction": "maximize", "unit": "x", "about": "latency of vanilla over that of the setting"},
+    "latency": {"direction": "minimize", "unit": "s/image", "about": "seconds for an image at the timing batch"},
+    "step_compression": {"direction": "maximize", "unit": "tokens/pass", "about": "tokens of an image per target pass"},
+    "fid": {"direction": "minimize", "unit": "", "about": "Fréchet distance to the reference images"},
+    "drift": {"direction": "minimize", "unit": "", "about": "Fréchet distance to vanilla's images of the captions"},
+    "clip_score": {"direction": "maximize", "unit": "", "about": "agreement of image and caption"},
+}
+NEEDS = {
+    "speedup": ["timings"],
+    "latency": ["timings"],
+    "step_compression": ["emitted", "rounds"],
+    "fid": ["features", "reference"],
+    "drift": ["features", "baseline"],
+    "clip_score": ["score.clip_score"],
+}
+CAPTIONS = ("a large red circle on a plain green background", "two <b>blue</b> rings & a star", "a small “white” cross")
+IMAGES, GRID, ENDED = 192, (8, 8), "2026-01-02T03:{:02d}:{:02d}+00:00"
+
+
+def settings(count: int, rng: np.random.Generator) -> list[tuple[str, DecodingConfig]]:
+    """Label and setting of each trial: vanilla, some presets, vanilla at another temperature, then proposals."""
+    made = [(name, PRESETS[name].with_sampling(SAMPLING)) for name in ("vanilla", "eagle2", "lantern", "cool")]
+    made.append(("vanilla, cooler", DecodingConfig(sampling=Sampling(0.9, 0, 1.0, 1.5))))
+    while len(made) < count:
+        rule: dict[str, Any] = [
+            {},
+            {"neighbourhood": "additive", "k": int(rng.integers(2, 200)), "delta": round(float(rng.random()) * 0.4, 3)},
+            {"neighbourhood": "multiplicative", "k": 50, "lambda": round(1 + 4 * float(rng.random()), 2)},
+            {"schedule": "exponential", "budget": round(1 + float(rng.random()), 2), "nu": 0.1},
+        ][int(rng.integers(4))]
+        tree: dict[str, Any] = [
+            {"policy": "chain", "length": int(rng.integers(2, 7))},
+            {"policy": "dynamic", "depth": int(rng.integers(2, 6)), "width": 4, "nodes": 8},
+        ][int(rng.integers(2))]
+        setting = {"drafter": "eagle", "tree": tree, "acceptance": rule}
+        made.append(("", DecodingConfig.from_mapping(setting).with_sampling(SAMPLING)))
+    return made[:count]
+
+
+def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, Measured]:
+    """Numbers as they might come out: looser rules are faster and worse."""
+    flat = setting.flat()
+    loose = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
+    loose += 1.5 * (float(flat["acceptance.budget"]) - 1)
+    drafted = setting.policy.max_depth > 0
+    steps = 1 + drafted * (0.8 + 0.9 * loose + 0.1 * min(setting.policy.max_depth, 5))
+    speed = max(0.2, steps * (0.75 if drafted else 1.0) * float(np.exp(0.05 * rng.normal())))
+    cooler = setting.sampling is not None and setting.sampling.temperature < 1
+    fid = 4 + 1.5 * loose**1.5 - 0.6 * cooler + 0.15 * float(rng.normal())
+    drift = 0.4 + loose + 0.5 * cooler + 0.05 * abs(float(rng.normal()))
+    return {
+        "speedup": Measured(speed, 0.02 * speed, 9),
+        "latency": Measured(0.5 / speed, 0.01 / speed, 9),
+        "step_compression": Measured(steps, 0.01, IMAGES),
+        "fid": Measured(fid, 0.12, IMAGES),
+        "drift": Measured(drift, 0.05, IMAGES),
+        "clip_score": Measured(30 - 2 * loose + 0.2 * float(rng.normal()), 0.1, IMAGES),
+    }
+
+
+def identity(name: str, **changed: Any) -> dict[str, Any]:
+    """What identity.json holds; `changed` replaces its entries."""
+    return {
+        "name": name,
+        "experiment": "0123456789abcdef0123",
+        "target": "scenes",
+        "models": {"target.safetensors": "0f" * 8, "eagle.safetensors": "1e" * 8},
+        "extractors": {"features": "scenes-features 2d2d2d2d", "clip_score": "scenes-clip 3c3c3c3c"},
+        "captions": {"count": IMAGES, "hash": "4b" * 8, "source": "scenes"},
+        "reference": {"identity": "5a" * 8, "count": 4096, "source": "scenes"},
+        "seed": 0,
+        "grid": list(GRID),
+        "image_size": 32,
+        "baseline": BASELINE.to_mapping(),
+        "metrics": {key: {**entry, "needs": NEEDS[key]} for key, entry in METRICS.items()},
+        "objectives": [
+            {"metric": "speedup", "direction": "maximize"},
+            {"metric": "fid", "direction": "minimize"},
+        ],
+        "constraints": ["clip_score >= 0.9 * vanilla"],
+        "versions": {"specfrontier": "0.1.0"},
+        "started": "2026-01-02T03:00:00+00:00",
+        **changed,
+    }
+
+
+def write_sweep(
+    folder: Path,
+    trials: int = 20,
+    seed: int = 0,
+    name: str = "synthetic",
+    *,
+    budget: int | None = None,
+    shards: bool = False,
+    failed: Sequence[int] = (7,),
+    repeated: Mapping[int, int] | None = None,
+    **changed: Any,
+) -> list[TrialRecord]:
+    """Write a sweep of `trials` trials into `folder`; returns its records by number.
+
+    failed: numbers of failed trials. repeated: {later: earlier} trials of one setting. shards: image rows as well.
+    budget: trials planned (default: as many as there are). changed: entries of identity.json to replace.
+    """
+    rng = np.random.default_rng(seed)
+    storage = Storage(str(folder))
+    made = settings(trials, rng)
+    facts = identity(name, **changed)
+    planned = {"name": name, "objectives": facts["objectives"], "budget": {"trials": budget or trials}}
+    storage.write("sweep.yaml", yaml.safe_dump(planned, sort_keys=False).encode())
+    storage.write("identity.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    records: list[TrialRecord] = []
+    events: list[dict[str, Any]] = [{"at": facts["started"], "event": "start", "note": "starting workers"}]
+    for number, (label, setting) in enumerate(made):
+        twin = records[repeated[number]] if repeated and number in repeated else None
+        record = _record(number, label, setting, rng, number in failed, twin)
+        if shards and record.state == "complete" and twin is None:
+            record = _with_shard(storage, record, rng)
+        write_trial(storage, record)
+        _write_pictures(storage, record.digest, rng)
+        records.append(record)
+        events += _events(record)
+    storage.write("events.jsonl", "".join(json.dumps(event) + "\n" for event in events).encode())
+    return records
+
+
+def _record(
+    number: int, label: str, setting: DecodingConfig, rng: np.random.Generator, fails: bool, twin: TrialRecord | None
+) -> TrialRecord:
+    started, finished = (ENDED.format((number + part) // 60, (number + part) % 60) for part in (0, 1))
+    config: Mapping[str, Any] = setting.to_mapping()
+    if fails:
+        cause = "OutOfMemoryError: at batch 24, after 48 did not fit either"
+        return TrialRecord(number, label, "failed", config, cause=cause, started=started, finished=finished)
+    metrics: Mapping[str, Measured] = metrics_of(setting, rng)
+    if twin is not None:
+        config, metrics = twin.config, twin.metrics
+    half = {key: entry.value * 1.1 for key, entry in metrics.items()}
+    return TrialRecord(
+        number=number,
+        label=label,
+        state="complete",
+        config=config,
+        metrics=metrics,
+        constraints={"clip_score >= 0.9 * vanilla": 27.0 - metrics["clip_score"].value},
+        history=((IMAGES // 2, half), (IMAGES, {key: entry.value for key, entry in metrics.items()})),
+        shards=twin.shards if twin is not None else (),
+        images=IMAGES,
+        seconds=12.5,
+        same_as=None if twin is None else twin.number,
+        started=started,
+        finished=finished,
+    )
+
+
+def _events(record: TrialRecord) -> list[dict[str, Any]]:
+    """What the driver tells of a trial."""
+    about = {"trial": record.number, "label": record.label}
+    asked = {"at": record.started, "event": "asked", **about, "setting": {}}
+    told = {"at": record.finished, "event": "told", **about, "state": record.state, "new": True, "cause": record.cause}
+    metrics = {name: entry.value for name, entry in record.metrics.items()}
+    return [asked, {**told, "images": record.images, "metrics": metrics}]
+
+
+def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator) -> TrialRecord:
+    """The record with one quality shard of a row per caption."""
+    count, cells = len(CAPTIONS), GRID[0] * GRID[1]
+    rows = {
+        "caption_id": pa.array(range(count), pa.int64()),
+        "caption": pa.array(CAPTIONS, pa.string()),
+        "sample": pa.array([0] * count, pa.int32()),
+        "tokens": pa.array(rng.integers(0, 512, (count, cells)).tolist(), pa.list_(pa.int32())),
+        "accepted": pa.array([[2] * (cells // 2)] * count, pa.list_(pa.int32())),
+        "rounds": pa.array([cells // 2] * count, pa.int32()),
+        "latency": pa.array(rng.random(count), pa.float64()),
+    }
+    facts = {"kind": "quality", "config": dict(record.config), "experiment": "0123456789abcdef0123"}
+    table = pa.table(rows).replace_schema_metadata({"specfrontier": json.dumps(facts)})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    name = f"shards/quality-{record.digest}{record.number:04d}.parquet"
+    storage.write(name, buffer.getvalue())
+    return replace(record, shards=(name,))
+
+
+def _write_pictures(storage: Storage, digest: str, rng: np.random.Generator) -> None:
+    """A tiny picture and heat map under the digest of a setting."""
+    for folder in ("pictures", "heatmaps"):
+        buffer = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(buffer, "PNG")
+        storage.write(f"{folder}/{digest}.png", buffer.getvalue())

@@ -1,0 +1,99 @@
+"""An engine whose rounds can be looked at, and a drafter that is nearly always right: trees that are walked to their
+ends, on any target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from search_spaces.trial import DecodingConfig
+from workers.decoding.accept import Walk
+from workers.decoding.drafter import Drafter
+from workers.decoding.engine import Engine, Result
+from workers.decoding.state import Batch, Job
+from workers.decoding.tree import DraftTree
+from workers.models.target import Prompt, Target
+
+
+class Replay(Drafter):
+    """A drafter that knows what will be drawn: known tokens [image_len] by caption lead, at every position.
+
+    With `errors`, every so many positions it puts another token first, and the known one second.
+    """
+
+    kind = "medusa"
+    max_levels = 32
+
+    def __init__(self, known: dict[str, Tensor], vocabulary: int, errors: int = 0) -> None:
+        super().__init__()
+        self.known, self.vocabulary, self.errors = known, vocabulary, errors
+
+    def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
+        self.streams, self.table = batch.streams, torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64)
+
+    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+        self.table = self.table.clone()
+        for row, name in zip(captions.tolist(), names, strict=True):
+            self.table[row, : len(self.known[name])] = self.known[name]
+
+    def root_logits(self, batch: Batch) -> Tensor:
+        self.level = 0
+        return self.at(batch)
+
+    def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        self.level += 1
+        return self.at(batch)[:, None].expand(-1, tokens.shape[1], -1)
+
+    def at(self, batch: Batch) -> Tensor:
+        place = batch.emitted[:, None] + self.level
+        token = self.table.gather(1, place)
+        logits = (torch.arange(self.vocabulary) * 0.6180339 + place * 0.37) % 1  # no two alike
+        logits = logits.scatter(1, token, 30.0)
+        if self.errors:
+            wrong = torch.where(place % self.errors == 0, (token + 7) % self.vocabulary, token)
+            logits = logits.scatter(1, wrong, 31.0)
+        return batch.per_row(logits)
+
+    def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        pass
+
+    def keep(self, captions: Tensor) -> None:
+        self.table = self.table[captions]
+
+
+class Watched(Engine):
+    """An engine that keeps, of every round of its first row, the image so far, the tree and the guided logits."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.rounds: list[tuple[list[int], DraftTree, Tensor]] = []
+
+    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+        self.rounds.append((batch.tokens[0, : int(batch.emitted[0])].tolist(), tree, logits[0]))
+        super().commit(batch, tree, walk, logits, features)
+
+    def paths(self) -> list[tuple[list[int], Tensor]]:
+        """Every slot that was scored: the image tokens up to it, along its own path, and the guided logits [V]."""
+        found = []
+        for image, tree, logits in self.rounds:
+            parents = tree.shape.parents.expand(len(tree.tokens), -1)[0].tolist()
+            tokens, exists = tree.tokens[0].tolist(), tree.exists[0].tolist()
+            for slot in range(len(tokens) + 1):
+                path, node = [], slot - 1
+                while node >= 0:
+                    path.append(node)
+                    node = parents[node]
+                if all(exists[n] for n in path) and len(image) + len(path) < self.image_len:
+                    found.append((image + [tokens[n] for n in reversed(path)], logits[slot]))
+        return found
+
+
+def draw(
+    target: Target, setting: Mapping[str, object], drafter: Drafter | None, captions: Sequence[str], batch: int = 1
+) -> tuple[dict[str, Result], Watched]:
+    """Results by caption, and the engine that drew them."""
+    engine = Watched(target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch)
+    results = engine.run([Job(number, caption) for number, caption in enumerate(captions)])
+    return {result.job.caption: result for result in results}, engine

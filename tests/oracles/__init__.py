@@ -1,0 +1,1 @@
+"""Slow reference implementations, written from the formulas."""

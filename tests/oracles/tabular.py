@@ -1,0 +1,212 @@
+"""Models that are tables: every law can be written down, so what decoding emits can be checked against its exact law.
+
+A context (the image's tokens so far) is numbered like a node of a heap: nothing is 0, and after context c token x leads
+to c * V + 1 + x. The drafting, the walk and the random numbers are the real ones; only the two networks are look-ups.
+"""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from search_spaces.acceptance import Tables
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding import rng
+from workers.decoding.accept import Walk, Walker
+from workers.decoding.drafter import Drafter
+from workers.decoding.methods import build_drafting
+from workers.decoding.sampling import guide, to_law
+from workers.decoding.state import Batch
+from workers.models.cache import KVCache
+from workers.models.target import Grid, Prompt, Target
+
+
+def contexts(codes: int, length: int) -> int:
+    """Number of contexts of fewer than ``length`` tokens."""
+    return sum(codes**n for n in range(length))
+
+
+def random_logits(codes: int, length: int, seed: int, streams: int = 1, images: int = 1) -> Tensor:
+    """Logits [streams, images, contexts, V] of a random table (streams: conditional, unconditional)."""
+    generator = torch.Generator().manual_seed(seed)
+    return 0.9 * torch.randn(streams, images, contexts(codes, length), codes, generator=generator)
+
+
+class TabularDrafter(Drafter):
+    """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root, like Medusa's heads."""
+
+    kind = "independent"
+
+    def __init__(self, logits: Tensor, *, blind: bool) -> None:
+        super().__init__()
+        self.logits, self.blind = logits, blind
+
+    def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
+        self.image = torch.arange(batch.size)
+
+    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+        pass
+
+    def root_logits(self, batch: Batch) -> Tensor:
+        self.at = self.root = committed(batch, self.logits)[:, None]
+        return look_up(self.logits, self.image, self.root)[:, 0]
+
+    def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        above = self.at if parents is None else self.at.gather(1, parents.expand(batch.size, -1))
+        self.at = below(above.expand(tokens.shape), torch.zeros_like(tokens) if self.blind else tokens, self.logits)
+        return look_up(self.logits, self.image, self.at)
+
+    def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        pass
+
+    def keep(self, captions: Tensor) -> None:
+        self.image = self.image[captions]
+
+
+def below(context: Tensor, token: Tensor, logits: Tensor) -> Tensor:
+    """The context after one more token; drafts past the image's end, which are never kept, lead anywhere."""
+    child = context * logits.shape[-1] + 1 + token
+    return torch.where(child < logits.shape[2], child, 0)
+
+
+def committed(batch: Batch, logits: Tensor) -> Tensor:
+    """Contexts [B] of the tokens drawn so far."""
+    context = torch.zeros_like(batch.emitted)
+    for place in range(batch.image_len):
+        known = place < batch.emitted
+        context = torch.where(known, below(context, batch.tokens[:, place], logits), context)
+    return context
+
+
+def look_up(logits: Tensor, image: Tensor, context: Tensor) -> Tensor:
+    """Logits [R, F, V] of contexts [B, F] of images [B]; one image's table serves all rows where there is only one."""
+    row = torch.zeros_like(image) if logits.shape[1] == 1 else image
+    return logits[:, row[:, None], context].flatten(0, 1)
+
+
+class TabularEngine:
+    """The engine's loop on tables. ``target`` and ``draft`` are logits [streams, images, contexts, V]."""
+
+    def __init__(
+        self,
+        config: DecodingConfig,
+        target: Tensor,
+        draft: Tensor,
+        image_len: int,
+        *,
+        blind: bool = False,
+        lookup: Tables | None = None,
+    ) -> None:
+        assert config.sampling is not None
+        self.target, self.image_len, self.sampling = target, image_len, config.sampling
+        model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=Grid(1, image_len))
+        if image_len % 2 == 0:
+            model.grid = Grid(2, image_len // 2)
+        drafter = None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind)
+        self.drafting = build_drafting(config, config.sampling, cast(Target, model), drafter)
+        self.walker = Walker(
+            config.acceptance, lookup or Tables(), config.sampling, self.drafting.max_levels, torch.device("cpu")
+        )
+
+    def open(self, count: int, first_id: int) -> Batch:
+        """``count`` images with their first tokens drawn; their caption ids start at ``first_id``."""
+        cache = cast(KVCache, SimpleNamespace(columns=1, keep=lambda rows: None))
+        reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
+        guided = self.sampling.cfg != 1
+        batch = Batch(
+            count,
+            guided=guided,
+            prompt_len=1,
+            image_len=self.image_len,
+            reach=reach,
+            cache=cache,
+            device=torch.device("cpu"),
+        )
+        self.image = torch.arange(count)
+        self.drafting.prepare(batch)
+        keys = rng.image_keys(5, range(first_id, first_id + count), [0] * count)
+        logits = guide(look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg)
+        law = to_law(logits[:, 0], self.sampling)
+        first = self.walker.draw(law, rng.Numbers(keys, 1), torch.zeros_like(keys))
+        everyone = torch.arange(count)
+        batch.admit(everyone, keys, first, torch.ones(batch.streams * count, 1, dtype=torch.bool))
+        nothing = torch.zeros(batch.streams * count, 1, 1)
+        prompt = Prompt(nothing, nothing[..., 0].bool())
+        self.drafting.admit(everyone, prompt, [], nothing, first)
+        return batch
+
+    def step(self, batch: Batch) -> Walk:
+        """One round, as `Engine.step` does it."""
+        tree = self.drafting.draft(batch)
+        context = [committed(batch, self.target)]
+        parents = tree.shape.parents.expand(batch.size, -1)
+        for node in range(tree.shape.nodes):
+            above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
+            context.append(below(above, tree.tokens[:, node], self.target))
+        logits = guide(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
+        walk = self.walker(tree, logits, batch)
+        self.drafting.commit(batch, tree, walk, logits, logits)
+        batch.commit(walk.tokens, walk.emitted, walk.last)
+        return walk
+
+    @torch.inference_mode()
+    def images(self, count: int, first_id: int = 0) -> Tensor:
+        """``count`` finished images [count, image_len], by caption id."""
+        batch = self.open(count, first_id)
+        done, names = [], []
+        name = torch.arange(count)
+        while batch.size:
+            self.step(batch)
+            batch.furthest = int(batch.emitted.max())
+            going = batch.emitted < self.image_len
+            done.append(batch.tokens[~going])
+            names.append(name[~going])
+            stay = going.nonzero()[:, 0]
+            name, self.image = name[stay], self.image[stay]
+            batch.keep(stay)
+            self.drafting.keep(stay)
+        return torch.cat(done)[torch.cat(names).argsort()]
+
+
+def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The target's law, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p."""
+    laws = np.zeros_like(logits)
+    for row, line in enumerate(logits / sampling.temperature):
+        order = sorted(range(len(line)), key=lambda x: -line[x])
+        order = order[: sampling.top_k] if sampling.top_k else order
+        masses = np.exp([line[x] - line[order[0]] for x in order])
+        masses /= masses.sum()
+        kept = next((n for n in range(1, len(order) + 1) if masses[:n].sum() >= sampling.top_p), len(order))
+        laws[row, order[:kept]] = masses[:kept] / masses[:kept].sum()
+    return laws
+
+
+def exact_law(target: Tensor, sampling: Sampling, length: int) -> np.ndarray:
+    """The law of whole images [V ** length], first token most significant; ``target`` [streams, 1, contexts, V]."""
+    table = target[:, 0].double().numpy()
+    guided = table[0] if sampling.cfg == 1 else table[1] + sampling.cfg * (table[0] - table[1])
+    laws, codes = processed(guided, sampling), target.shape[-1]
+    joint, start = np.ones(1), 0
+    for n in range(length):
+        joint = (joint[:, None] * laws[start : start + codes**n]).ravel()
+        start += codes**n
+    return joint
+
+
+def p_value(counts: np.ndarray, law: np.ndarray) -> float:
+    """Chi-square p-value of counts against a law. Cells that expect under 5 are pooled; an impossible one gives 0."""
+    if counts[law == 0].any():
+        return 0.0
+    expected = law * counts.sum()
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 5:  # too little even so: pool it with the smallest cell
+        least = expected[:-1].argmin()
+        counts[least], expected[least] = counts[least] + counts[-1], expected[least] + expected[-1]
+        counts, expected = counts[:-1], expected[:-1]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(chi2.sf(statistic, len(counts) - 1))

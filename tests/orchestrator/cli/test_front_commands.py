@@ -1,0 +1,339 @@
+"""`pareto`, `compare` and `status` on made-up sweeps: what they print, write, refuse, and what they do not import."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from orchestrator.cli.compare import compare
+from orchestrator.cli.pareto import pareto
+from orchestrator.cli.status import status
+from orchestrator.cli.tables import clean, measured, table_text
+from orchestrator.errors import CommandError
+from orchestrator.results.sweep import Sweep
+from search_spaces.trial import DecodingConfig
+from tests.fakes.synthetic_sweeps import write_sweep
+
+
+@dataclass
+class Ran:
+    out: str
+    code: int
+    error: str
+
+
+def run(command: Callable[..., None], *arguments: str | Path) -> Ran:
+    """The command as the command line runs it."""
+    app = typer.Typer()
+    app.command()(command)
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(ran.exception, CommandError):
+        return Ran(ran.stdout, ran.exception.code, str(ran.exception))
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return Ran(ran.stdout, ran.exit_code, ran.stderr)
+
+
+def data(command: Callable[..., None], *arguments: str | Path) -> Any:
+    ran = run(command, *arguments, "--json")
+    assert ran.code == 0, ran.error
+    return json.loads(ran.out)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweeps") / "one"
+    write_sweep(folder, trials=24, name="one", repeated={10: 6}, budget=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweeps") / "two"
+    write_sweep(folder, trials=15, seed=5, name="two")
+    return folder
+
+
+def test_pareto_lists_the_front(one: Path) -> None:
+    ran = run(pareto, one)
+    front = Sweep.open(one).front()
+    lines = ran.out.splitlines()
+    assert lines[0] == "one: speedup (higher is better) against fid (lower is better)"
+    assert lines[1] == f"{front.num_rows} of 22 trials are on the front (left out: 1 failed, 1 repeated)"
+    head = lines.index(next(line for line in lines if line.startswith("trial ")))
+    rows = [line.split()[0] for line in lines[head + 1 : head + 1 + front.num_rows]]
+    assert rows == [str(number) for number in front["number"].to_pylist()]
+    assert "± " in lines[head + 1]
+    assert all(line == line.rstrip() for line in lines)
+    assert any(line.startswith("vanilla: trial 0 (speedup ") for line in lines)
+
+
+def test_pareto_as_data(one: Path) -> None:
+    found = data(pareto, one, "--y", "drift", "--where", "acceptance.neighbourhood=additive", "--all")
+    table = Sweep.open(one).front("speedup", "drift", where=["acceptance.neighbourhood=additive"], everything=True)
+    assert [row["number"] for row in found["rows"]] == table["number"].to_pylist()
+    assert [row["on_front"] for row in found["rows"]] == table["on_front"].to_pylist()
+    assert found["objectives"] == [
+        {"metric": "speedup", "direction": "maximize"},
+        {"metric": "drift", "direction": "minimize"},
+    ]
+    assert {"value", "error"} == set(found["rows"][0]["metrics"]["drift"])
+
+
+def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
+    file = tmp_path / "best.yaml"
+    limits = ("--best", "fid<=vanilla+1", "--best", "drift<=1.2")
+    found = data(pareto, one, *limits, "--knee", "--hypervolume", "--config", file)
+    sweep = Sweep.open(one)
+    within = sweep.candidates(subject_to=["fid<=vanilla+1", "drift<=1.2"])
+    assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
+    assert found["hypervolume"] == pytest.approx(sweep.hypervolume(reference=found["reference_point"]))
+    assert found["knee"]["number"] in sweep.front()["number"].to_pylist()
+    chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
+    assert chosen.digest() == found["best"]["digest"]
+    words = run(pareto, one, "--best", "fid<=vanilla+1", "--knee", "--hypervolume", "--reference-point", "0,20").out
+    assert "best speedup within fid<=vanilla+1: trial " in words
+    assert "knee: trial " in words
+    assert ", from the reference point (0, 20)" in words
+
+
+def test_files_are_written(one: Path, tmp_path: Path) -> None:
+    table, plot = tmp_path / "front.csv", tmp_path / "front.png"
+    assert run(pareto, one, "--csv", table, "--plot", plot).code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    front = Sweep.open(one).front()
+    assert [int(row["number"]) for row in rows] == front["number"].to_pylist()
+    assert [float(row["fid"]) for row in rows] == front["fid"].to_pylist()
+
+
+def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
+    found = data(pareto, one, two)
+    values = {
+        (name, record.number): (record.metrics["speedup"].value, -record.metrics["fid"].value)
+        for name, folder in (("one", one), ("two", two))
+        for record in Sweep.open(folder).records
+        if record.feasible and record.same_as is None
+    }
+    expected = {
+        key
+        for key, (x, y) in values.items()
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in values.values())
+    }
+    assert {(row["sweep"], row["number"]) for row in found["rows"]} == expected
+    assert "one#" in run(pareto, one, two).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--x", "sped"], 2, "there is no metric 'sped'; did you mean 'speedup'?"),
+        (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': there is no column 'tree.dept'; did you mean"),
+        (["--subject-to", "fid<vanilla"], 2, "limit 'fid<vanilla'"),
+        (["--best", "fdi<=3"], 2, "there is no metric 'fdi'; did you mean 'fid'?"),
+        (["--best", "fid<=-1"], 1, "no trial is within fid<=-1 (22 were held against it)"),
+        (["--reference-point", "1"], 2, "--reference-point 1: give 2 numbers"),
+        (["--config", "a.yaml"], 2, "say which setting to write"),
+    ],
+)
+def test_mistakes(one: Path, arguments: list[str], code: int, words: str) -> None:
+    ran = run(pareto, one, *arguments)
+    assert (ran.code, ran.out) == (code, "")
+    assert words in ran.error
+    assert "\n" not in ran.error
+
+
+def test_a_file_that_cannot_be_written_is_a_failure(one: Path) -> None:
+    ran = run(pareto, one, "--plot", one / "identity.json" / "front.png")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.error == f"{one}/identity.json/front.png: Not a directory"
+
+
+def test_no_sweep_is_wrong_usage_and_a_broken_one_a_failure(one: Path, tmp_path: Path) -> None:
+    assert run(pareto, tmp_path).code == 2
+    assert run(status, "no-such-sweep").code == 2
+    assert run(pareto, one, one).error == "a sweep is given twice; name each once"
+    write_sweep(tmp_path / "bad", trials=3)
+    (tmp_path / "bad" / "trials" / "00001.json").write_text("{")
+    ran = run(pareto, tmp_path / "bad")
+    assert ran.code == 1
+    assert "trials/00001.json" in ran.error
+
+
+def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
+    ran = run(pareto, one, "--where", "speedup>=1000", "--knee", "--hypervolume")
+    assert ran.code == 0
+    assert "0 of 0 trials are on the front (left out: 24 by --where)" in ran.out
+    assert data(pareto, one, "--where", "speedup>=1000")["rows"] == []
+
+
+def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
+    """Those that --where leaves out have not failed: each trial is counted once, under the first reason that holds."""
+    rows = Sweep.open(one).records
+    additive = [r for r in rows if r.config["acceptance"]["neighbourhood"] == "additive"]
+    sound = [r for r in additive if r.state == "complete" and r.same_as is None and r.feasible]
+    limit = sorted(r.metrics["drift"].value for r in sound)[1]
+    within = [r for r in sound if r.metrics["drift"].value <= limit]
+    where = ("--where", "acceptance.neighbourhood=additive", "--subject-to", f"drift<={limit}")
+    found = data(pareto, one, *where)
+    assert found["measured"] == len(within)
+    assert found["left_out"]["by --where"] == len(rows) - len(additive) > 0
+    assert found["left_out"]["outside --subject-to"] == len(sound) - len(within) > 0
+    assert sum(found["left_out"].values()) == len(rows) - len(within)
+    assert f"(left out: {len(rows) - len(additive)} by --where, " in run(pareto, one, *where).out
+
+
+def test_one_trial_is(one: Path) -> None:
+    fastest = max(Sweep.open(one).candidates()["speedup"].to_pylist())
+    words = run(pareto, one, "--where", f"speedup>={fastest}").out
+    assert "1 of 1 trial is on the front (left out: 23 by --where)" in words
+
+
+def test_compare_sweeps(one: Path, two: Path) -> None:
+    found = data(compare, one, two)
+    corner = found["reference"]
+    for folder in (one, two):
+        sweep = Sweep.open(folder)
+        assert found["hypervolumes"][sweep.name] == pytest.approx(sweep.hypervolume(reference=corner))
+    assert found["warnings"] == []
+    words = run(compare, one, two).out
+    assert "from the reference point speedup " in words
+    assert "covers: the share of the second front" in words
+
+
+def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
+    found = data(compare, one, "--by", "acceptance.neighbourhood", "--y", "drift", "--where", "drafter.kind=eagle")
+    assert set(found["hypervolumes"]) == {"none", "additive", "multiplicative"}
+    assert len(found["pairs"]) == 3
+    both = data(compare, one, two, "--by", "tree.policy", "--where", "tree.policy in chain,dynamic")
+    assert set(both["hypervolumes"]) == {"one chain", "one dynamic", "two chain", "two dynamic"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give two sweeps at least"),
+        (["--by", "tree.polcy"], "there is no column 'tree.polcy'; did you mean 'tree.policy'?"),
+        (["--by", "tree.policy", "--where", "tree.policy=chain"], "nothing to compare; there is only chain"),
+        (["--by", "tree.policy", "--where", "speedup>=1000"], "no trial was measured"),
+    ],
+)
+def test_compare_refuses_what_is_no_comparison(one: Path, arguments: list[str], words: str) -> None:
+    ran = run(compare, one, *arguments)
+    assert ran.code == 2
+    assert words in ran.error
+
+
+def test_incomparable_metrics_are_refused_and_speeds_are_not(one: Path, tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=12, name="other", extractors={"features": "inception 99"}, target="llamagen")
+    for command in (compare, pareto):
+        ran = run(command, one, tmp_path)
+        assert ran.code == 2
+        assert "fid cannot be compared between these sweeps" in ran.error
+        assert "scenes-features 2d2d2d2d against inception 99" in ran.error
+    speeds = run(compare, one, tmp_path, "--x", "step_compression", "--y", "latency")
+    assert speeds.code == 0
+    assert "Note: the sweeps' targets differ." in speeds.error
+
+
+def test_status_of_a_finished_sweep(one: Path) -> None:
+    ran = run(status, one)
+    assert "trials    24 of 30 finished, 1 of them failed" in ran.out
+    assert f"images    {22 * 192:,}" in ran.out
+    assert "failed    trial 7: OutOfMemoryError" in ran.out
+    assert "best speedup: trial " in ran.out
+    found = data(status, one)
+    assert (found["done"], found["planned"], found["running"]) == (24, 30, [])
+    assert found["silent"] > 0
+    assert found["last"][-1] == "03:00:24 trial 23 complete"
+    assert [row["number"] for row in found["front"]] == Sweep.open(one).front()["number"].to_pylist()
+
+
+def test_status_while_it_runs(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=4, budget=10)
+    with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
+        for number in (4, 5):
+            file.write(json.dumps({"at": "2026-01-02T03:01:00+00:00", "event": "asked", "trial": number}) + "\n")
+        file.write('{"event": "to')  # being written, or the writer was killed
+    assert data(status, tmp_path)["running"] == [4, 5]
+    assert "4 of 10 finished; under way when last heard of: 4, 5" in run(status, tmp_path).out
+    with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
+        file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "start"}\n')
+    assert data(status, tmp_path)["running"] == []
+
+
+def test_status_before_the_first_trial(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=0, budget=5)
+    (tmp_path / "events.jsonl").unlink()
+    ran = run(status, tmp_path)
+    assert ran.code == 0
+    assert "0 of 5 finished" in ran.out
+    assert data(status, tmp_path)["silent"] is None
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=3)
+    file = tmp_path / records[1].file
+    file.write_text(file.read_text().replace('"eagle2"', '"\\u001b[2Jbold"'))
+    out = run(pareto, tmp_path, "--all").out
+    assert "bold" in out
+    assert "\x1b" not in out
+    assert clean("a\x1b[2J\nb") == "a�[2J�b"
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (2.1345, 0.0412, "2.135 ± 0.041"),
+        (231.4, 12.0, "231 ± 12"),
+        (0.0004567, 0.00001, "0.000457 ± 0.000010"),
+        (2.1345678, None, "2.135"),
+        (1.0, 0.0, "1"),
+        (None, 0.1, "-"),
+        (float("nan"), 0.1, "-"),
+    ],
+)
+def test_numbers_show_what_is_known(value: float | None, error: float | None, shown: str) -> None:
+    assert measured(value, error) == shown
+
+
+def test_tables_align() -> None:
+    assert table_text(["a", "bb"], [["long", "1"], ["x", "22"]], right=[1]) == "a     bb\nlong   1\nx     22"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pareto(a, plot=a[0] + '/f.png', knee=True)",
+        "compare(a, by='tree.policy')",
+        "compare([*a, 'papers/lantern-table2'], published=True)",
+        "status(a[0])",
+    ],
+)
+def test_no_heavy_library_is_imported(two: Path, tmp_path: Path, line: str) -> None:
+    code = (
+        "import sys\n"
+        "from orchestrator.cli.pareto import pareto\n"
+        "from orchestrator.cli.compare import compare\n"
+        "from orchestrator.cli.status import status\n"
+        "early = [m for m in ('numpy', 'pyarrow', 'matplotlib', 'rich.table') if m in sys.modules]\n"
+        f"a = sys.argv[1:]\n{line}\n"
+        "late = [m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]\n"
+        "print('imported:', early, late)"
+    )
+    folder = tmp_path / "copy"
+    write_sweep(folder, trials=9)
+    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "imported: [] []"

@@ -1,0 +1,150 @@
+"""`specfrontier reference`: a folder in, a file out that a sweep can use; mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from PIL import Image
+from torch import Tensor
+
+import workers.data.reference
+from orchestrator.cli.reference import EPILOG, reference
+from orchestrator.errors import CommandError
+from workers.data.reference import read_reference
+from workers.metrics import instruments
+from workers.metrics.extractor import Announced, ExtractorFile, Role
+from workers.metrics.features import load_features
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More noise images than the built-in net has features."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(70):
+        pixels = torch.randint(0, 256, (50, 60, 3), generator=torch.Generator().manual_seed(number))
+        Image.fromarray(pixels.byte().numpy()).save(folder / f"{number}.png")
+    return folder
+
+
+def run(*arguments: str) -> None:
+    """The command as typer reads its words; its exceptions come through."""
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(epilog=EPILOG)(reference)
+    app(list(arguments), standalone_mode=False)
+
+
+def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, net = tmp_path / "new" / "mine.parquet", load_features()
+    run(str(photos), "--out", str(out), "--device", "cpu")
+    said = capsys.readouterr()
+    made = read_reference(out, identity=net.identity)
+    assert said.out == f"{out}: 70 images of {made.source}, 64 features of {net.identity}\n"
+    assert said.err == "", "no progress where there is no terminal"
+    assert made.features.shape == (70, 64)
+    run(str(photos), "--out", str(out), "--count", "66", "--json", "--device", "cpu")
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": str(out), "width": 64, **read_reference(out).facts}
+    assert told["count"] == 66
+    assert told["resize"] == "centre square, Pillow Lanczos to 48 x 48"
+
+
+class Colours:
+    """An extractor of three features, as a user's file would give it."""
+
+    side, width = 20, 3
+
+    def __init__(self, name: str) -> None:
+        self.name, self.identity = name, f"{name}@1"
+
+    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
+        return images.mean((2, 3))
+
+    def to(self, device: torch.device) -> Colours:
+        return self
+
+
+def test_the_users_nets_may_make_it(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--inception` and `--vgg` load those files; one result holds the features of both."""
+    asked: list[tuple[str, str]] = []
+
+    def entry(key: str, role: Role) -> ExtractorFile:
+        def load(path: Path) -> Colours:
+            asked.append((key, path.name))
+            return Colours(key)
+
+        return ExtractorFile(key, role, lambda path: Announced("", 3, None), load)
+
+    entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
+    monkeypatch.setattr(instruments, "extractors", lambda: entries)
+    out = tmp_path / "mine.parquet"
+    run(str(photos), "--inception", "a.pth", "--vgg", "b.pth", "--out", str(out), "--device", "cpu", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert asked == [("inception", "a.pth"), ("vgg", "b.pth")]
+    assert told["identity"] == "inception@1"
+    assert told["also"] == {"vgg": "vgg@1"}
+    assert told["resize"] == "centre square, Pillow Lanczos to 20 x 20"
+    made = read_reference(out, identity="inception@1", also={"vgg": "vgg@1"})
+    assert made.also["vgg"].features.shape == (70, 3)
+
+
+def test_progress_on_a_terminal(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(workers.data.reference, "AT_ONCE", 40)
+    run(str(photos), "--out", str(tmp_path / "a.parquet"), "--device", "cpu")
+    assert capsys.readouterr().err == "\r40 of 70 images\r70 of 70 images\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("nowhere",), 2, "nowhere: no such folder of images"),
+        (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: name a file that ends in \.parquet"),
+        (("PHOTOS", "--count", "64"), 2, "give more than 64 images"),
+        (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
+        (("PHOTOS", "--weights", "nowhere"), 1, "nowhere: no such folder of weights"),
+        (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
+        (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is none of"),
+        (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "two answers to one question"),
+        (("scenes",), 2, "say how many scenes"),
+        (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
+        (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 1, r"0\.png: File exists"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(
+    arguments: tuple[str, ...], code: int, message: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match=message) as raised:
+        run(*(word.replace("PHOTOS", str(photos)) for word in arguments))
+    assert raised.value.code == code
+    assert "hunter22" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_no_file(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.data.reference, "build_reference", interrupted)
+    with pytest.raises(CommandError, match="nothing was written") as raised:
+        run(str(photos), "--out", str(tmp_path / "a.parquet"))
+    assert raised.value.code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_itself_is_light() -> None:
+    code = "import sys, orchestrator.cli.reference\nprint(sorted({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert said.stdout.decode().strip() == "[]"

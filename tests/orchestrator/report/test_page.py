@@ -1,0 +1,388 @@
+"""The report as a file: what is in it, that nothing in it can act, and that it is written whatever a sweep lacks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from PIL import Image
+from pyarrow import fs
+from typer.testing import CliRunner
+
+from orchestrator.cli.report import report
+from orchestrator.errors import CommandError
+from orchestrator.report.facts import facts, searched
+from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
+from orchestrator.report.thumbnails import GRID_SIDE, Album, read_captions
+from orchestrator.results.overrides import choose, read_file
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord, write_trial
+from search_spaces.presets import PRESETS
+from search_spaces.trial import Sampling
+from tests.fakes.synthetic_sweeps import CAPTIONS, write_sweep
+from workers.data.storage import Storage
+
+ROOT = Path(__file__).parents[3]
+HOSTILE = (
+    "<script>window.broken=1</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "<!-- <script>",
+    "]]>&lt;b>\u2028",
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text of each script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The data that the page's script will read."""
+    loaded: dict[str, Any] = json.loads(Elements(page).scripts[0])
+    return loaded
+
+
+def written(folder: Path, *changed: TrialRecord, **options: Any) -> dict[str, Any]:
+    """The page's data for a synthetic sweep, some of its trials replaced."""
+    write_sweep(folder, **options)
+    for record in changed:
+        write_trial(Storage(folder), record)
+    return data_of(report_page(Storage(folder)))
+
+
+def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=12, repeated={9: 5})
+    assert write_report(Storage(tmp_path)) == "report.html"
+    data = data_of((tmp_path / "report.html").read_text("utf-8"))
+    assert [trial["number"] for trial in data["trials"]] == list(range(12))
+    for trial, record in zip(data["trials"], records, strict=True):
+        assert trial["metrics"] == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
+        assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
+        assert trial["same_as"] == record.same_as
+    assert data["trials"][2]["words"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
+
+
+def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=6)
+    page = report_page(Storage(tmp_path))
+    elements = Elements(page)
+    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert policy is not None
+    assert len(elements.scripts) == 2
+    assert len(style) == 1
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for kind, text in (("script", elements.scripts[1]), ("style", style[0])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert not re.findall(r"\{\{\w+\}\}", page)
+
+
+def test_the_page_names_no_other_place(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=6)
+    page = report_page(Storage(tmp_path))
+    assert set(re.findall(r"https?://[^\s\"'<]*", page)) == {"http://www.w3.org/2000/svg"}
+    for tag, attributes in Elements(page).found:
+        for name in ("src", "href", "action", "data"):
+            assert str(attributes.get(name, "#")).startswith(("#", "data:")), f"{tag} {name}"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> None:
+    plain = Elements(report_page(_hostile(tmp_path / "plain", "harmless")))
+    page = report_page(_hostile(tmp_path / "hostile", text))
+    elements = Elements(page)
+    assert [tag for tag, _ in elements.found] == [tag for tag, _ in plain.found]
+    assert not set("<>&\u2028") & set(elements.scripts[0])
+    data = data_of(page)
+    trials = data["trials"]
+    assert [data["name"], data["about"], trials[1]["label"], trials[7]["cause"], data["captions"][0][0]] == [text] * 5
+
+
+def _hostile(folder: Path, text: str) -> Storage:
+    """A sweep that says `text` wherever a user may say something."""
+    import pyarrow.parquet as pq
+
+    records = write_sweep(folder, trials=9, name=text, about=text, shards=True)
+    storage = Storage(folder)
+    write_trial(storage, replace(records[1], label=text))
+    write_trial(storage, replace(records[7], cause=text))
+    for record in records:
+        for shard in record.shards:
+            table = pq.read_table(folder / shard)
+            pq.write_table(table.set_column(1, "caption", [[text] * table.num_rows]), folder / shard)
+    return storage
+
+
+def test_script_data_is_still_the_same_data() -> None:
+    data = {"a</script>": ["<!--", "&amp;", "\u2028\u2029", "é", 1.5, None]}
+    text = as_script_data(data)
+    assert json.loads(text) == data
+    assert not set("<>&\u2028\u2029") & set(text)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "expected"),
+    [
+        (["speedup", "fid"], ("speedup", "fid")),
+        (["fid", "speedup"], ("speedup", "fid")),
+        (["step_compression", "drift", "fid"], ("step_compression", "drift")),
+        (["speedup"], ("speedup", "fid")),
+        ([], ("speedup", "fid")),
+        (["speedup", "gone"], ("speedup", "latency")),
+    ],
+)
+def test_the_metrics_shown_first(tmp_path: Path, objectives: Sequence[str], expected: tuple[str, str]) -> None:
+    data = written(tmp_path, trials=6, objectives=[{"metric": name, "direction": "minimize"} for name in objectives])
+    assert (data["axes"]["x"], data["axes"]["y"]) == expected
+    assert data["metrics"][expected[0]]["direction"] == "maximize", "a metric's direction is its own"
+
+
+def test_only_metrics_that_were_measured_are_offered(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=6)
+    kept = [replace(r, metrics={m: v for m, v in r.metrics.items() if m in ("drift", "fid")}) for r in records]
+    data = written(tmp_path, *kept, trials=6)
+    assert data["axes"] == {"names": ["fid", "drift"], "x": "fid", "y": "drift"}
+
+
+def test_a_sweep_without_finished_trials_has_a_page(tmp_path: Path) -> None:
+    data = written(tmp_path, trials=0)
+    assert data["trials"] == []
+    assert data["axes"]["x"] == "speedup"
+
+
+def test_a_setting_that_cannot_be_is_listed_with_its_cause(tmp_path: Path) -> None:
+    data = written(tmp_path, TrialRecord(6, "", "failed", {}, cause="no such tree"), trials=6)
+    assert data["trials"][6]["cause"] == "no such tree"
+    assert data["trials"][6]["words"] == "a setting that cannot be"
+    assert "" not in data["configs"]
+
+
+def test_configs_are_what_generate_takes(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=12)
+    configs = data_of(report_page(Storage(tmp_path)))["configs"]
+    for record in records:
+        (tmp_path / "config.yaml").write_text(configs[record.digest], "utf-8")
+        assert choose(read_file(str(tmp_path / "config.yaml")), []).complete(Sampling()) == record.setting
+
+
+def test_the_share_of_redraws_is_that_of_the_front_command(tmp_path: Path) -> None:
+    data = written(tmp_path, trials=20)
+    marked = Sweep.open(tmp_path).front(everything=True)
+    expected = dict(zip(marked["number"].to_pylist(), marked["confidence"].to_pylist(), strict=True))
+    assert len(expected) > 5
+    assert {trial["number"]: trial["sure"] for trial in data["trials"] if trial["sure"] is not None} == expected
+
+
+def test_a_broken_constraint_is_named(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=6)
+    data = written(tmp_path, replace(records[5], constraints={"drift <= 2": 0.25, "fid <= 9": -1.0}), trials=6)
+    assert data["trials"][5]["broken"] == ["drift <= 2"]
+    assert not data["trials"][5]["feasible"]
+
+
+def test_no_credentials(tmp_path: Path) -> None:
+    secret = "s3://AKIAKEY:hunter2@bucket/captions.txt?session_token=tokyo"
+    storage = Storage(tmp_path)
+    records = write_sweep(tmp_path, trials=8, captions={"count": 5, "source": secret, "hash": "00"})
+    write_trial(storage, replace(records[7], cause=f"cannot read {secret}"))
+    storage.write("sweep.yaml", yaml.safe_dump({"name": "a", "captions": {"source": secret}}).encode())
+    page = report_page(storage)
+    assert "bucket/captions.txt" in page
+    assert not re.search("hunter2|AKIAKEY|tokyo", page)
+
+
+def test_captions_come_with_the_pictures(tmp_path: Path) -> None:
+    data = written(tmp_path, trials=6, shards=True)
+    picture = data["pictures"][data["trials"][0]["digest"]]
+    assert data["captions"] == [list(CAPTIONS)], "trials that share their captions share the list"
+    assert data["captions"][picture["captions"]] == list(CAPTIONS)
+
+
+@pytest.mark.parametrize("damage", ["gone", "broken", "no captions"])
+def test_without_captions_there_are_still_pictures(tmp_path: Path, damage: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for record in write_sweep(tmp_path, trials=4, shards=True):
+        shard = tmp_path / record.shards[0]
+        if damage == "gone":
+            shard.unlink()
+        elif damage == "broken":
+            shard.write_bytes(b"PAR1")
+        else:
+            pq.write_table(pa.table({"caption_id": [1]}), shard)
+        assert read_captions(Storage(tmp_path), record.shards[0]) == []
+    data = data_of(report_page(Storage(tmp_path)))
+    assert len(data["pictures"]) == 4
+    assert data["captions"] == []
+
+
+def picture_of(uri: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
+def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
+    record = write_sweep(tmp_path, trials=1)[0]
+    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
+    album = Album(Storage(tmp_path))
+    album.add(record, "grid")
+    found = album.pictures[record.digest]["grid"]
+    assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
+    assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
+
+
+def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(tmp_path, trials=20)
+    front = {record.digest for record in _front_records(tmp_path)}
+    whole = page_data(Sweep.open(tmp_path))["pictures"]
+    room = sum(len(whole[digest][kind]["uri"]) for digest in front for kind in ("grid", "heat"))
+    monkeypatch.setattr(Album.__init__, "__defaults__", (room,))
+    pictures = page_data(Sweep.open(tmp_path))["pictures"]
+    assert set(pictures) == front < set(whole)
+    assert all(set(entry) == {"grid", "heat"} for entry in pictures.values())
+
+
+def _front_records(folder: Path) -> list[TrialRecord]:
+    sweep = Sweep.open(folder)
+    numbers = set(sweep.front()["number"].to_pylist())
+    return [record for record in sweep.records if record.number in numbers]
+
+
+def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
+    first, second = write_sweep(tmp_path, trials=2)
+    (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
+    (tmp_path / "heatmaps" / f"{first.digest}.png").unlink()
+    pictures = data_of(report_page(Storage(tmp_path)))["pictures"]
+    assert set(pictures) == {second.digest}
+
+
+def test_it_is_written_where_the_sweep_is(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "anything", trials=4, shards=True)
+    far = Storage("anything", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
+    assert write_report(far) == "report.html"
+    assert data_of((tmp_path / "anything" / "report.html").read_text("utf-8"))["captions"] == [list(CAPTIONS)]
+
+
+def test_facts_and_what_was_searched(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=30)
+    sweep = Sweep.open(tmp_path)
+    known = dict(facts(sweep))
+    assert known["captions"] == ["192 captions of scenes", "4b" * 8]
+    assert known["weights"][0] == "target.safetensors " + "0f" * 8
+    assert known["objectives"] == ["maximize speedup", "minimize fid"]
+    assert known["started"] == ["2 January 2026, 03:00 UTC"]
+    assert "missing" not in known
+    tried = dict(searched(sweep.records))
+    assert tried["tree.policy"] == ["chain, dynamic"]
+    assert tried["tree.depth"] == ["2, 3, 4, 5"]
+    assert "tree.width" not in tried, "it never changed"
+    labelled = [replace(record, label="mine") for record in sweep.records]
+    assert searched(labelled) == []
+
+
+def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=3)
+    known = json.loads((tmp_path / "identity.json").read_text())
+    bare = {"name": "bare", "metrics": known["metrics"], "objectives": ["fid", "drift"]}
+    (tmp_path / "identity.json").write_text(json.dumps(bare))
+    data = data_of(report_page(Storage(tmp_path)))
+    assert ["objectives", ["minimize fid", "minimize drift"]] in data["facts"]
+
+
+def test_groups() -> None:
+    assert set(groups(PRESETS["vanilla"]).values()) == {"vanilla"}
+    assert groups(PRESETS["lantern"]) == {"acceptance": "additive", "tree": "dynamic", "drafter": "eagle"}
+    assert groups(PRESETS["gsd"]) == {"acceptance": "grouped", "tree": "chain", "drafter": "jacobi"}
+
+
+def command(*arguments: str) -> str:
+    """What `specfrontier report ARGUMENTS` prints."""
+    app = typer.Typer()
+    app.command()(report)
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output.strip()
+
+
+def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", trials=3)
+    assert command(str(tmp_path / "sweep")) == str(tmp_path / "sweep" / "report.html")
+    out = tmp_path / "new" / "page.html"
+    assert command(str(tmp_path / "sweep"), "--out", str(out)) == str(out)
+    assert len(data_of(out.read_text("utf-8"))["trials"]) == 3
+
+
+def test_the_command_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def open_page(page: str) -> bool:
+        opened.append(page)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
+    write_sweep(tmp_path, trials=3)
+    command(str(tmp_path), "--open")
+    assert opened == [(tmp_path / "report.html").as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda page: False)
+    with pytest.raises(CommandError, match="no browser"):
+        command(str(tmp_path), "--open")
+
+
+def test_no_sweep_there(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="no sweep there") as ended:
+        command(str(tmp_path))
+    assert ended.value.code == 1
+
+
+def test_a_broken_trial_is_named(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=3)
+    (tmp_path / "trials" / "00001.json").write_text("{")
+    with pytest.raises(CommandError, match=r"00001\.json"):
+        command(str(tmp_path))
+
+
+def test_neither_torch_nor_the_libraries_of_a_sweep_are_needed(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=5, shards=True)
+    code = (
+        "import sys; from orchestrator.cli.report import report; report(sys.argv[1], None, False)\n"
+        "print(sorted({'torch', 'ray', 'optuna', 'mlflow', 'matplotlib', 'transformers'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

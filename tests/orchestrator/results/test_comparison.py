@@ -1,0 +1,130 @@
+"""Comparisons of fronts: the numbers by hand, and which metrics of which sweeps may be compared at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.results.comparison import Group, cautions, compare, obstacles
+from orchestrator.results.fronts import Axis
+from tests.fakes.synthetic_sweeps import METRICS, identity
+
+AXES = (Axis("speedup", "maximize"), Axis("fid", "minimize"))
+
+
+def group(name: str, *points: tuple[float, float]) -> Group:
+    return Group(name, np.array(points, dtype=np.float64))
+
+
+def test_numbers_by_hand() -> None:
+    a, b = group("a", (1, 2), (3, 4), (2, 9)), group("b", (2, 4), (4, 6))
+    found = compare([a, b], AXES, reference=[0, 10])
+    assert found.sizes == {"a": (3, 2), "b": (2, 2)}
+    assert found.hypervolumes == {"a": 1 * 8 + 2 * 6, "b": 2 * 6 + 2 * 4}
+    assert found.scale == (3, 4)
+    (pair,) = found.pairs
+    assert pair.coverage == (0.5, 0)
+    assert pair.epsilon == pytest.approx((1 / 3, 0.5))
+
+
+def test_the_reference_point_is_common() -> None:
+    found = compare([group("a", (1, 2)), group("b", (3, 4)), group("c", (2, 12))], AXES)
+    assert found.reference == pytest.approx((0.8, 13))
+    assert [(pair.first, pair.second) for pair in found.pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_an_empty_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="b: no trial there was measured in speedup and fid"):
+        compare([group("a", (1, 2)), group("b", (float("nan"), 2))], AXES)
+
+
+OTHER_FEATURES = {"features": "inception 9999", "clip_score": "scenes-clip 3c3c3c3c"}
+OTHER_CLIP = {"features": "scenes-features 2d2d2d2d", "clip_score": "openai-clip 7777"}
+SPEEDS = {"speedup", "latency", "step_compression"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({}, set()),
+        ({"seed": 9, "experiment": "1" * 20}, set()),
+        ({"captions": {"count": 192, "hash": "other", "source": "captions.txt"}}, {"fid", "drift", "clip_score"}),
+        ({"captions": {"count": 96, "hash": "4b" * 8, "source": "scenes"}}, {"fid", "drift", "clip_score"}),
+        ({"extractors": OTHER_FEATURES}, {"fid", "drift"}),
+        ({"extractors": OTHER_CLIP}, {"clip_score"}),
+        ({"reference": {"identity": "other", "count": 4096, "source": "photos"}}, {"fid"}),
+        ({"target": "llamagen"}, {"drift"}),
+        ({"baseline": {"drafter": {"kind": "none"}}}, {"drift"}),
+    ],
+)
+@pytest.mark.parametrize("said", [True, False], ids=["identities say what metrics need", "they do not"])
+def test_what_may_be_compared(changed: dict[str, Any], refused: set[str], said: bool) -> None:
+    """Where the identities do not say what a quality metric needs, anything that differs forbids the comparison."""
+    pair = [identity("one"), identity("one", **changed)]
+    if not said:
+        for one in pair:
+            one["metrics"] = {name: dict(facts) for name, facts in METRICS.items()}
+        refused = refused and set(METRICS) - SPEEDS
+    assert {name for name in METRICS if obstacles(pair, name)} == refused
+
+
+ELSEWHERE = {"device": "cuda", "threads": 8, "timing": {"batch": 8, "images": 8, "repetitions": 3}}
+HERE = {"device": "cpu", "threads": 1, "timing": {"batch": 1, "images": 3, "repetitions": 3}}
+
+
+@pytest.mark.parametrize("key", ["device", "threads", "timing"])
+@pytest.mark.parametrize("said", [True, False], ids=["identities say what metrics need", "they do not"])
+def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str, said: bool) -> None:
+    pair = [identity("one", **HERE), identity("two", **HERE | {key: ELSEWHERE[key]})]
+    if not said:
+        for one in pair:
+            one["metrics"] = {name: dict(facts) for name, facts in METRICS.items()}
+    (reason,) = obstacles(pair, "latency")
+    what, values = {
+        "device": ("devices", "cpu against cuda"),
+        "threads": ("threads", "1 against 8"),
+        "timing": ("timing batches", "1 against 8"),
+    }[key]
+    assert reason == f"{what}: {values}"
+    assert not [name for name in METRICS if name != "latency" and obstacles(pair, name)]
+    assert cautions(pair, AXES) == [f"speedup: timed with different {what}, {values}"]
+    assert cautions(pair, [Axis("step_compression", "maximize")]) == []
+    del pair[0][key]  # unknown
+    assert obstacles(pair, "latency") == cautions(pair, AXES) == []
+
+
+def test_other_numbers_of_timed_captions_are_no_matter() -> None:
+    fewer = HERE | {"timing": {"batch": 1, "images": 9, "repetitions": 1}}
+    pair = [identity("one", **HERE), identity("two", **fewer)]
+    assert obstacles(pair, "latency") == cautions(pair, AXES) == []
+
+
+def test_distances_at_other_numbers_of_images_are_refused() -> None:
+    """192 captions each; what has no bias in the number of images, and means over images, can be compared."""
+    metrics = identity("any")["metrics"]
+    for name, needs in {"fid_debiased": ["features", "reference"], "kid": ["features", "reference"]}.items():
+        metrics[name] = {"direction": "minimize", "unit": "", "about": "", "needs": needs}
+    pair = [identity("one", samples=1, metrics=metrics), identity("two", samples=2, metrics=metrics)]
+    assert {name for name in metrics if obstacles(pair, name)} == {"fid", "drift"}
+    assert obstacles(pair, "fid") == ["the number of images: 192 against 384"]
+    del pair[1]["samples"]
+    assert not [name for name in metrics if obstacles(pair, name)]
+
+
+def test_reasons_are_words() -> None:
+    (reason,) = obstacles([identity("a"), identity("b", extractors=OTHER_FEATURES)], "fid")
+    assert reason == "the extractor 'features': scenes-features 2d2d2d2d against inception 9999"
+
+
+def test_what_is_worth_a_word() -> None:
+    captions = {"count": 8, "hash": "x", "source": "other"}
+    pair = [identity("a"), identity("b", target="llamagen", captions=captions, seed=3)]
+    words = cautions(pair, [Axis("speedup", "maximize"), Axis("step_compression", "maximize")])
+    assert words == [
+        "the sweeps' targets differ",
+        "the sweeps' seeds differ",
+        "speedup and step_compression were measured on different captions",
+    ]
+    assert cautions([identity("a"), identity("b")], AXES) == []

@@ -1,0 +1,163 @@
+"""Fronts against brute force, on random sets with ties, gaps and three objectives; the laws of what goes with them."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from orchestrator.results.pareto import best_under, front_confidence, knee, nondominated, tell_apart
+
+WAYS = ("maximize", "minimize")
+few = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, math.nan])  # few values, so that ties are common
+
+
+def sets(objectives: int) -> st.SearchStrategy[np.ndarray]:
+    return st.integers(0, 14).flatmap(lambda n: arrays(np.float64, (n, objectives), elements=few))
+
+
+def better(a: np.ndarray, b: np.ndarray, ways: tuple[str, ...]) -> bool:
+    """Whether a dominates b, said as plainly as can be."""
+    pairs = [(x, y) if way == "maximize" else (y, x) for x, y, way in zip(a, b, ways, strict=True)]
+    return all(x >= y for x, y in pairs) and any(x > y for x, y in pairs)
+
+
+def brute_force(values: np.ndarray, ways: tuple[str, ...]) -> list[bool]:
+    there = [row for row in values if not np.isnan(row).any()]
+    return [not np.isnan(row).any() and not any(better(other, row, ways) for other in there) for row in values]
+
+
+@pytest.mark.parametrize("ways", [ways for m in (1, 2, 3, 4) for ways in product(WAYS, repeat=m)])
+def test_front_is_the_brute_force_front(ways: tuple[str, ...]) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(sets(len(ways)))
+    def check(values: np.ndarray) -> None:
+        assert nondominated(values, ways).tolist() == brute_force(values, ways)
+
+    check()
+
+
+def test_none_is_not_measured_and_equal_points_all_stay() -> None:
+    values: list[list[float | None]] = [[1, 5], [None, 0], [1, 5], [0, 9], [2, None]]
+    assert nondominated(values, ("maximize", "minimize")).tolist() == [True, False, True, False, False]
+
+
+def test_no_points() -> None:
+    assert nondominated([], ("maximize", "minimize")).shape == (0,)
+    assert front_confidence([], [], ("maximize", "minimize")).shape == (0,)
+    assert knee(np.empty((0, 2)), ("maximize", "minimize")) is None
+
+
+def test_infinite_values_count_as_what_they_are() -> None:
+    values: list[list[float | None]] = [[math.inf, 3.0], [1.0, -math.inf], [1.0, 3.0]]
+    assert nondominated(values, WAYS).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "ways", "words"),
+    [([[1, 2]], ("maximize",), "one direction for each"), ([[1, 2]], ("maximize", "up"), "'maximize' or 'minimize'")],
+)
+def test_wrong_use_is_refused(values: list[list[float]], ways: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        nondominated(values, ways)
+
+
+def test_two_objectives_are_sorted_not_compared_in_pairs() -> None:
+    """100,000 points are 10 billion pairs, which no machine compares in seconds."""
+    points = np.random.default_rng(0).random((100_000, 2))
+    start = time.perf_counter()
+    mask = nondominated(points, WAYS)
+    assert time.perf_counter() - start < 5
+    front = points[mask][np.argsort(points[mask][:, 0])]
+    assert (np.diff(front[:, 1]) > 0).all()
+
+
+def test_confidence_is_the_share_of_brute_force_draws() -> None:
+    """Fifty draws by hand, from the same numbers: also for three objectives, where hopeless points are skipped."""
+    rng = np.random.default_rng(1)
+    for ways in (("maximize", "minimize"), ("maximize", "minimize", "minimize")):
+        values = rng.normal(size=(30, len(ways)))
+        values[3, 0] = np.nan
+        errors = rng.random((30, len(ways))) * 0.3
+        errors[5] = np.nan
+        noise = np.random.default_rng(7).standard_normal((50, *values.shape))
+        signs = np.array([-1.0 if way == "maximize" else 1.0 for way in ways])
+        drawn = [(values * signs + np.nan_to_num(errors) * one) * signs for one in noise]
+        expected = np.mean([brute_force(one, ways) for one in drawn], axis=0)
+        np.testing.assert_allclose(front_confidence(values, errors, ways, draws=50, seed=7), expected)
+
+
+def test_confidence_of_a_coin_toss_and_of_certainty() -> None:
+    """Two points alike in y, one error apart in x: the better is better with chance Phi(1 / sqrt 2) = 0.760."""
+    share = front_confidence([[1.0, 0.0], [0.0, 0.0], [-50.0, -5.0]], [[1, 0], [1, 0], [1, 0]], WAYS, draws=20_000)
+    assert share[0] == pytest.approx(0.760, abs=0.01)
+    assert share[0] + share[1] == pytest.approx(1, abs=1e-9)
+    assert share[2] == 1  # the others are worse in y, and their y is certain
+    sure = front_confidence([[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [math.nan, math.nan]], WAYS)
+    assert sure.tolist() == [1, 0]
+
+
+def test_confidence_repeats_itself() -> None:
+    values, errors = [[1.0, 2.0], [1.1, 2.1], [0.9, 1.9]], np.full((3, 2), 0.2)
+    first = front_confidence(values, errors, WAYS)
+    assert first.tolist() == front_confidence(values, errors, WAYS).tolist()
+    assert first.tolist() != front_confidence(values, errors, WAYS, seed=1).tolist()
+
+
+def test_confidence_of_a_large_sweep_is_quick() -> None:
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    share = front_confidence(rng.random((2000, 3)), np.full((2000, 3), 0.01), ("maximize", "minimize", "minimize"))
+    assert time.perf_counter() - start < 20
+    assert 0 < share.max() <= 1
+
+
+def test_told_apart_at_five_percent() -> None:
+    """Errors 3 and 4 make 5 for the difference; 1.96 of them are 9.8."""
+    assert tell_apart([0.0, 0.0], [9.7, 9.9], [3, 3], [4, 4]).tolist() == [False, True]
+    assert tell_apart([0.0], [9.9], [3], [4], level=0.01).tolist() == [False]
+    assert tell_apart([0.0], [100.0], [math.nan], [1]).tolist() == [False]
+    assert tell_apart([1.0, 1.0], [1.0, 2.0], [0, 0], [0, 0]).tolist() == [False, True]
+
+
+def test_false_alarms_come_as_often_as_stated() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=40_000), 2 * rng.normal(size=40_000)
+    assert tell_apart(a, b, np.ones_like(a), np.full_like(b, 2)).mean() == pytest.approx(0.05, abs=0.005)
+
+
+def test_knee_is_furthest_from_the_chord() -> None:
+    front = [[1.0, 0.0], [2.0, 1.0], [2.8, 2.0], [3.0, 10.0]]  # speed up, distance down
+    assert knee(front, ("maximize", "minimize")) == 2
+    scaled = np.array(front) * [1, 1000] + [5, -3]  # units do not matter
+    assert knee(scaled, ("maximize", "minimize")) == 2
+    turned = np.array(front) * [-1, 1]
+    assert knee(turned, ("minimize", "minimize")) == 2
+
+
+def test_straight_and_hollow_fronts_have_no_knee() -> None:
+    fronts: list[list[list[float]]] = [[[0, 0], [1, 1], [2, 2]], [[0, 0], [1, 1.5], [2, 2]], [[0, 0], [2, 2]], [[1, 1]]]
+    for front in fronts:
+        assert knee(front, ("maximize", "minimize")) is None
+
+
+def test_knee_in_three_dimensions() -> None:
+    front: list[list[float]] = [[0, 1, 1], [1, 0, 1], [1, 1, 0], [0.2, 0.2, 0.2], [0.4, 0.3, 0.3]]
+    assert knee(front, ("minimize",) * 3) == 3
+
+
+@given(
+    arrays(np.float64, 8, elements=few),
+    arrays(np.float64, (8, 2), elements=st.sampled_from([-1.0, 0.0, 1.0, math.nan])),
+    st.sampled_from(WAYS),
+)
+def test_best_within_limits(values: np.ndarray, excess: np.ndarray, way: str) -> None:
+    allowed = [i for i in range(8) if not math.isnan(values[i]) and all(excess[i] <= 0)]
+    chosen = min(allowed, key=lambda i: (-values[i] if way == "maximize" else values[i], i), default=None)
+    assert best_under(values, way, excess) == chosen

@@ -1,0 +1,114 @@
+"""Filters and constraints: what passes, and what is said to a mistake."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+
+from orchestrator.results.query import Filter, QueryError, excess, passing
+
+TABLE = pa.table(
+    {
+        "label": ["vanilla", "", "lantern", ""],
+        "tree.depth": pa.array([None, 3, 5, 4], pa.int64()),
+        "acceptance.k": pa.array([None, 10, 100, 12], pa.int64()),
+        "acceptance.delta": pa.array([None, 0.1, 0.25, None], pa.float64()),
+        "feasible": [True, True, False, True],
+        "cause": pa.array([None] * 4, pa.null()),
+        "fid": pa.array([4.0, 4.5, 5.0, None], pa.float64()),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("label=lantern", [2]),
+        ("label == 'lantern'", [2]),
+        ("label!=vanilla", [1, 2, 3]),
+        ("label=", [1, 3]),
+        ("label in vanilla, lantern", [0, 2]),
+        ("label not in vanilla,lantern", [1, 3]),
+        ("tree.depth>=4", [2, 3]),
+        ("tree.depth > 4", [2]),
+        ("tree.depth<4", [1]),
+        ("tree.depth!=4", [0, 1, 2]),
+        ("tree.depth=null", [0]),
+        ("tree.depth != null", [1, 2, 3]),
+        ("acceptance.k in 10,100", [1, 2]),
+        ("acceptance.k not  in 10, null", [2, 3]),
+        ("acceptance.delta=0.1", [1]),
+        ("acceptance.delta<=.25", [1, 2]),
+        ("feasible=true", [0, 1, 3]),
+        ("feasible!=True", [2]),
+        ("cause=null", [0, 1, 2, 3]),
+        ("cause!=OutOfMemoryError", [0, 1, 2, 3]),
+        ("sampling.top_k>=1", []),  # a knob that no trial here has
+        ("sampling.top_k=null", [0, 1, 2, 3]),
+    ],
+)
+def test_what_passes(text: str, rows: list[int]) -> None:
+    assert [row for row, passes in enumerate(passing(TABLE, [text])) if passes] == rows
+
+
+def test_all_filters_must_pass() -> None:
+    assert passing(TABLE, ["tree.depth>=4", "label!=lantern"]).tolist() == [False, False, False, True]
+    assert passing(TABLE, []).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tree.dept>=4", "there is no column 'tree.dept'; did you mean 'tree.depth'?"),
+        ("fud<=4", "known: label, tree.depth"),
+        ("tree.depth", "write COLUMN=VALUE"),
+        ("tree.depth ~ 4", "write COLUMN=VALUE"),
+        ("tree.depth>=deep", "tree.depth holds numbers, got 'deep'"),
+        ("label>=lantern", "label holds words, which have no order"),
+        ("feasible=maybe", "feasible is true or false, got 'maybe'"),
+        ("tree.depth<null", "null has no order"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_expression(text: str, words: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        Filter.parse(text).mask(TABLE)
+    assert words in str(caught.value)
+    assert repr(text) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "within"),
+    [
+        ("fid<=4.5", [True, True, False, False]),
+        ("fid <= vanilla + 0.5", [True, True, False, False]),
+        ("fid >= 1.1 * vanilla", [False, True, True, False]),
+        ("fid<=0.5*vanilla", [False, False, False, False]),
+    ],
+)
+def test_constraints(text: str, within: list[bool]) -> None:
+    found = excess(text, TABLE, ["fid", "drift"], {"fid": 4.0})
+    assert (found <= 0).tolist() == within
+    assert math.isnan(found[3])
+
+
+def test_excess_is_in_the_metrics_unit() -> None:
+    assert excess("fid<=vanilla+0.5", TABLE, ["fid"], {"fid": 4.0})[:3].tolist() == [-0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fdi<=4", "there is no metric 'fdi'; did you mean 'fid'? known: fid, drift"),
+        ("fid<4", "use <= or >="),
+        ("fid", "no constraint"),
+        ("drift<=vanilla+1", "vanilla's drift has not been measured"),
+    ],
+)
+def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        excess(text, TABLE, ["fid", "drift"], {"fid": 4.0})
+    assert words in str(caught.value)
+    assert repr(text) in str(caught.value)

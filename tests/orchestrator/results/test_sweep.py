@@ -1,0 +1,237 @@
+"""`Sweep` on made-up sweeps: what is read, what may be on a front, what is said where there is nothing to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.results.plots import front_png
+from orchestrator.results.query import QueryError
+from orchestrator.results.sweep import NoSweepError, Sweep
+from orchestrator.results.trials import TrialRecord, write_trial
+from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
+from workers.data.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder = tmp_path_factory.mktemp("sweeps") / "one"
+    write_sweep(folder, trials=24, repeated={10: 6, 15: 6}, shards=True)
+    return Sweep.open(folder)
+
+
+def better(a: TrialRecord, b: TrialRecord, metrics: tuple[str, ...]) -> bool:
+    """Whether a dominates b."""
+    signs = [1 if METRICS[name]["direction"] == "maximize" else -1 for name in metrics]
+    gains = [s * (a.metrics[m].value - b.metrics[m].value) for s, m in zip(signs, metrics, strict=True)]
+    return min(gains) >= 0 and max(gains) > 0
+
+
+def numbers(table: Any) -> list[int]:
+    return [int(number) for number in table["number"].to_pylist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.permutations(list(METRICS)).map(lambda names: tuple(names[:3])),
+    st.sampled_from([2, 3]),
+    st.sampled_from([(), ("drift<=1.2",), ("fid<=vanilla+1", "clip_score>=0.95*vanilla")]),
+    st.sampled_from([(), ("acceptance.neighbourhood=additive",), ("drafter.kind!=none", "tree.policy=chain")]),
+)
+def test_the_front_is_the_brute_force_front(
+    sweep: Sweep, names: tuple[str, ...], m: int, limits: tuple[str, ...], where: tuple[str, ...]
+) -> None:
+    vanilla = sweep.records[0]
+    held = {
+        "drift<=1.2": lambda r: r.metrics["drift"].value <= 1.2,
+        "fid<=vanilla+1": lambda r: r.metrics["fid"].value <= vanilla.metrics["fid"].value + 1,
+        "clip_score>=0.95*vanilla": lambda r: (
+            r.metrics["clip_score"].value >= 0.95 * vanilla.metrics["clip_score"].value
+        ),
+        "acceptance.neighbourhood=additive": lambda r: r.config["acceptance"]["neighbourhood"] == "additive",
+        "drafter.kind!=none": lambda r: r.config["drafter"]["kind"] != "none",
+        "tree.policy=chain": lambda r: r.config["tree"]["policy"] == "chain",
+    }
+    able = [r for r in sweep.records if r.feasible and r.same_as is None and all(held[t](r) for t in (*limits, *where))]
+    expected = {r.number for r in able if not any(better(other, r, names[:m]) for other in able)}
+    x, y, z = (*names[:2], names[2] if m == 3 else None)
+    found = sweep.front(x, y, z, where=where, subject_to=limits)
+    assert set(numbers(found)) == expected
+    assert found[names[0]].to_pylist() == sorted(found[names[0]].to_pylist())
+    everything = sweep.front(x, y, z, where=where, subject_to=limits, everything=True)
+    assert set(numbers(everything)) == {r.number for r in able}
+    marks = zip(numbers(everything), everything["on_front"].to_pylist(), strict=True)
+    assert {number for number, member in marks if member} == expected
+
+
+def test_trials_are_all_of_them(sweep: Sweep) -> None:
+    table = sweep.trials()
+    assert numbers(table) == list(range(24))
+    assert numbers(sweep.trials(where=["state=failed"])) == [7]
+    assert sweep.trials(columns=["label", "fid"]).column_names == ["label", "fid"]
+    with pytest.raises(QueryError, match="there is no column 'fidd'; did you mean 'fid'"):
+        sweep.trials(columns=["fidd"])
+
+
+def test_repetitions_and_failures_are_not_on_fronts(sweep: Sweep) -> None:
+    assert not {7, 10, 15} & set(numbers(sweep.front(everything=True)))
+
+
+def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path)
+    wild = dataclasses.replace(records[3], constraints={"drift <= 0": 1.0})
+    write_trial(Storage(str(tmp_path)), wild)
+    sweep = Sweep.open(tmp_path)
+    assert 3 not in numbers(sweep.front(everything=True))
+    assert 3 in numbers(sweep.front(everything=True, feasible=False))
+
+
+def test_vanilla_is_the_baselines_setting(sweep: Sweep) -> None:
+    assert sweep.vanilla is not None
+    assert (sweep.vanilla.number, sweep.vanilla.setting) == (0, BASELINE)
+    others = dataclasses.replace(sweep, records=sweep.records[1:])
+    assert others.vanilla is None  # vanilla at another temperature is not it
+    with pytest.raises(QueryError, match="vanilla's fid has not been measured"):
+        others.front(subject_to=["fid<=vanilla"])
+    called = dataclasses.replace(sweep.records[4], label="vanilla")
+    assert dataclasses.replace(sweep, records=(called,)).vanilla == called
+
+
+def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
+    write_sweep(tmp_path, objectives=["step_compression", {"metric": "drift", "direction": "minimize"}])
+    sweep = Sweep.open(tmp_path)
+    assert [axis.name for axis in sweep.axes()] == ["step_compression", "drift"]
+    assert [axis.name for axis in sweep.axes(z="fid")] == ["step_compression", "drift", "fid"]
+    assert [axis.direction for axis in sweep.axes("latency", "clip_score")] == ["minimize", "maximize"]
+    with pytest.raises(QueryError, match="each must be another metric"):
+        sweep.axes("fid", "fid")
+    with pytest.raises(QueryError, match="no metric 'fud'; did you mean 'fid'"):
+        sweep.front("speedup", "fud")
+
+
+def test_what_the_front_says_of_its_rows(sweep: Sweep) -> None:
+    front = sweep.front("speedup", "fid")
+    assert front["on_front"].to_pylist() == [True] * front.num_rows
+    rows = {row["number"]: row for row in front.to_pylist()}
+    ordered = numbers(front)
+    assert rows[ordered[-1]]["apart"] is None
+    for number, following in pairwise(ordered):
+        apart = [
+            metric
+            for metric in ("speedup", "fid")
+            if abs(rows[number][metric] - rows[following][metric])
+            > 1.959964 * np.hypot(rows[number][f"{metric}_error"], rows[following][f"{metric}_error"])
+        ]
+        assert rows[number]["apart"] == apart
+        assert (str(following) in rows[number]["alike"]) == (not apart)
+    assert all(str(number) not in rows[number]["alike"] for number in ordered)
+    assert all(0 < row["confidence"] <= 1 for row in rows.values())
+
+
+def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
+    reference = sweep.reference_point(sweep.axes())
+    parts = [sweep.hypervolume(reference=reference, where=[f"tree.policy={tree}"]) for tree in ("chain", "dynamic")]
+    assert max(parts) < sweep.hypervolume() <= sum(parts) + sweep.hypervolume(where=["tree.policy in none,static"])
+
+
+def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
+    one = sweep.images(5, columns=["caption", "tokens"])
+    assert one.column_names == ["number", "caption", "tokens"]
+    assert one["caption"].to_pylist() == list(CAPTIONS)
+    assert set(numbers(one)) == {5}
+    assert set(numbers(sweep.images(10))) == {10}  # the images of trial 6, whose setting it repeats
+    every = sweep.images(columns=["latency"])
+    assert set(numbers(every)) == {r.number for r in sweep.records if r.shards and r.same_as is None}
+    assert sweep.images(7).num_rows == 0
+    with pytest.raises(QueryError, match="no finished trial 99"):
+        sweep.images(99)
+    with pytest.raises(QueryError, match="no column 'token'; did you mean 'tokens'"):
+        sweep.images(5, columns=["token"])
+
+
+def test_a_broken_shard_is_named(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=3, shards=True)
+    (tmp_path / records[1].shards[0]).write_bytes(b"PAR1 nothing")
+    with pytest.raises(ValueError, match=records[1].shards[0]):
+        Sweep.open(tmp_path).images(1)
+
+
+def test_a_sweep_by_bare_name_and_by_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(tmp_path / "sweeps" / "mine", trials=3, name="mine")
+    monkeypatch.chdir(tmp_path)
+    assert Sweep.open("mine").name == "mine"
+    assert Sweep.open(f"file://{tmp_path}/sweeps/mine").name == "mine"
+    with pytest.raises(NoSweepError, match=r"nine: no sweep there .*under ./sweeps there are mine"):
+        Sweep.open("nine")
+
+
+def test_a_broken_identity_is_named(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=2)
+    (tmp_path / "identity.json").write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match=r"identity\.json: not a sweep's identity"):
+        Sweep.open(tmp_path)
+
+
+def test_a_sweep_without_trials_has_an_empty_front(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=0)
+    sweep = Sweep.open(tmp_path)
+    assert sweep.trials(where=["fid<=4"]).num_rows == 0
+    assert sweep.front(subject_to=["fid<=4"]).num_rows == 0
+    assert sweep.vanilla is None
+    assert front_png(sweep.front(everything=True), [], sweep.axes()).startswith(b"\x89PNG")
+
+
+def test_a_failed_trial_without_a_setting_does_no_harm(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=6)
+    write_trial(Storage(str(tmp_path)), TrialRecord(6, "", "failed", {}, cause="no such setting"))
+    sweep = Sweep.open(tmp_path)
+    assert sweep.trials().num_rows == 7
+    assert 6 not in numbers(sweep.front(everything=True))
+
+
+def test_metrics_that_some_trials_lack(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path)
+    lacking = {name: entry for name, entry in records[4].metrics.items() if name != "fid"}
+    write_trial(Storage(str(tmp_path)), dataclasses.replace(records[4], metrics=lacking))
+    sweep = Sweep.open(tmp_path)
+    assert 4 not in numbers(sweep.front("speedup", "fid", everything=True))
+    assert 4 in numbers(sweep.front("speedup", "drift", everything=True))
+
+
+def test_the_picture_shows_every_family(sweep: Sweep) -> None:
+    from PIL import Image
+
+    for axes in (("speedup", "fid"), ("latency", "clip_score"), ("speedup", "fid", "drift")):
+        table = sweep.front(*axes, everything=True)
+        by_number = {record.number: record.setting for record in sweep.records}
+        shown = [by_number[number] for number in numbers(table)]
+        data = front_png(table, [setting for setting in shown if setting], sweep.axes(*axes), "a $ title")
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        assert picture.width > 600
+        colours = {colour for _, colour in picture.getcolors(1 << 24) or []}
+        assert {(0, 114, 178), (213, 94, 0), (34, 34, 34)} <= colours  # two rules, and vanilla
+
+
+def test_sweep_is_offered_without_what_only_sweeps_need(tmp_path: Path) -> None:
+    """Reading and plotting takes neither torch nor the libraries that run a sweep."""
+    write_sweep(tmp_path, trials=8, shards=True)
+    code = (
+        "import sys, json; from orchestrator import Sweep; s = Sweep.open(sys.argv[1]); t = s.front(everything=True)\n"
+        "from orchestrator.results.plots import front_png\n"
+        "front_png(t, [s.records[n].setting for n in t['number'].to_pylist()], s.axes())\n"
+        "s.images(1); s.hypervolume()\n"
+        "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == []

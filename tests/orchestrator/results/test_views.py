@@ -1,0 +1,68 @@
+"""The views beside a sweep: tables that other tools open, a picture, and not written more often than need be."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from orchestrator.results import views
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.views import EVERY, FRONT, PICTURE, TABLE, Views, front_picture
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+
+def test_views_say_what_the_records_say(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, 12)
+    Views(Storage(tmp_path)).write()
+    table, sweep = pq.read_table(tmp_path / TABLE), Sweep.open(tmp_path)
+    assert table.column("number").to_pylist() == [record.number for record in records]
+    assert table.column("state").to_pylist() == [record.state for record in records]
+    speedups = [record.metrics["speedup"].value if record.metrics else None for record in records]
+    assert table.column("speedup").to_pylist() == speedups
+    assert table.equals(sweep.trials())
+    front = pq.read_table(tmp_path / FRONT)
+    assert front.equals(sweep.front())
+    assert 0 < len(front) < len(table)
+    with Image.open(tmp_path / PICTURE) as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10, "something is drawn"
+
+
+def test_an_empty_sweep_has_no_views(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 0)
+    Views(Storage(tmp_path)).write()
+    assert not (tmp_path / TABLE).exists()
+
+
+def test_a_sweep_of_failures_has_its_table(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 3, failed=(0, 1, 2))
+    Views(Storage(tmp_path)).write()
+    assert pq.read_table(tmp_path / TABLE).num_rows == 3
+    assert pq.read_table(tmp_path / FRONT).num_rows == 0
+    with Image.open(io.BytesIO(front_picture(Sweep.open(tmp_path)))) as picture:
+        assert picture.format == "PNG"
+
+
+def test_views_are_refreshed_when_they_are_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(tmp_path, 6)
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    kept = Views(Storage(tmp_path))
+    written: list[float] = []
+
+    def picture(sweep: Sweep) -> bytes:
+        written.append(now[0])
+        return b"png"
+
+    monkeypatch.setattr(views, "front_picture", picture)
+    for seconds in (0, EVERY - 1, 2, 1, EVERY):
+        now[0] += seconds
+        kept.refresh()
+    assert len(written) == 2, "at 21 and at 42 s, not at 0, 19 and 22"

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from orchestrator.run.contact_sheet import (
+    NO_VALUE,
+    RAMP,
+    columns_for,
+    contact_sheet,
+    enlarge,
+    heat_map,
+    shade,
+    to_pictures,
+    wrap,
+)
+
+
+def test_pixels_survive_unchanged() -> None:
+    images = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    pictures = to_pictures(images)
+    assert [picture.size for picture in pictures] == [(7, 5), (7, 5)]
+    assert pictures[1].getpixel((6, 2)) == tuple(images[1, :, 2, 6].mul(255).round().int().tolist())
+
+
+def test_out_of_range_values_are_clamped() -> None:
+    picture = to_pictures(torch.tensor([-0.5, 0.5, 1.5]).view(1, 3, 1, 1))[0]
+    assert picture.getpixel((0, 0)) == (0, 128, 255)
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "expected"), [((48, 48), 192, (192, 192)), ((48, 24), 100, (96, 48)), ((48, 48), 20, (48, 48))]
+)
+def test_enlarging_keeps_pixels_square(size: tuple[int, int], side: int, expected: tuple[int, int]) -> None:
+    assert enlarge(Image.new("RGB", size), side).size == expected
+
+
+def test_enlarging_adds_no_colour() -> None:
+    picture = Image.new("RGB", (2, 1))
+    picture.putpixel((1, 0), (255, 0, 0))
+    assert set(enlarge(picture, 64).get_flattened_data()) == {(0, 0, 0), (255, 0, 0)}
+
+
+def test_captions_wrap_within_the_thumbnail() -> None:
+    font = ImageFont.load_default(12)
+    text = "a large red circle left of a small blue square"
+    lines = wrap(text, 90, font)
+    assert " ".join(lines) == text
+    assert len(lines) > 1
+    assert all(font.getlength(line) <= 90 for line in lines)
+    cut = wrap("x" * 200, 90, font)
+    assert len(cut) == 1
+    assert font.getlength(cut[0]) <= 90
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_sheets_hold_every_picture(count: int) -> None:
+    columns = columns_for(count)
+    assert 1 <= columns <= 6
+    pictures = [Image.new("RGB", (4, 4), (255, 0, 0))] * count
+    sheet = contact_sheet(pictures, ["one"] * count, side=4)
+    reds = sum(pixel == (255, 0, 0) for pixel in sheet.get_flattened_data())
+    assert reds == 16 * count
+
+
+def test_sheets_refuse_an_uneven_pairing() -> None:
+    with pytest.raises(ValueError, match="as many captions as pictures"):
+        contact_sheet([], [])
+    with pytest.raises(ValueError, match="got 1 and 2"):
+        contact_sheet([Image.new("RGB", (4, 4))] * 2, ["one"])
+
+
+def test_heat_maps_colour_each_cell_by_its_value() -> None:
+    picture = heat_map([[None, 1.0], [2.0, 3.0]], "title", cell=10)
+    pixels = set(picture.get_flattened_data())
+    assert {NO_VALUE, RAMP[0], RAMP[2], RAMP[4]} <= pixels
+
+
+def test_heat_maps_without_range_or_values_are_drawn() -> None:
+    assert RAMP[2] in set(heat_map([[2.0, 2.0]], "same").get_flattened_data())
+    assert heat_map([[None]], "nothing").size[0] > 32
+
+
+def test_the_ramp_is_monotone_in_lightness() -> None:
+    lightness = [sum(w * c for w, c in zip((0.299, 0.587, 0.114), shade(x / 50, 0, 1), strict=True)) for x in range(51)]
+    assert lightness == sorted(lightness)
+    assert shade(-5, 0, 1) == RAMP[0]
+    assert shade(5, 0, 1) == RAMP[-1]

@@ -1,0 +1,292 @@
+"""The sweep's loop on workers that return at once: order, repeats, failures, budgets, resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from benchmarks.instant import InstantWorkers, plausible
+from orchestrator.results.trials import TrialRecord, read_trials
+from orchestrator.run.driver import Driver, Outcome, SweepError
+from orchestrator.run.pending import Planner
+from orchestrator.run.study import Direction, Record, Search, open_storage
+from orchestrator.run.tasks import Done, Task
+from search_spaces.settings import SettingError
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.shards import Experiment
+from workers.data.storage import Storage
+
+NAMES = ("speedup", "fid")
+WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+SPACE = """
+name: tested
+captions: {source: scenes, count: 32, seed: 1}
+quality: {batch: 8, shard: 8}
+timing: {batch: 1, images: 2, repetitions: 2}
+search: {sampler: SAMPLER, parallel: PARALLEL}
+budget: {trials: 24}
+objectives: [{metric: speedup, direction: maximize}, {metric: fid, direction: minimize}]
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+enqueue: [vanilla, {label: chain, drafter: eagle, tree: {policy: chain, length: 3}}, lantern]
+space:
+  drafter: eagle
+  tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
+  acceptance:
+    - {neighbourhood: none, schedule: constant, budget: {low: 1, high: 3, log: true}}
+    - {neighbourhood: additive, k: {low: 2, high: 200, log: true}, delta: {low: 0.01, high: 0.5, log: true}}
+"""
+
+
+def sweep(
+    folder: Path, sampler: str = "tpe", parallel: int = 3, changes: Mapping[str, Any] | None = None
+) -> SweepConfig:
+    path = folder / "tested.yaml"
+    path.write_text(SPACE.replace("SAMPLER", sampler).replace("PARALLEL", str(parallel)))
+    return SweepConfig.read(str(path), changes)
+
+
+def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Driver:
+    baseline = DecodingConfig(sampling=Sampling(cfg=1.5)).to_mapping()
+    experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
+    folder.mkdir(parents=True, exist_ok=True)
+    options = {"check": lambda config: None, "tell": lambda event: None, **kwargs}
+    return Driver(
+        config,
+        Storage(str(folder)),
+        Planner(config, experiment, baseline, config.captions.count, NAMES),
+        Search(config, WAYS),
+        Record(config.name, str(folder / "study.log"), WAYS, NAMES, "digest"),
+        workers,
+        objectives=NAMES,
+        **options,
+    )
+
+
+def run(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Outcome:
+    return driver(config, folder, workers, **kwargs).run(read_trials(Storage(str(folder))))
+
+
+def settings(records: Sequence[TrialRecord]) -> list[Mapping[str, Any]]:
+    return [record.config for record in records]
+
+
+class Dying(InstantWorkers):
+    """Workers whose driver is killed after so many results."""
+
+    def __init__(self, results: int) -> None:
+        super().__init__()
+        self.left = results
+
+    def collect(self, timeout: float) -> list[Done]:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super().collect(timeout)
+
+
+def test_a_sweep_runs_its_budget_with_the_baselines_first(tmp_path: Path) -> None:
+    outcome = run(sweep(tmp_path), tmp_path / "store", InstantWorkers())
+    assert outcome.stopped_by == "trials"
+    assert [record.label for record in outcome.records[:3]] == ["vanilla", "chain", "lantern"]
+    assert [record.number for record in outcome.records] == list(range(24))
+    assert read_trials(Storage(str(tmp_path / "store"))) == list(outcome.records)
+    kinds = {(r.setting.policy.kind, r.setting.acceptance.neighbourhood.kind) for r in outcome.records if r.setting}
+    assert {("chain", "none"), ("chain", "additive"), ("dynamic", "none"), ("dynamic", "additive")} <= kinds
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "nsga3", "random", "qmc"])
+def test_the_search_depends_on_results_not_on_their_order(tmp_path: Path, sampler: str) -> None:
+    config = sweep(tmp_path, sampler)
+    one = run(config, tmp_path / "a", InstantWorkers())
+    other = run(config, tmp_path / "b", InstantWorkers(last_first=True))
+    assert settings(one.records) == settings(other.records)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+@pytest.mark.parametrize("results", [1, 37, 90])
+def test_a_killed_sweep_resumes_to_the_same_trials(tmp_path: Path, sampler: str, results: int) -> None:
+    config = sweep(tmp_path, sampler)
+    whole = run(config, tmp_path / "whole", InstantWorkers())
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "cut", Dying(results))
+    before = {record.number for record in read_trials(Storage(str(tmp_path / "cut")))}
+    workers = InstantWorkers()
+    resumed = run(config, tmp_path / "cut", workers)
+    assert settings(resumed.records) == settings(whole.records)
+    assert [r.params for r in resumed.records] == [r.params for r in whole.records]
+    again = {task for task in workers.ran if task.startswith("measures")}
+    assert len(again) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
+    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))
+    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 24
+    assert [t.params for t in study.trials] == [dict(r.params) for r in whole.records]
+
+
+def test_growing_the_budget_goes_on_as_one_long_sweep_would(tmp_path: Path) -> None:
+    long = run(sweep(tmp_path), tmp_path / "long", InstantWorkers())
+    short = sweep(tmp_path, changes={"budget.trials": 11})
+    run(short, tmp_path / "grown", InstantWorkers())
+    grown = run(sweep(tmp_path), tmp_path / "grown", InstantWorkers())
+    assert settings(grown.records) == settings(long.records)
+
+
+def test_files_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    config, workers = sweep(tmp_path), InstantWorkers()
+    first = driver(config, tmp_path / "a", InstantWorkers())
+    first.run()
+    kept = sorted(first.there)[::2]
+    second = driver(config, tmp_path / "b", workers)
+    second.there = set(kept)
+    second.run()
+    shards = [name for name in workers.ran if name.startswith("shards")]
+    assert not set(shards) & set(kept)
+    assert set(shards) | set(kept) >= first.there
+    assert len(shards) == len(set(shards))
+
+
+def test_a_repeated_setting_is_not_run_again(tmp_path: Path) -> None:
+    config = sweep(tmp_path, parallel=2)
+    few = """
+space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
+"""
+    path = tmp_path / "few.yaml"
+    path.write_text(SPACE.split("space:\n")[0].replace("SAMPLER", "random").replace("PARALLEL", "2") + few)
+    config = SweepConfig.read(str(path), {"budget.trials": 12})
+    workers = InstantWorkers()
+    outcome = run(config, tmp_path / "store", workers)
+    distinct = {record.digest for record in outcome.records}
+    assert len(distinct) == 4  # vanilla, lantern, and chains of 2 and of 3, one of which was enqueued
+    assert sum(name.startswith("measures") for name in workers.ran) == 4
+    twins = [record for record in outcome.records if record.same_as is not None]
+    assert len(twins) == 8
+    for twin in twins:
+        first = outcome.records[twin.same_as or 0]
+        assert (twin.digest, twin.metrics, twin.shards) == (first.digest, first.metrics, first.shards)
+
+
+class Failing(InstantWorkers):
+    """Every shard of settings with a dynamic tree runs out of memory."""
+
+    def collect(self, timeout: float) -> list[Done]:
+        done = super().collect(timeout)
+        return [
+            Done(d.task, None, "OutOfMemory: at batch 4")
+            if d.task.payload["config"]["tree"]["policy"] == "dynamic" and d.task.kind == "quality"
+            else d
+            for d in done
+        ]
+
+
+def test_a_trial_fails_alone_and_says_why(tmp_path: Path) -> None:
+    outcome = run(sweep(tmp_path), tmp_path / "store", Failing())
+    failed = [record for record in outcome.records if record.state == "failed"]
+    assert failed
+    assert all(record.config["tree"]["policy"] == "dynamic" for record in failed)
+    assert {record.cause for record in failed} == {"OutOfMemory: at batch 4"}
+    assert sum(record.state == "complete" for record in outcome.records) == 24 - len(failed)
+    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log")))
+    states = {trial.number: trial.state.name for trial in study.trials}
+    assert all(states[record.number] == "FAIL" for record in failed)
+    assert study.trials[failed[0].number].user_attrs["cause"] == "OutOfMemory: at batch 4"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_a_value_that_is_none_never_reaches_the_study(tmp_path: Path, value: float | None) -> None:
+    def numbers(config: DecodingConfig) -> dict[str, float]:
+        values = plausible(config)
+        if config.policy.kind == "dynamic":
+            values.pop("fid") if value is None else values.update(fid=value)
+        return values
+
+    class Odd(InstantWorkers):
+        def answer(self, task: Task) -> Mapping[str, Any]:
+            return json.loads(json.dumps(super().answer(task)))  # type: ignore[no-any-return]
+
+    outcome = run(sweep(tmp_path), tmp_path / "store", Odd(numbers))
+    failed = [record for record in outcome.records if record.state == "failed"]
+    assert failed
+    assert all("fid" in (record.cause or "") for record in failed)
+
+
+def test_without_vanilla_there_is_no_sweep(tmp_path: Path) -> None:
+    class NoVanilla(InstantWorkers):
+        def collect(self, timeout: float) -> list[Done]:
+            return [Done(done.task, None, "no weights") for done in super().collect(timeout)]
+
+    with pytest.raises(SweepError, match=r"vanilla.*no weights"):
+        run(sweep(tmp_path), tmp_path / "store", NoVanilla())
+    assert len(run(sweep(tmp_path), tmp_path / "store", InstantWorkers()).records) == 24
+
+
+def test_an_objective_that_even_vanilla_lacks_ends_it_with_the_reason(tmp_path: Path) -> None:
+    class TooFew(InstantWorkers):
+        def answer(self, task: Task) -> Mapping[str, Any]:
+            result = {**super().answer(task)}
+            if task.kind == "measure":
+                fid = result["metrics"].pop("fid")
+                assert fid
+                result["skipped"] = {"fid": "use at least 69 images"}
+            return result
+
+    workers = TooFew()
+    with pytest.raises(SweepError, match=r"vanilla.* fid: use at least 69 images"):
+        run(sweep(tmp_path), tmp_path / "store", workers)
+    assert sum(name.startswith("measures") for name in workers.ran) == 1
+    assert read_trials(Storage(str(tmp_path / "store"))) == []
+
+
+def test_budgets_end_a_sweep(tmp_path: Path) -> None:
+    by_images = run(sweep(tmp_path, changes={"budget.images": 200}), tmp_path / "images", InstantWorkers())
+    assert by_images.stopped_by == "images"
+    drawn = len({record.digest for record in by_images.records}) * 32
+    assert 200 <= drawn < 200 + 32
+    by_hours = run(sweep(tmp_path, changes={"budget.hours": 1e-9}), tmp_path / "hours", InstantWorkers())
+    assert by_hours.stopped_by == "hours"
+
+
+def test_a_grid_is_run_to_its_end(tmp_path: Path) -> None:
+    grid = """
+space:
+  drafter: eagle
+  tree: [{policy: chain, length: {values: [2, 3, 4]}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
+"""
+    path = tmp_path / "grid.yaml"
+    path.write_text(SPACE.split("space:\n")[0].replace("SAMPLER", "grid").replace("PARALLEL", "2") + grid)
+    outcome = run(SweepConfig.read(str(path), {"budget.trials": 100}), tmp_path / "store", InstantWorkers())
+    assert outcome.stopped_by == "space"
+    assert len(outcome.records) == 3 + 5
+
+
+def test_constraints_are_told(tmp_path: Path) -> None:
+    config = sweep(tmp_path, changes={"constraints": ["fid <= 1.2 * vanilla"]})
+    outcome = run(config, tmp_path / "store", InstantWorkers())
+    limit = 1.2 * outcome.records[0].metrics["fid"].value
+    for record in outcome.records:
+        assert record.feasible == (record.metrics["fid"].value <= limit)
+    assert 0 < sum(record.feasible for record in outcome.records) < 24
+    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log")))
+    assert {t.number for t in study.best_trials} <= {r.number for r in outcome.records if r.feasible}
+
+
+def test_what_the_model_cannot_serve_fails_before_it_is_drawn(tmp_path: Path) -> None:
+    def check(config: DecodingConfig) -> None:
+        if config.policy.kind == "dynamic":
+            raise SettingError(("tree",), "too deep for this model")
+
+    workers = InstantWorkers()
+    outcome = run(sweep(tmp_path), tmp_path / "store", workers, check=check)
+    failed = [record for record in outcome.records if record.state == "failed"]
+    assert failed
+    assert all("too deep for this model" in (record.cause or "") for record in failed)
+
+
+def test_another_sweep_of_that_name_is_refused(tmp_path: Path) -> None:
+    run(sweep(tmp_path), tmp_path / "store", InstantWorkers())
+    with pytest.raises(ValueError, match="another sweep"):
+        Record("tested", str(tmp_path / "store" / "study.log"), WAYS, NAMES, "other digest")

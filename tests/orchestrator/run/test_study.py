@@ -1,0 +1,312 @@
+"""The door to Optuna: every sampler by name, what it is told and what it may not be, and the study that others open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from benchmarks.instant import plausible
+from orchestrator.results.pareto import nondominated
+from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.run.study import (
+    SAMPLERS,
+    Direction,
+    Proposal,
+    Record,
+    Search,
+    StudyError,
+    check_storage,
+    objective_values,
+    open_storage,
+)
+from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import Search as SearchSection
+from search_spaces.trial import DecodingConfig, Sampling
+
+NAMES = ("speedup", "fid")
+WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+SPACE = """
+name: studied
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+search: {sampler: SAMPLER, parallel: 2, seed: 7}
+enqueue: [vanilla, {label: chain, drafter: eagle, tree: {policy: chain, length: 3}},
+          {label: outside, drafter: eagle, tree: {policy: chain, length: 9}}]
+space:
+  drafter: eagle
+  tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
+  acceptance: [exact, {neighbourhood: additive, k: {values: [10, 100]}, delta: DELTA}]
+"""
+
+
+def sweep(folder: Path, sampler: str, changes: Mapping[str, Any] | None = None) -> SweepConfig:
+    delta = "{values: [0.1, 0.2]}" if sampler == "grid" else "{low: 0.01, high: 0.5, log: true}"
+    path = folder / "studied.yaml"
+    path.write_text(SPACE.replace("SAMPLER", sampler).replace("DELTA", delta))
+    return SweepConfig.read(path, changes)
+
+
+def record(proposal: Proposal, **changes: Any) -> TrialRecord:
+    """What the trial gave: a trade-off along the setting's numbers."""
+    assert proposal.config is not None
+    values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
+    fields: dict[str, Any] = {"metrics": values, "params": proposal.params} | changes
+    state, config = fields.pop("state", "complete"), proposal.config.to_mapping()
+    return TrialRecord(proposal.number, proposal.label, state, config, **fields)
+
+
+def drive(config: SweepConfig, trials: int, known: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
+    """Ask and tell with `parallel` trials in flight; `known`: what an earlier run has finished."""
+    search, done, flying = Search(config, WAYS), [], []
+    for number in range(trials):
+        before = known[number] if number < len(known) else None
+        proposal = search.propose(number, before.params if before else None)
+        flying.append(before or record(proposal))
+        if len(flying) == parallel:
+            search.tell(flying[0], NAMES)
+            done.append(flying.pop(0))
+    return [*done, *flying]
+
+
+def test_every_sampler_that_a_sweep_may_name_is_there() -> None:
+    assert set(SAMPLERS) == set(get_args(get_type_hints(SearchSection)["sampler"]))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_proposes_what_the_space_holds_and_goes_on_alike(sampler: str, tmp_path: Path) -> None:
+    config, trials = sweep(tmp_path, sampler), 16
+    whole = drive(config, trials)
+    assert [entry.label for entry in whole[:3]] == ["vanilla", "chain", "outside"]
+    for entry in whole[3:]:
+        assert entry.setting is not None
+        assert config.space.params_of(entry.config, config.sampling) == dict(entry.params)
+    assert len({entry.digest for entry in whole}) > 5
+    again = drive(config, trials, whole[: trials // 2])
+    assert [entry.params for entry in again] == [entry.params for entry in whole]
+
+
+FLAT = {
+    "drafter": "eagle",
+    "tree": {"policy": "chain", "length": {"low": 2, "high": 6}},
+    "acceptance": {"neighbourhood": "additive", "k": 100, "delta": {"low": 0.01, "high": 0.5, "log": True}},
+}
+SMALL: Mapping[str, dict[str, Any]] = {
+    "tpe": {"n_startup_trials": 4}, "nsga2": {"population_size": 4}, "nsga3": {"population_size": 4},
+    "gp": {"n_startup_trials": 4}, "qmc": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", SMALL)
+def test_samplers_do_more_than_draw_at_random(sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though vanilla and another setting outside of the space came first; and a resumed search does the same."""
+    config = sweep(tmp_path, sampler, {"space": FLAT, "search.options": SMALL[sampler]})
+    related: list[set[str]] = []
+
+    class Seen(type(Search(config, WAYS)._sampler(0))):  # type: ignore[misc]
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+            found: dict[str, Any] = super().sample_relative(study, trial, search_space)
+            related.append(set(found))
+            return found
+
+    made = SAMPLERS[sampler]
+
+    def watched(seed: int, options: Mapping[str, Any]) -> Any:
+        real = made(seed, options)
+        real.__class__ = Seen
+        return real
+
+    monkeypatch.setattr("orchestrator.run.study.SAMPLERS", {**SAMPLERS, sampler: watched})
+    whole = drive(config, 14)
+    assert set().union(*related) == {"tree.length", "acceptance.delta"}
+    assert [entry.params for entry in drive(config, 14, whole[:9])] == [entry.params for entry in whole]
+
+
+@pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {"grid"}))
+def test_the_seed_decides_what_is_proposed(sampler: str, tmp_path: Path) -> None:
+    one = drive(sweep(tmp_path, sampler), 8)
+    other = drive(sweep(tmp_path, sampler, {"search.seed": 8}), 8)
+    assert [entry.params for entry in one[:3]] == [entry.params for entry in other[:3]]
+    assert [entry.params for entry in one[3:]] != [entry.params for entry in other[3:]]
+
+
+def test_the_search_goes_where_it_is_good(tmp_path: Path) -> None:
+    """One objective that wants a large delta: TPE comes to propose larger ones than random draws."""
+    means = {}
+    for sampler in ("tpe", "random"):
+        search, deltas = Search(sweep(tmp_path, sampler), ["maximize"]), []
+        for number in range(70):
+            proposal = search.propose(number)
+            assert proposal.config is not None
+            delta = float(proposal.config.flat().get("acceptance.delta", 0.0))
+            search.tell(record(proposal, metrics={"speedup": Measured(delta, None, 1)}), ["speedup"])
+            deltas.append(delta)
+        means[sampler] = np.mean(deltas[-25:])
+    assert means["tpe"] > 2 * means["random"]
+
+
+def test_enqueued_settings_inside_the_space_are_known_to_the_sampler(tmp_path: Path) -> None:
+    search = Search(sweep(tmp_path, "tpe"), WAYS)
+    vanilla, chain, outside = (search.propose(number) for number in range(3))
+    assert chain.params == {"tree": "chain", "tree.length": 3, "acceptance": "exact"}
+    assert set(chain.distributions) == set(chain.params)
+    assert (vanilla.params, outside.params) == ({}, {}), "nothing that the space could have proposed"
+    assert outside.config is not None
+    assert outside.config.policy.max_depth == 9
+    for proposal in (vanilla, chain, outside):
+        search.tell(record(proposal), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "words"),
+    [
+        ("tpe", {"n_startup": 5}, r"search\.options: the tpe sampler refused.*n_startup"),
+        ("nsga2", {"population_size": 1}, r"search\.options: the nsga2 sampler refused.*population_size"),
+        ("random", {"n_startup_trials": 5}, r"search\.options: the random sampler refused"),
+        ("grid", {"search_space": {}}, r"search\.options: the grid sampler refused"),
+        ("gp", {"seed": 5}, r"search\.options: the gp sampler refused.*seed"),
+    ],
+)
+def test_options_that_a_sampler_does_not_have(
+    sampler: str, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StudyError, match=words):
+        Search(sweep(tmp_path, sampler, {"search.options": options}), WAYS)
+
+
+def test_options_reach_the_sampler(tmp_path: Path) -> None:
+    search = Search(sweep(tmp_path, "tpe", {"search.options": {"n_startup_trials": 3}}), WAYS)
+    assert search._sampler(0)._n_startup_trials == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "values"),
+    [
+        ({"speedup": 2.0, "fid": 5.0, "kid": math.nan}, [2.0, 5.0]),
+        ({"speedup": 2.0, "fid": math.nan}, None),
+        ({"speedup": math.inf, "fid": 5.0}, None),
+        ({"fid": 5.0}, None),
+    ],
+)
+def test_values_are_checked_before_they_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
+    entry = TrialRecord(0, "", "complete", {}, metrics={name: Measured(v, None, 1) for name, v in metrics.items()})
+    assert objective_values(entry, NAMES) == values
+    assert objective_values(TrialRecord(0, "", "failed", {}, metrics=entry.metrics), NAMES) is None
+
+
+def kept(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> Record:
+    study, search = Record(config.name, url, WAYS, NAMES, digest), Search(config, WAYS)
+    for entry in records:
+        study.asked(search.propose(entry.number, entry.params))
+        study.told(entry)
+        search.tell(entry, NAMES)
+    return study
+
+
+@pytest.mark.parametrize("url", ["study.log", "sqlite:///study.db"])
+def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = sweep(tmp_path, "random")
+    records = drive(config, 40)
+    failing = {5, 9}
+    records = [
+        TrialRecord(r.number, r.label, "failed", r.config, params=r.params, cause="no") if r.number in failing else r
+        for r in records
+    ]
+    kept(config, url, records)
+    kept(config, url, records)  # once more, as after a resumption: nothing doubles
+    study = optuna.load_study(study_name="studied", storage=open_storage(url))
+    assert [trial.number for trial in study.trials] == list(range(40))
+    assert {trial.number for trial in study.trials if trial.state == TrialState.FAIL} == failing
+    assert study.metric_names == list(NAMES)
+    whole = [r for r in records if r.number not in failing]
+    values = np.array([[r.metrics[name].value for name in NAMES] for r in whole])
+    ours = {r.number for r, on in zip(whole, nondominated(values, WAYS), strict=True) if on}
+    theirs = {trial.number for trial in study.best_trials}
+    assert theirs == ours
+    assert 1 < len(ours) < len(whole)
+    attrs = study.trials[1].user_attrs
+    assert attrs["label"] == "chain"
+    assert attrs["digest"] == records[1].digest
+
+
+def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) -> None:
+    config = sweep(tmp_path, "random")
+    records = [
+        TrialRecord(r.number, r.label, r.state, r.config, params=r.params, metrics=r.metrics,
+                    constraints={"fid <= 4.5": r.metrics["fid"].value - 4.5})
+        for r in drive(config, 30)
+    ]  # fmt: skip
+    kept(config, str(tmp_path / "study.log"), records)
+    study = optuna.load_study(study_name="studied", storage=open_storage(str(tmp_path / "study.log")))
+    inside = [r for r in records if r.feasible]
+    assert 0 < len(inside) < len(records)
+    values = np.array([[r.metrics[name].value for name in NAMES] for r in inside])
+    ours = {r.number for r, on in zip(inside, nondominated(values, WAYS), strict=True) if on}
+    assert {trial.number for trial in study.best_trials} == ours
+
+
+def test_a_record_that_stops_half_way_is_filled_up(tmp_path: Path) -> None:
+    config, url = sweep(tmp_path, "random"), str(tmp_path / "study.log")
+    records = drive(config, 10)
+    study = kept(config, url, records[:6])
+    search = Search(config, WAYS)
+    for entry in records[:6]:
+        search.propose(entry.number, entry.params)
+    study.asked(search.propose(6))  # killed here: asked and never told
+    kept(config, url, records)
+    opened = optuna.load_study(study_name="studied", storage=open_storage(url))
+    assert [trial.state for trial in opened.trials] == [TrialState.COMPLETE] * 10
+    assert [trial.params for trial in opened.trials] == [dict(entry.params) for entry in records]
+
+
+def test_another_searchs_trials_are_refused(tmp_path: Path) -> None:
+    records = drive(sweep(tmp_path, "nsga2"), 6)
+    search = Search(sweep(tmp_path, "nsga2", {"search.seed": 99}), WAYS)
+    for entry in records[:3]:
+        search.propose(entry.number, entry.params)
+        search.tell(entry, NAMES)
+    with pytest.raises(StudyError, match="launch it under a new name"):
+        search.propose(3, records[3].params)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("none/study.log", "none/study.log: the study cannot be opened"),
+        ("nosuch://me:hunter22@host/db", r"nosuch://\*\*\*@host/db: the study cannot be opened"),
+        ("sqlite:////none/at/all.db", "unable to open database file"),
+        (".", "cannot be opened .*directory"),
+    ],
+)
+def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opening in (check_storage, lambda url: Record("studied", url, WAYS, NAMES, "digest")):
+        with pytest.raises(StudyError, match=words) as raised:
+            opening(url)
+        assert "\n" not in str(raised.value)
+        assert "hunter22" not in str(raised.value)
+
+
+def test_a_check_leaves_no_file(tmp_path: Path) -> None:
+    check_storage(str(tmp_path / "study.log"))
+    assert list(tmp_path.iterdir()) == []
+    drive(sweep(tmp_path, "random"), 1)
+    Record("studied", str(tmp_path / "study.log"), WAYS, NAMES, "digest")
+    check_storage(str(tmp_path / "study.log"))
+
+
+def test_what_the_space_proposes_in_vain_is_told_as_such(tmp_path: Path) -> None:
+    """A proposal without a setting keeps its parameters, so that the sampler learns to leave them."""
+    config = sweep(tmp_path, "random")
+    search = Search(config, WAYS)
+    proposals = [search.propose(number) for number in range(4)]
+    assert all(proposal.problem is None for proposal in proposals)
+    entry = TrialRecord(0, "", "failed", {}, cause="the space proposed what cannot be")
+    search.tell(entry, NAMES)
+    assert DecodingConfig(sampling=Sampling(cfg=1.5)) == proposals[0].config

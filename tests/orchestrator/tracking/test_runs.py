@@ -1,0 +1,247 @@
+"""What is said about a trial in MLflow, the ledger, and addresses: without MLflow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.tracking import runs
+from orchestrator.tracking.outbox import (
+    FILE,
+    Ledger,
+    Logged,
+    TrackingError,
+    artifact_folder,
+    resolve,
+    safe,
+    shown,
+    sole_writer,
+)
+from orchestrator.tracking.tracker import compare_link, parent_link
+from search_spaces.presets import PRESETS
+from search_spaces.trial import Sampling
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+SETTING = PRESETS["lantern"].with_sampling(Sampling(1.0, 0, 1.0, 1.5))
+RECORD = TrialRecord(
+    number=3,
+    label="lantern",
+    state="complete",
+    config=SETTING.to_mapping(),
+    metrics={"fid": Measured(4.0, 0.1, 96), "speedup": Measured(2.0, None, 9)},
+    constraints={"drift <= 2": -0.5},
+    history=((48, {"fid": 5.0, "is": 2.0}), (96, {"fid": 4.0, "is": 2.5})),
+    images=96,
+    seconds=7.5,
+    started="2026-01-02T03:04:05+00:00",
+    finished="2026-01-02T03:04:06.500000+00:00",
+)
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> runs.Facts:
+    write_sweep(tmp_path / "sweep", 1)
+    return runs.Facts.read((tmp_path / "sweep" / "identity.json").read_bytes())
+
+
+def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None:
+    found = {(point.name, point.step): point.value for point in runs.points(RECORD)}
+    assert found == {
+        ("fid", 48): 5.0,
+        ("is", 48): 2.0,
+        ("is", 96): 2.5,
+        ("fid", 96): 4.0,
+        ("fid_error", 96): 0.1,
+        ("speedup", 9): 2.0,
+        ("images", 96): 96,
+        ("seconds", 96): 7.5,
+    }
+    assert len(runs.points(RECORD)) == len(found)
+
+
+def test_what_is_not_a_finite_number_is_never_sent() -> None:
+    odd = {"a": Measured(float("nan"), 1.0, 5), "b": Measured(float("inf"), float("nan"), 5), "c": Measured(1, -1, 5)}
+    history = ((2, {"a": float("-inf"), "c": 0.5}),)
+    names = [point.name for point in runs.points(replace(RECORD, metrics=odd, history=history))]
+    assert names == ["c", "a_error", "c", "c_error", "images", "seconds"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fid@32", "fid_32"), ("a%b", "a_b"), ("/x.", "x"), ("acceptance.lambda", "acceptance.lambda"), ("@", "_")],
+)
+def test_names_are_made_legal(name: str, expected: str) -> None:
+    assert runs.legal(name) == expected
+
+
+def test_tags_say_what_the_trial_is(facts: runs.Facts) -> None:
+    tags = runs.tags(RECORD, facts, "abc", pareto=True)
+    assert tags["mlflow.parentRunId"] == "abc"
+    wanted = {
+        "trial": "3", "pareto": "true", "feasible": "true", "digest": SETTING.digest(), "label": "lantern",
+        "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
+        **{f"model.{name}": value for name, value in facts.entries["models"].items()},
+        **{f"extractor.{name}": value for name, value in facts.entries["extractors"].items()},
+    }  # fmt: skip
+    assert len(wanted) >= 13
+    assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
+    assert "specfrontier.cause" not in tags
+    broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
+    tags = runs.tags(broken, facts, "abc", pareto=False)
+    assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
+    assert (tags["specfrontier.feasible"], tags["specfrontier.broken_constraints"]) == ("false", "drift <= 2")
+
+
+def test_run_names_are_short_and_leave_out_the_usual_sampling(facts: runs.Facts) -> None:
+    assert runs.run_name(RECORD, facts) == "3 lantern: eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(facts.sampling).to_mapping())
+    assert runs.run_name(vanilla, facts) == "3 vanilla"
+    assert runs.run_name(replace(RECORD, config={}, label=""), facts) == "3 no setting"
+
+
+def test_a_sweep_is_the_same_wherever_its_folder_lies(facts: runs.Facts) -> None:
+    entries = dict(facts.entries)
+
+    def identifier(**changed: object) -> str:
+        return runs.Facts.read(json.dumps(entries | changed).encode()).id
+
+    assert identifier(versions={}) == facts.id
+    assert len({facts.id, identifier(started="2026-01-02T03:00:01+00:00"), identifier(name="b")}) == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"name": "x"}', b'{"name":"x","experiment":"y","started":"noon"}'])
+def test_a_broken_identity_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not the identity of a sweep"):
+        runs.Facts.read(data)
+
+
+def test_the_front_is_of_feasible_complete_trials(facts: runs.Facts) -> None:
+    def trial(number: int, speedup: float, fid: float, **changed: object) -> TrialRecord:
+        metrics = {"speedup": Measured(speedup, 0.1, 9), "fid": Measured(fid, 0.1, 96)}
+        return replace(RECORD, number=number, metrics=metrics, **changed)  # type: ignore[arg-type]
+
+    trials = [
+        trial(0, 1.0, 4.0),
+        trial(1, 2.0, 5.0),
+        trial(2, 1.5, 6.0),
+        trial(3, 9.0, 1.0, constraints={"drift <= 2": 1.0}),
+        trial(4, 9.0, 1.0, state="failed"),
+        replace(RECORD, number=5, metrics={"fid": Measured(0.1, None, 96)}),
+    ]
+    assert runs.front(trials, facts) == {0, 1}
+    assert runs.front([], facts) == set()
+
+
+def test_the_description_shows_the_front_and_takes_names_literally(facts: runs.Facts) -> None:
+    text = runs.note(facts, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7")
+    assert r"a\|b \<i\>\[x\](y): eagle" in text
+    assert "(#/experiments/7/runs/r1?" in text
+    assert "| 2 | 4 |" in text
+    assert runs.compare_fragment(["r1"], "7") in text
+    assert runs.note(facts, [], "7") == "No trial is on the front yet."
+
+
+def test_links_lead_to_the_runs() -> None:
+    link = compare_link("http://lab:5000/", ["a1", "b2"], "7")
+    base, _, query = link.partition("#/compare-runs?")
+    assert base == "http://lab:5000/"
+    assert not set('"[] ') & set(link)
+    asked = parse_qs(query)
+    assert (json.loads(asked["runs"][0]), json.loads(asked["experiments"][0])) == (["a1", "b2"], ["7"])
+    assert parent_link("http://lab:5000", "7", "a1").startswith("http://lab:5000/#/experiments/7/runs/a1?")
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("https://me:pw@lab.example:5000/base/?token=abc#x", "https://lab.example:5000/base"),
+        ("postgresql://me:p%40w@db/mlflow?sslmode=require", "postgresql://db/mlflow"),
+        ("sqlite:////data/sweeps/mlflow.db", "sqlite:////data/sweeps/mlflow.db"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+    ],
+)
+def test_a_tracking_uri_is_shown_without_credentials(uri: str, expected: str) -> None:
+    assert shown(uri) == expected
+
+
+def test_messages_lose_credentials_in_whole_and_in_parts() -> None:
+    uri = "postgresql://me:pass-word@db/mlflow?sslkey=abcdef"
+    said = safe(f"cannot open {uri}: password 'pass-word' refused, sslkey=abcdef, tried http://u:v@w/", uri)
+    assert said.startswith("cannot open postgresql://db/mlflow: ")
+    assert not [secret for secret in ("pass-word", "abcdef", "u:v") if secret in said]
+
+
+def test_where_a_sweep_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(str(tmp_path / "sweeps" / "one"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    beside = f"sqlite:///{tmp_path}/sweeps/mlflow.db"
+    assert resolve(storage, None) == beside
+    assert artifact_folder(storage, beside) == tmp_path / "sweeps" / "mlartifacts"
+    assert artifact_folder(storage, "http://lab") is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab")
+    assert resolve(storage, None) == "http://lab"
+    assert resolve(storage, "http://other") == "http://other"
+
+
+def test_the_ledger_survives_half_a_line(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    assert ledger.runs() == []
+    assert ledger.last_event() is None
+    first, second = (Logged("http://lab", "e", "1", "p", number, f"r{number}") for number in (0, 1))
+    ledger.note("started")
+    ledger.add(first)
+    with open(tmp_path / FILE, "ab") as file:
+        file.write(b'{"uri": "http://lab", "exp')
+    assert ledger.runs() == [first]
+    ledger.add(second)
+    ledger.note("interrupted")
+    assert ledger.runs() == [first, second]
+    assert ledger.last_event() == "interrupted"
+    assert ledger.trials("http://me:pw@lab/", "e") == {0: first, 1: second}
+    assert ledger.trials("http://lab", "other") == {}
+
+
+def test_a_ledger_in_a_bucket_grows_too() -> None:
+    import pyarrow.fs as fs
+
+    storage = Storage("memory/sweep", filesystem=fs._MockFileSystem())
+    ledger, run = Ledger(storage), Logged("http://lab", "e", "1", "p", 0, "r")
+    ledger.note("started")
+    ledger.add(run)
+    assert (ledger.last_event(), ledger.runs()) == ("started", [run])
+
+
+def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    code = (
+        "import sys, time; from workers.data.storage import Storage\n"
+        "from orchestrator.tracking.outbox import sole_writer\n"
+        "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(TrackingError, match="another process"), sole_writer(storage):
+            pass
+        other.kill()
+        other.wait()
+    with sole_writer(storage):
+        assert (tmp_path / "mlflow.lock").exists()
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys; import orchestrator.tracking.tracker, orchestrator.tracking.server, orchestrator.cli.ui, "
+        "orchestrator.cli.sync; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

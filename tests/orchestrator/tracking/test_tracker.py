@@ -1,0 +1,359 @@
+"""A sweep in a real MLflow database: what its runs hold, and that every trial is there exactly once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from orchestrator.results.trials import Measured, TrialRecord, read_trials, trial_file, write_trial
+from orchestrator.tracking.outbox import Ledger
+from orchestrator.tracking.tracker import Pending, Synced, Tracker, TrackingError, sync
+from search_spaces.trial import DecodingConfig
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+TRIALS, FAILED = 9, 7
+KILLING = """
+import os, signal, sys
+from mlflow.tracking import MlflowClient
+from orchestrator.tracking.tracker import sync
+from orchestrator.tracking.outbox import Ledger
+from workers.data.storage import Storage
+owner = Ledger if sys.argv[2] == "add" else MlflowClient
+true, left = getattr(owner, sys.argv[2]), [int(sys.argv[3])]
+def deadly(*given, **named):
+    left[0] -= 1
+    if left[0] == 0 and sys.argv[4] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = true(*given, **named)
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(owner, sys.argv[2], deadly)
+sync(Storage(sys.argv[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database with all its tables: making them takes seconds."""
+    root = tmp_path_factory.mktemp("empty")
+    write_sweep(root / "none", 0, failed=())
+    sync(Storage(str(root / "none")), f"sqlite:///{root}/mlflow.db")
+    return root / "mlflow.db"
+
+
+@pytest.fixture
+def storage(tmp_path: Path, database: Path) -> Storage:
+    """A sweep beside a database that does not have it."""
+    shutil.copy(database, tmp_path / "mlflow.db")
+    write_sweep(tmp_path / "sweep", TRIALS, name="demo", failed=(FAILED,))
+    return Storage(str(tmp_path / "sweep"))
+
+
+def client(storage: Storage) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
+    path = storage.path("x")
+    assert path is not None
+    return MlflowClient(f"sqlite:///{path.parents[1]}/mlflow.db")
+
+
+def runs_of(found: MlflowClient, experiment: str = "specfrontier/demo") -> tuple[Run, dict[int, Run]]:
+    """The one parent, and its children by trial: fails if anything is there twice, or does not belong there."""
+    place = found.get_experiment_by_name(experiment)
+    assert place is not None
+    runs = found.search_runs([place.experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    children = [run for run in runs if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} <= {parent.info.run_id}
+    numbers = [int(run.data.tags["specfrontier.trial"]) for run in children]
+    assert len(numbers) == len(set(numbers))
+    return parent, dict(zip(numbers, children, strict=True))
+
+
+def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    source = "s3://AKID:hunter22@bucket/real"
+    facts = json.loads(storage.read("identity.json"))
+    facts["reference"]["source"] = source
+    storage.write("identity.json", json.dumps(facts).encode())
+    storage.write("sweep.yaml", yaml.safe_dump({"name": "demo", "reference": {"source": source}}).encode())
+    sync(storage)
+    parent, children = runs_of(client(storage))
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for run in (parent, *children.values()):
+        assert "hunter22" not in str(run.to_dictionary())
+        folder = Path(download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri))
+        for file in (path for path in folder.rglob("*") if path.is_file()):
+            assert b"hunter22" not in file.read_bytes(), file
+    shown = yaml.safe_load((tmp_path / "got" / "sweep.yaml").read_text())["reference"]["source"]
+    assert shown == json.loads((tmp_path / "got" / "identity.json").read_text())["reference"]["source"]
+    assert shown == "s3://***@bucket/real"
+
+
+def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Storage, tmp_path: Path) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    for name in ("front.png", "report.html", "front.parquet"):
+        storage.write(name, b"view of " + name.encode())
+    assert sync(storage) == Synced(TRIALS, 0)
+    found = client(storage)
+    parent, children = runs_of(found)
+    assert children.keys() == set(range(TRIALS))
+    assert len({frozenset(run.data.params) for run in children.values()}) == 1
+    for record in read_trials(storage):
+        run = children[record.number]
+        assert record.setting is not None
+        flat = {key: str(value) for key, value in record.setting.flat().items()}
+        assert {key: value for key, value in run.data.params.items() if value != "n/a"} == flat
+        for name, entry in record.metrics.items():
+            assert run.data.metrics[name] == entry.value
+            assert run.data.metrics[f"{name}_error"] == entry.error
+            steps = [point.step for point in found.get_metric_history(run.info.run_id, name)]
+            assert steps == ([96, 192] if entry.n == 192 else [9])
+        assert run.info.status == ("FAILED" if record.number == FAILED else "FINISHED")
+        assert run.info.end_time - run.info.start_time == 1000
+        got = download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri(storage))
+        folder = Path(got)
+        assert DecodingConfig.from_mapping(yaml.safe_load((folder / "config.yaml").read_bytes())) == record.setting
+        if record.number != FAILED:
+            assert (folder / "images.png").read_bytes() == storage.read(f"pictures/{record.digest}.png")
+            assert (folder / "heatmap.png").read_bytes() == storage.read(f"heatmaps/{record.digest}.png")
+        shutil.rmtree(folder)
+    assert "OutOfMemoryError" in children[FAILED].data.tags["specfrontier.cause"]
+    assert (parent.info.run_name, parent.info.status) == ("demo", "FINISHED")
+    assert parent.data.metrics["trials"] == TRIALS
+    names = {entry.path for entry in found.list_artifacts(parent.info.run_id)}
+    assert names == {"front.png", "report.html", "front.parquet", "sweep.yaml", "identity.json"}
+
+
+def uri(storage: Storage) -> str:
+    path = storage.path("x")
+    assert path is not None
+    return f"sqlite:///{path.parents[1]}/mlflow.db"
+
+
+def contents(storage: Storage) -> list[tuple[object, ...]]:
+    """All that MLflow has of the sweep's runs, for comparison."""
+    parent, children = runs_of(client(storage))
+    runs = [parent, *(children[number] for number in sorted(children))]
+    return [(run.info.run_id, run.info.status, run.data.params, run.data.metrics, run.data.tags) for run in runs]
+
+
+def test_a_second_sync_changes_nothing(storage: Storage) -> None:
+    sync(storage)
+    before, lines = contents(storage), storage.read("mlflow.jsonl")
+    assert sync(storage) == Synced(0, TRIALS)
+    assert contents(storage) == before
+    assert storage.read("mlflow.jsonl") == lines
+
+
+def test_a_lost_ledger_is_written_again_and_a_lost_database_too(
+    storage: Storage, tmp_path: Path, database: Path
+) -> None:
+    sync(storage)
+    before, lines = contents(storage), storage.read("mlflow.jsonl")
+    (tmp_path / "sweep" / "mlflow.jsonl").unlink()
+    assert sync(storage) == Synced(0, TRIALS)
+    assert contents(storage) == before
+    assert storage.read("mlflow.jsonl") == lines
+    shutil.copy(database, tmp_path / "mlflow.db")
+    assert sync_elsewhere(storage) == "Synced(logged=9, already=0)"
+    assert sync_elsewhere(storage) == "Synced(logged=0, already=9)"
+
+
+def sync_elsewhere(storage: Storage) -> str:
+    """`sync` by a process of its own, which must say nothing else (this one keeps its connections to the database)."""
+    code = (
+        "import sys; from workers.data.storage import Storage; from orchestrator.tracking.tracker import sync\n"
+        "print(sync(Storage(sys.argv[1])))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, storage.uri], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    return ran.stdout.strip()
+
+
+def test_front_members_are_marked_and_lose_the_mark_when_beaten(storage: Storage) -> None:
+    def marked() -> set[int]:
+        _, children = runs_of(client(storage))
+        return {number for number, run in children.items() if run.data.tags["specfrontier.pareto"] == "true"}
+
+    sync(storage)
+    records = [r for r in read_trials(storage) if r.feasible]
+    values = {r.number: (-r.metrics["speedup"].value, r.metrics["fid"].value) for r in records}
+    front = {
+        number
+        for number, (slow, bad) in values.items()
+        if not any(s <= slow and b <= bad and (s, b) != (slow, bad) for s, b in values.values())
+    }
+    assert marked() == front
+    assert len(front) > 1
+    best = {"speedup": Measured(99.0, 0.1, 9), "fid": Measured(0.01, 0.1, 192)}
+    write_trial(storage, another(records[0], TRIALS, metrics=best))
+    assert sync(storage) == Synced(1, TRIALS)
+    assert marked() == {TRIALS}
+
+
+def another(record: TrialRecord, number: int, **changed: object) -> TrialRecord:
+    from dataclasses import replace
+
+    return replace(record, number=number, **changed)  # type: ignore[arg-type]
+
+
+def test_new_params_are_filled_in_for_all(storage: Storage) -> None:
+    sync(storage)
+    gsd = {"drafter": "jacobi", "tree": {"policy": "chain", "length": 5}, "acceptance": "grouped"}
+    config = DecodingConfig.from_mapping(gsd).to_mapping()
+    write_trial(storage, another(read_trials(storage)[0], TRIALS, label="gsd", config=config))
+    sync(storage)
+    _, children = runs_of(client(storage))
+    assert len({frozenset(run.data.params) for run in children.values()}) == 1
+    assert children[0].data.params["drafter.initialisation"] == "n/a"
+    assert children[TRIALS].data.params["drafter.initialisation"] == "random"
+
+
+@pytest.mark.slow(seconds=40)
+def test_killed_at_any_step_no_trial_is_there_twice_or_in_part(storage: Storage, tmp_path: Path) -> None:
+    """Processes that die one after the other, each at another step, the first ones at making the sweep's own run."""
+    deaths = [("create_run", 1), ("create_run", 1), ("log_batch", 1), ("set_terminated", 1), ("add", 1)]
+    for place, (step, count) in enumerate(deaths):
+        when = "before" if step == "add" else "after"
+        command = [sys.executable, "-c", KILLING, storage.uri, step, str(count), when]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert ran.returncode == -signal.SIGKILL, (place, step, ran.stderr)
+        runs_of(client(storage))
+    sync(storage)
+    broken = contents(storage)
+    shutil.copytree(tmp_path / "sweep", tmp_path / "other" / "sweep", ignore=shutil.ignore_patterns("mlflow*"))
+    whole = Storage(str(tmp_path / "other" / "sweep"))
+    sync(whole)
+
+    def without_ids(entries: list[tuple[object, ...]]) -> list[object]:
+        text = json.dumps([entry[1:4] for entry in entries], sort_keys=True)
+        return list(json.loads(text))
+
+    assert without_ids(broken) == without_ids(contents(whole))
+
+
+def test_what_the_sweeps_run_says_about_its_end(storage: Storage) -> None:
+    def ends(event: str | None) -> str:
+        if event:
+            Ledger(storage).note(event)  # type: ignore[arg-type]
+        sync(storage)
+        return str(runs_of(client(storage))[0].info.status)
+
+    assert ends(None) == "FINISHED"
+    assert ends("started") == "KILLED"  # the driver was killed and could not say so
+    assert [ends(event) for event in ("finished", "interrupted", "failed")] == ["FINISHED", "KILLED", "FAILED"]
+
+
+def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, database: Path) -> None:
+    shutil.copy(database, tmp_path / "mlflow.db")
+    write_sweep(tmp_path / "sweep", 3, name="demo", failed=(), budget=10)
+    storage = Storage(str(tmp_path / "sweep"))
+    sync(storage)
+    assert runs_of(client(storage))[0].info.status == "KILLED"
+
+
+def until(truth: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def growing(storage: Storage) -> tuple[Storage, list[TrialRecord]]:
+    """A sweep without trials yet, and its trials to come."""
+    records = read_trials(storage)
+    for record in records:
+        path = storage.path(trial_file(record.number))
+        assert path is not None
+        path.unlink()
+    return storage, records
+
+
+def test_a_tracker_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialRecord]]) -> None:
+    storage, records = growing
+    tracker = Tracker(storage)
+    tracker.start()
+    for record in records[:4]:
+        write_trial(storage, record)
+        tracker.nudge()
+    until(lambda: tracker.pending().count == 0 and len(Ledger(storage).runs()) == 4)
+    parent, children = runs_of(client(storage))
+    assert (parent.info.status, len(children)) == ("RUNNING", 4)
+    with pytest.raises(TrackingError, match="another process is logging"):
+        sync(storage)
+    for record in records[4:]:
+        write_trial(storage, record)
+    assert tracker.finish(60, "interrupted") == Pending(0, None)
+    parent, children = runs_of(client(storage))
+    assert (parent.info.status, len(children)) == ("KILLED", TRIALS)
+    assert sync(storage) == Synced(0, TRIALS)
+    again = Tracker(storage)
+    again.start()
+    until(lambda: runs_of(client(storage))[0].info.status == "RUNNING")
+    assert again.finish(60) == Pending(0, None)
+    assert runs_of(client(storage))[0].info.status == "FINISHED"
+
+
+def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage) -> None:
+    tracker = Tracker(storage, uri="http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
+    began = time.perf_counter()
+    tracker.start()
+    for _ in range(1000):
+        tracker.nudge()
+    assert time.perf_counter() - began < 0.5
+    until(lambda: tracker.problem is not None)
+    began = time.perf_counter()
+    pending = tracker.finish(0.5)
+    assert time.perf_counter() - began < 3
+    assert pending.count == TRIALS
+    assert pending.problem is not None
+    assert "127.0.0.1:9" in pending.problem
+    assert "hidden" not in pending.problem + repr(tracker.shown) + storage.read("mlflow.jsonl").decode()
+    assert tracker.link is None
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////proc/no/x.db", "nonsense://x", "/a/folder"])
+def test_a_place_that_cannot_be_is_a_problem_not_an_error(storage: Storage, uri: str) -> None:
+    with pytest.raises(TrackingError, match=uri):
+        sync(storage, uri)
+    tracker = Tracker(storage, uri=uri)
+    tracker.start()
+    until(lambda: tracker.problem is not None)
+    assert tracker.finish(1).count == TRIALS
+
+
+def test_logging_says_nothing_on_the_terminal_even_when_it_makes_the_tables(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", 2, failed=())
+    assert sync_elsewhere(Storage(str(tmp_path / "sweep"))) == "Synced(logged=2, already=0)"
+
+
+def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "50 % of it #1" / "sweep", 2, failed=())
+    assert sync(Storage(str(tmp_path / "50 % of it #1" / "sweep"))) == Synced(2, 0)
+    assert (tmp_path / "50 % of it #1" / "mlflow.db").exists()

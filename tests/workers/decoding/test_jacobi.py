@@ -1,0 +1,140 @@
+"""The Jacobi window against a plain one: who moves where, which law each token keeps, how new places are filled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from search_spaces.trial import Jacobi, Sampling
+from tests.fakes.toys import toy_target
+from tests.oracles import tabular
+from tests.oracles.drafter_rounds import open_batch
+from workers.decoding import rng
+from workers.decoding.accept import Walk
+from workers.decoding.jacobi import JacobiWindow
+from workers.decoding.state import Batch
+from workers.models.target import Prompt
+
+CODES, LENGTH, SIZE = 24, 4, 3
+Start = Literal["random", "repeat_left", "sample_left"]
+STARTS: tuple[Start, ...] = ("random", "repeat_left", "sample_left")
+NOTHING = Prompt(torch.zeros(SIZE, 1, 1), torch.ones(SIZE, 1, dtype=torch.bool))
+FIRST = torch.tensor([3, 9, 20])
+
+
+def opened(
+    initialisation: Start, redraw: Literal["fresh", "coupled"], sampling: Sampling
+) -> tuple[JacobiWindow, Batch]:
+    """A window over three captions that have their first tokens."""
+    batch = open_batch(toy_target(), 2)
+    window = JacobiWindow(Jacobi(initialisation, redraw), LENGTH, CODES, sampling, torch.device("cpu"))
+    everyone = torch.arange(SIZE)
+    window.prepare(batch)
+    batch.admit(everyone, everyone + 5, FIRST, torch.ones(2 * SIZE, 5, dtype=torch.bool))
+    window.admit(everyone, NOTHING, [], torch.zeros(SIZE, 1, 1), FIRST)
+    return window, batch
+
+
+def commit(window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, logits: Tensor) -> None:
+    """A round that accepts so many drafts of each row's window, then emits `last`."""
+    tree = window.draft(batch)
+    tokens = torch.cat([tree.tokens, last[:, None]], 1).scatter(1, accepted[:, None], last[:, None])
+    walk = Walk(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
+    window.commit(batch, tree, walk, logits, logits)
+    batch.commit(tokens, walk.emitted, last)
+
+
+def filled(start: Start, known: list[tuple[int, list[float]] | None], root: int) -> list[tuple[int, list[float]]]:
+    """The window to verify: a place without a law takes the nearest known token to its left, or that place's likeliest
+    token; the proposal is then that token for certain.
+    """
+    window: list[tuple[int, list[float]]] = []
+    nearest = root
+    for place in known:
+        if place is None:
+            window.append((nearest, [float(code == nearest) for code in range(CODES)]))
+        else:
+            window.append(place)
+            token, law = place
+            nearest = token if start == "repeat_left" else law.index(max(law))
+    return window
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("start", STARTS)
+@settings(max_examples=20, deadline=None)
+@given(
+    rounds=st.lists(st.lists(st.integers(0, LENGTH), min_size=3, max_size=3), min_size=1, max_size=3),
+    seed=st.integers(0, 999),
+)
+def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds: list[list[int]], seed: int) -> None:
+    """Every row at its own pace; "coupled", so that a position's token is known from its law."""
+    sampling = Sampling(temperature=temperature, top_k=9, top_p=0.95)
+    window, batch = opened(start, "coupled", sampling)
+    generator = torch.Generator().manual_seed(seed)
+    known: list[list[tuple[int, list[float]] | None]] = [[None] * LENGTH for _ in range(SIZE)]
+    emitted = [1] * SIZE
+    for accepts in [*rounds, None]:
+        tree = window.draft(batch)
+        for row in range(SIZE):
+            if start == "random":  # any token of the codebook will do, as long as its law says so
+                tokens = tree.tokens[row].tolist()
+                assert all(0 <= token < CODES for token in tokens)
+                certain = [[float(code == token) for code in range(CODES)] for token in tokens]
+                expected = [place or (t, law) for place, t, law in zip(known[row], tokens, certain, strict=True)]
+            else:
+                expected = filled(start, known[row], int(batch.root[row]))
+            assert tree.tokens[row].tolist() == [token for token, _ in expected]
+            if tree.laws is not None:
+                laws = torch.tensor([law for _, law in expected])
+                torch.testing.assert_close(tree.laws[row], laws, atol=1e-6, rtol=1e-5)
+                assert tree.law_of is not None
+                assert tree.law_of[0, :LENGTH].tolist() == list(range(LENGTH))
+        assert (tree.laws is None) == (temperature == 0)
+        if accepts is None:
+            return
+        logits = 2 * torch.randn(SIZE, LENGTH + 1, CODES, generator=generator)
+        last = torch.randint(CODES, (SIZE,), generator=generator)
+        commit(window, batch, torch.tensor(accepts), last, logits)
+        for row, accepted in enumerate(accepts):
+            emitted[row] += accepted + 1
+            slots = range(accepted + 1, LENGTH + 1)  # slot s gave the law of the token after it
+            known[row] = [
+                redrawn(batch, row, emitted[row] + ahead, logits[row, slot], sampling)
+                for ahead, slot in enumerate(slots)
+            ]
+            known[row] += [None] * (LENGTH - len(slots))
+
+
+def redrawn(batch: Batch, row: int, position: int, logits: Tensor, sampling: Sampling) -> tuple[int, list[float]]:
+    """A place's new token and the law it was drawn from."""
+    if sampling.temperature == 0:
+        law = logits.double().softmax(0).tolist()
+        return law.index(max(law)), law
+    law = tabular.processed(logits[None].double().numpy(), sampling)[0].tolist()
+    codes = torch.arange(CODES)
+    clocks = rng.exponential(batch.keys[row], torch.tensor(position), rng.Purpose.WINDOW, codes).tolist()
+    odds = [mass / clock for mass, clock in zip(law, clocks, strict=True)]
+    return odds.index(max(odds)), law
+
+
+@pytest.mark.parametrize("redraw", ["fresh", "coupled"])
+def test_coupled_redraws_keep_a_positions_numbers_and_fresh_ones_do_not(redraw: Literal["fresh", "coupled"]) -> None:
+    """Under one and the same law a coupled place keeps its token from round to round."""
+    window, batch = opened("random", redraw, Sampling())
+    nobody, same = torch.zeros(SIZE, dtype=torch.int64), torch.zeros(SIZE, LENGTH + 1, CODES)
+    kept: list[Tensor] = []
+    before = None
+    for _ in range(8):
+        commit(window, batch, nobody, FIRST, same)
+        tokens = window.draft(batch).tokens[:, : LENGTH - 1]  # the last place is new every time
+        if before is not None:
+            kept.append(tokens[:, :-1] == before[:, 1:])
+        before = tokens
+    share = float(torch.stack(kept).float().mean())
+    assert share == 1 if redraw == "coupled" else share < 0.2

@@ -1,0 +1,256 @@
+"""The dry run against real runs: bytes of real parameters, caches and peaks, at several small sizes and from there to
+published ones; work against what can be counted by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from search_spaces.presets import CATALOGUE, preset
+from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.tiny_llamagen import Size, official, write_models
+from tests.fakes.toys import BASE, toy_drafter, toy_target
+from workers.decoding.engine import Engine
+from workers.decoding.state import Job
+from workers.decoding.statistics import Ledger
+from workers.loading.bundle import Models
+from workers.loading.dry_run import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
+from workers.loading.manifest import load_entry, published_entries, read_entry, sketch_entry
+from workers.loading.outlines import Outline, outline_of, with_drafter
+from workers.models.families.llamagen import SIZES
+from workers.models.target import Target
+from workers.models.transformer import Transformer
+
+CPU = torch.device("cpu")
+CFG = Sampling(temperature=1.0, cfg=2.0)
+CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).with_sampling(CFG)
+TREE = DecodingConfig.from_mapping(
+    {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 3, "width": 4, "nodes": 12}}
+).with_sampling(CFG)
+ADT = DecodingConfig.from_mapping(  # its shallowest tree is wider than its range of widths
+    {
+        "drafter": "eagle",
+        "tree": {
+            "policy": "adjacency",
+            "depth_range": [2, 6],
+            "width_range": [2, 4],
+            "start_width": 3,
+            "start_depth": 4,
+            "nodes": 16,
+        },
+    }
+).with_sampling(CFG)
+
+
+def stack(target: Target) -> nn.Module:
+    """The target's transformer without embedding and head."""
+    assert isinstance(target.transformer, Transformer)
+    return target.transformer.layers
+
+
+def on_meta(models: Models) -> Models:
+    return Models(models.target.to("meta"), {kind: d.to("meta") for kind, d in models.drafters.items()}, {})
+
+
+def toys(**changes: Any) -> Models:
+    target = toy_target(config=replace(BASE, **changes))
+    made = {kind: toy_drafter(kind, target) for kind in ("eagle", "medusa", "independent")}
+    return Models(target, {kind: drafter for kind, drafter in made.items() if drafter is not None}, {})
+
+
+def held(thing: object, seen: dict[int, int]) -> dict[int, int]:
+    """Bytes of every storage that an object leads to, by address; modules are left out."""
+    if isinstance(thing, Tensor):
+        seen[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+    elif isinstance(thing, Mapping):
+        for part in thing.values():
+            held(part, seen)
+    elif isinstance(thing, Sequence) and not isinstance(thing, str):
+        for part in thing:
+            held(part, seen)
+    elif not isinstance(thing, nn.Module) and hasattr(thing, "__dict__"):
+        held(vars(thing), seen)
+    return seen
+
+
+def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
+    """Bytes of the keys and values that a real engine has allocated for target and drafter, masks included."""
+    drafter = models.drafters.get(config.drafter.kind)
+    engine = Engine(models.target, config, drafter, batch_size=batch)
+    state = engine.open_batch(batch)
+    kept: dict[int, int] = held([state.cache.storage, state.sight, state._tokens], {})
+    if drafter is not None:
+        kept |= held([drafter.cache.storage, drafter.sight], {})
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    "config", [DecodingConfig(sampling=CFG), CHAIN, TREE, ADT], ids=["vanilla", "chain", "dynamic", "adjacency"]
+)
+def test_caches_and_parameters_are_the_real_ones(config: DecodingConfig) -> None:
+    shapes: list[tuple[int, dict[str, Any]]] = [(1, {"dim": 64}), (6, {"n_layers": 4, "n_kv_heads": 1, "rows": 9})]
+    for batch, changes in shapes:
+        models = toys(**changes)
+        tensors = [*models.target.parameters(), *models.target.buffers()]
+        tensors += [p for d in models.drafters.values() for p in (*d.parameters(), *d.buffers())]
+        parameters = sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+        caches = real_caches(models, config, batch)
+        found = footprint(on_meta(models), config, batch, 1)
+        assert found.parameters == parameters
+        assert found.cache == pytest.approx(caches, rel=0.1, abs=4096)  # trees' little tables are beside the caches
+
+
+def profiled_peak(models: Models, config: DecodingConfig, batch: int) -> int:
+    """The most that torch's own allocator has handed out at once during prefill and two rounds at full caches."""
+    engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), batch_size=batch)
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        state = engine.open_batch(batch)
+        ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
+        engine.admit(state, ledger, list(range(batch)), deque([Job(i, "caption") for i in range(batch)]))
+        state.furthest = engine.image_len
+        engine.step(state)
+        engine.step(state)
+    live = peak = 0
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize("config", [DecodingConfig(sampling=CFG), TREE], ids=["vanilla", "dynamic"])
+def test_peaks_are_the_real_ones(config: DecodingConfig) -> None:
+    """Against torch's own record of its allocations, prefill and rounds together."""
+    changes: dict[str, Any] = {
+        "dim": 128,
+        "n_heads": 4,
+        "ffn_dim": 344,
+        "n_layers": 6,
+        "vocab_size": 512,
+        "prompt_len": 40,
+    }
+    peak = profiled_peak(toys(**changes), config, 8)
+    found = footprint(on_meta(toys(**changes)), config, 8, 1)
+    assert found.cache + found.activations == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.slow
+def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
+    """Parameters and caches of real small LlamaGens are polynomials of width and depth: fitted there, they say what the
+    plan says of B and XL."""
+    measured = {}
+    for dim in (96, 192, 288):
+        for layers in (1, 3):
+            entry = read_entry(write_models(tmp_path / f"{dim}-{layers}", Size(dim, layers, 2)), "classes")
+            models = load_entry(entry, CPU)
+            body = sum(p.nbytes for p in stack(models.target).parameters())
+            measured[dim, layers] = (body, real_caches(models, DecodingConfig(sampling=CFG), 2))
+    for name in ("llamagen-b-c2i", "llamagen-xl-c2i"):
+        entry = published_entries()[name]
+        outline = outline_of(entry, torch.float32)
+        size, target = SIZES[entry.settings.size], outline.models.target  # type: ignore[attr-defined]
+        # one layer is a d^2 + b d (ffn being 8/3 of the width), from three widths by least squares
+        widths = torch.tensor([[float(d * d), float(d)] for d in (96, 192, 288)], dtype=torch.float64)
+        each = torch.tensor([(measured[d, 3][0] - measured[d, 1][0]) / 2 for d in (96, 192, 288)], dtype=torch.float64)
+        ffn = torch.tensor([Size(d).ffn / d for d in (96, 192, 288)], dtype=torch.float64)
+        gates = (
+            3 * 4 * widths[:, 0] * ffn
+        )  # rounding to 256 matters at small widths: take the gates out and put them back
+        rest = torch.linalg.lstsq(widths, (each - gates)[:, None]).solution[:, 0]
+        wide = float(rest[0] * size.dim**2 + rest[1] * size.dim + 3 * 4 * size.dim * size.ffn) * size.layers
+        assert sum(p.nbytes for p in stack(target).parameters()) == pytest.approx(wide, rel=0.02)
+        # a cache grows with layers x width x positions
+        unit = (measured[192, 3][1] - measured[192, 1][1]) / (2 * 192 * (1 + 9 + 1))
+        found = footprint(outline.models, DecodingConfig(sampling=CFG), 2, 1)
+        assert found.cache == pytest.approx(unit * size.layers * size.dim * (1 + 576 + 1), rel=0.1)
+
+
+def test_work_of_a_round() -> None:
+    """A guided round of plain decoding reads each weight of the transformer and head once, and multiplies by each."""
+    models = toys(dim=256, n_heads=4, ffn_dim=688, n_layers=6, vocab_size=512)
+    weights = sum(p.numel() for p in models.target.transformer.parameters() if p.dim() == 2) - 512 * 256
+    found = footprint(on_meta(models), DecodingConfig(sampling=CFG), 3, 1)
+    assert found.round.flops == pytest.approx(2 * 2 * 3 * weights, rel=0.05)
+    assert 4 * weights < found.round.moved < 1.25 * 4 * weights  # and what lies between the layers
+    assert found.prefill.flops == pytest.approx(BASE.prompt_len * 2 * 2 * 3 * weights, rel=0.15)
+    assert found.round.kernels > 6 * 8
+    double = footprint(on_meta(models), DecodingConfig(sampling=CFG), 6, 1)
+    assert double.round.flops == pytest.approx(2 * found.round.flops, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if not name.startswith("adt") or name == "adt_lantern"])
+def test_every_preset_can_be_run_dry(name: str) -> None:
+    """But for ADT-Tree's others, which are one tree to a dry run."""
+    config = preset(name)
+    models = on_meta(toys(vocab_size=1200, rows=10, cols=10))
+    ready = with_drafter(Outline(models), config)
+    assert ready is not None
+    found = footprint(ready.models, config.with_sampling(CFG), 2, 1)
+    body = models.target.transformer.config
+    assert found.cache >= 4 * body.n_layers * 2 * 4 * (5 + 100) * body.dim
+    assert found.round.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())
+
+
+def test_pictures_are_counted(tmp_path: Path) -> None:
+    """Convolutions count, and twice the images take twice the room."""
+    entry = read_entry(write_models(tmp_path / "made"), "classes")
+    models = sketch_entry(entry)
+    one, two = (footprint(models, DecodingConfig(sampling=CFG), 1, count) for count in (8, 16))
+    assert two.pictures == pytest.approx(2 * one.pictures, rel=0.05)
+    assert two.picture.flops == pytest.approx(2 * one.picture.flops, rel=0.01)
+    assert one.picture.flops > 8 * 2 * 9 * 32 * 32 * 48 * 48  # its last level alone, at full size
+    assert one.bytes == one.parameters + max(one.cache + one.activations, one.pictures)
+
+
+def test_what_parts_share_counts_once(tmp_path: Path) -> None:
+    models = sketch_entry(read_entry(write_models(tmp_path / "made"), "captions"))
+    alone = Models(models.target, {}, {})
+    layer = sum(p.nbytes for p in models.drafters["eagle"].parameters())
+    tables = sum(b.nbytes for b in models.drafters["eagle"].buffers())
+    assert parameter_bytes(models) == parameter_bytes(alone) + layer + tables
+    state = sum(value.nbytes for value in official("t2i", Size()).values())
+    encoder = int(cast("Any", models.target.conditioner).encoder_bytes)
+    assert parameter_bytes(alone) > state + encoder  # the codec comes to that
+
+
+def test_a_meter_follows_tensors_to_their_end() -> None:
+    before = torch.zeros(500, 2, device="meta")
+    with Meter() as meter:
+        assert before.t().shape == (2, 500)
+        assert meter.live == meter.work.kernels == 0, "a view of what was there is nothing new"
+        a = torch.zeros(1000, device="meta")
+        b = a.view(10, 100)[2:].t()
+        assert meter.live == 4000
+        c = a + 1
+        assert meter.live == 8000
+        del a
+        assert meter.live == 8000, "a view keeps its storage"
+        del b, c
+        assert meter.live == 0
+        assert meter.peak == 8000
+
+
+def test_the_largest_batch() -> None:
+    def measured(batch: int) -> tuple[int, int]:
+        return batch, 100 + 7 * batch
+
+    assert largest_batch(measured(3), measured(9), 106) == 0
+    for room in (107, 120, 135, 5000):
+        assert largest_batch(measured(9), measured(1), room) == (room - 100) // 7
+    assert largest_batch((1, 100), (2, 100), 99) == 0
+    assert largest_batch((1, 100), (2, 100), 100) == MOST == largest_batch(measured(1), measured(2), 10**9)
+
+
+def test_footprints_add_up() -> None:
+    found = footprint(on_meta(toys()), CHAIN, 2, 4)
+    assert isinstance(found, Footprint)
+    assert found.bytes >= found.parameters + found.cache

@@ -1,0 +1,378 @@
+"""models.yaml: entries read in words, targets loaded from tiny checkpoints in the official layout, mistakes refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from search_spaces.documents import SpaceError
+from tests.fakes.tiny_llamagen import PROMPT, Size, official, write_models, write_vq
+from workers.loading.manifest import (
+    Entry,
+    checkpoint_hash,
+    hashes_of,
+    load_entry,
+    published_entries,
+    read_entry,
+    read_manifest,
+    sketch_entry,
+)
+from workers.models.checkpoint_files import shapes_only
+from workers.models.families.catalogue import families
+from workers.models.families.llamagen import SIZES, load_llamagen
+from workers.models.families.llamagen_entry import FlanT5XL
+from workers.models.families.scenes import BUILTIN
+from workers.models.vq import VQConfig
+from workers.models.weights import WeightsError, content_hash
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    write_models(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoints and the models.yaml, to be spoilt."""
+    return Path(shutil.copytree(made, tmp_path / "mine"))
+
+
+def change(folder: Path, **keys: Any) -> Path:
+    """models.yaml with keys of both entries replaced (None: removed)."""
+    path = folder / "models.yaml"
+    entries = yaml.safe_load(path.read_text())
+    for entry in entries.values():
+        entry.update(keys)
+    path.write_text(yaml.safe_dump(entries, sort_keys=False))
+    return path
+
+
+def test_every_family_is_found() -> None:
+    assert {"llamagen", "scenes"} <= set(families())
+    assert all(name == family.name for name, family in families().items())
+
+
+def test_paths_are_relative_to_the_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made.parent)
+    entry = read_entry(f"{made.name}/models.yaml", "captions")
+    assert entry.files == {
+        "transformer": str(made / "ckpt/t2i.pt"),
+        "vq": str(made / "ckpt/vq.pt"),
+        "text": str(made / "ckpt/t5"),
+        "drafters.eagle": str(made / "ckpt/eagle-t2i.safetensors"),
+    }
+    assert entry.where == f"{made.name}/models.yaml:9"
+    again = Entry.from_mapping(json.loads(json.dumps(entry.to_mapping())))
+    assert again == entry
+
+
+def test_dtype_follows_the_device(made: Path) -> None:
+    entry = read_entry(made / "models.yaml", "classes")
+    assert entry.type_on(CPU) == torch.float32
+    assert entry.type_on(torch.device("cuda")) == torch.bfloat16
+    half = Entry.from_mapping(entry.to_mapping() | {"dtype": "float16"})
+    assert half.type_on(CPU) == torch.float16
+
+
+@pytest.mark.parametrize("name", ["classes", "captions"])
+def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
+    """The same logits as when the official files are loaded by hand; its drafter beside it; every file's hash."""
+    entry = read_entry(made / "models.yaml", name)
+    models = load_entry(entry, CPU)
+    kind, text = ("c2i", None) if name == "classes" else ("t2i", made / "ckpt/t5")
+    from workers.models.families.llamagen import LlamaGenSize
+
+    vq = VQConfig(codebook_size=1024, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
+    by_hand = load_llamagen(
+        made / f"ckpt/{kind}.pt",
+        made / "ckpt/vq.pt",
+        image_size=48,
+        text=text,
+        size=LlamaGenSize(32, 2, 2),
+        vq_config=vq,
+    )
+    caption = "7" if kind == "c2i" else "a red ball"
+    prompts = [target.encode([caption], guided=True) for target in (models.target, by_hand)]
+    torch.testing.assert_close(prompts[0].embeds, prompts[1].embeds)
+    order = torch.arange(models.target.prompt_len)
+    outputs = [
+        target.head(target.transformer(prompt.embeds, order))
+        for target, prompt in zip((models.target, by_hand), prompts, strict=True)
+    ]
+    assert torch.equal(*outputs)
+    assert outputs[0].std() > 0.1
+    tokens = torch.arange(9)[None]
+    assert torch.equal(models.target.decode(tokens), by_hand.decode(tokens))
+    assert models.drafters["eagle"].kind == "eagle"
+    assert models.hashes == hashes_of(entry)
+    assert models.hashes["transformer"] == content_hash(made / f"ckpt/{kind}.pt")
+
+
+def test_drafters_have_the_targets_type(made: Path) -> None:
+    entry = Entry.from_mapping(read_entry(made / "models.yaml", "classes").to_mapping() | {"dtype": "bfloat16"})
+    models = load_entry(entry, CPU)
+    types = {parameter.dtype for parameter in models.drafters["eagle"].parameters()}
+    assert types == {torch.bfloat16} == {models.target.head.weight.dtype}
+    assert next(models.target.codec.parameters()).dtype == torch.float32  # type: ignore[union-attr]
+
+
+def test_a_sketch_has_the_shapes_and_no_numbers(made: Path) -> None:
+    for name in ("classes", "captions"):
+        entry = read_entry(made / "models.yaml", name)
+        sketch, models = sketch_entry(entry), load_entry(entry, CPU)
+        shapes = {key: value.shape for key, value in sketch.target.state_dict().items()}
+        assert shapes == {key: value.shape for key, value in models.target.state_dict().items()}
+        assert all(value.is_meta for value in sketch.target.state_dict().values())
+        assert all(value.is_meta for value in sketch.drafters["eagle"].state_dict().values())
+        assert sketch.target.decode(torch.zeros(1, 9, dtype=torch.int64, device="meta")).shape == (1, 3, 48, 48)
+    with pytest.raises(ValueError, match="caption 1 is empty"):
+        sketch.target.encode(["a", ""], guided=False)
+    assert sketch.target.encode(["a", "ball"], guided=True).embeds.shape == (4, PROMPT, 32)
+    weigh = [int(cast("Any", part.target.conditioner).encoder_bytes) for part in (sketch, models)]
+    assert weigh[0] == weigh[1] > 0
+
+
+def test_the_scenes_family_brings_its_drafters(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(f"own:\n  family: scenes\n  folder: {BUILTIN}\n  dtype: bfloat16\n")
+    entry = read_entry(path)
+    assert entry.folder == BUILTIN
+    models = load_entry(entry, CPU)
+    assert set(models.drafters) == {"eagle", "medusa", "independent"}
+    assert models.target.head.weight.dtype == torch.bfloat16
+    assert {"folder", "drafters.eagle"} <= set(models.hashes)
+
+
+#: models.yaml, and what is said of it: line, key and mend.
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "empty": ("", ("models.yaml:1", "at least one entry")),
+    "no entry": ("{}", ("models.yaml:1", "no entry")),
+    "a list": ("- a\n", ("models.yaml:1", "must be a mapping")),
+    "broken": ("a: {b\n", ("models.yaml:2", "not valid YAML")),
+    "no family": ("a:\n  vq: x\n", ("models.yaml:1: a.family: missing", "llamagen")),
+    "unknown family": ("a:\n  family: lamagen\n", ("models.yaml:2: a.family", "did you mean 'llamagen'?")),
+    "unknown key": (
+        "a:\n  family: scenes\n  foldr: x\n", ("models.yaml:3: a.foldr: unknown key", "did you mean 'folder'?"),
+    ),
+    "missing key": ("a:\n  family: llamagen\n  vq: x\n", ("models.yaml:1: a.transformer: missing",)),
+    "another family's key": ("a:\n  family: scenes\n  folder: x\n  vq: y\n", ("models.yaml:4: a.vq: unknown key",)),
+    "dtype": ("a:\n  family: scenes\n  folder: x\n  dtype: fp8\n", ("models.yaml:4: a.dtype", "bfloat16")),
+    "size": (
+        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: 256\n  size: XM\n",
+        ("models.yaml:6: a.size", "must be one of", "XL"),
+    ),
+    "size twice": (
+        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: 256\n  size: XL\n  heads: 2\n",
+        ("models.yaml:7: a.heads", "remove one"),
+    ),
+    "no number": (
+        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: big\n", ("models.yaml:5: a.image_size",),
+    ),
+    "drafter of no kind": (
+        "a:\n  family: scenes\n  folder: x\n  drafters: {eagel: y}\n",
+        ("models.yaml:4: a.drafters.eagel", "did you mean 'eagle'?"),
+    ),
+    "drafter that is no path": (
+        "a:\n  family: scenes\n  folder: x\n  drafters: {eagle: 3}\n",
+        ("models.yaml:4: a.drafters.eagle", "must be the path"),
+    ),
+    "metric of no kind": (
+        "a:\n  family: scenes\n  folder: x\n  metrics: {incepton: y}\n", ("a.metrics.incepton", "'inception'"),
+    ),
+    "key twice": ("a:\n  family: scenes\n  folder: x\n  folder: y\n", ("models.yaml:4: a.folder: given twice",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
+    text, parts = FILES[name]
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(SpaceError) as error:
+        read_manifest(path)
+    for part in parts:
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_entry_must_be_named(made: Path) -> None:
+    with pytest.raises(SpaceError, match=r"models\.yaml: has several entries.*classes, captions"):
+        read_entry(made / "models.yaml")
+    with pytest.raises(SpaceError, match=r"no entry 'clases'.*did you mean 'classes'"):
+        read_entry(made / "models.yaml", "clases")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def shard(folder: Path, *, lose: str = "", truncate: str = "") -> None:
+    """The transformer as two safetensors with an index, and what is wrong with them."""
+    tensors = official("c2i", Size())
+    names = sorted(tensors)
+    map_: dict[str, str] = {}
+    for number, part in enumerate((names[:5], names[5:]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / "ckpt" / file)
+        map_ |= dict.fromkeys(part, file)
+    if lose == "entry":
+        del map_[names[0]]
+    if lose == "shard":
+        (folder / "ckpt/model-00002-of-00002.safetensors").unlink()
+    (folder / "ckpt/model.safetensors.index.json").write_text(json.dumps({"weight_map": map_}))
+    if truncate:
+        cut(folder / "ckpt" / truncate)
+    change(folder, transformer="ckpt/model.safetensors.index.json")
+
+
+#: How a folder of good files is spoilt, and what is said. All but the last are seen without reading the numbers.
+FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
+    "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("c2i.pt: no such file",)),
+    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: no LlamaGen transformer", "places?")),
+    "a truncated pickle": (lambda f: cut(f / "ckpt/c2i.pt"), ("c2i.pt", "truncated")),
+    "a truncated shard": (
+        lambda f: shard(f, truncate="model-00002-of-00002.safetensors"), ("model-00002-of-00002", "truncated"),
+    ),
+    "a missing shard": (lambda f: shard(f, lose="shard"), ("1 of 2 shards missing", "model-00002")),
+    "a missing index entry": (
+        lambda f: shard(f, lose="entry"), ("index.json: lacks cls_embedding.embedding_table.weight", "the shards hold"),
+    ),
+    "another family": (
+        lambda f: torch.save({"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, f / "ckpt/c2i.pt"),
+        ("c2i.pt: no LlamaGen transformer",),
+    ),
+    "another codebook": (
+        lambda f: write_vq(f / "ckpt/vq.pt", VQConfig(codebook_size=50, channels=32, z_channels=32,
+                                                     multipliers=(1, 1, 1, 1, 1))),
+        ("1024 codes", "vq.pt has 50"),
+    ),
+    "heads that do not divide": (lambda f: change(f, heads=5), ("width 32", "heads 5")),
+    "an unpublished size": (lambda f: change(f, heads=None), ("no published LlamaGen size",)),
+    "another size": (lambda f: change(f, heads=None, size="XL"), ("are not size XL",)),
+    "an odd image": (lambda f: change(f, image_size=50), ("image_size 50", "multiple of 16")),
+    "no drafter": (
+        lambda f: (f / "ckpt/eagle-c2i.safetensors").unlink(), ("drafters.eagle", "eagle-c2i.safetensors: no such"),
+    ),
+    "a drafter of another target": (
+        lambda f: shutil.copy(f / "ckpt/eagle-t2i.safetensors", f / "ckpt/eagle-c2i.safetensors"),
+        ("prompt_len is 120", "the target's 1"),
+    ),
+    "a drafter that is a target": (
+        lambda f: shutil.copy(BUILTIN / "target.safetensors", f / "ckpt/eagle-c2i.safetensors"), ("eagle-c2i",),
+    ),
+    "class names that are no text": (
+        lambda f: ((f / "names.txt").write_bytes(b"\xff\xfe\x00"), change(f, class_names="names.txt")),
+        ("names.txt: no readable text",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_broken_checkpoints_are_refused_by_their_headers(name: str, folder: Path) -> None:
+    spoil, parts = FAULTS[name]
+    spoil(folder)
+    entry = read_entry(folder / "models.yaml", "classes")
+    for look in (partial(sketch_entry, entry), partial(load_entry, entry, CPU)):
+        with pytest.raises(WeightsError) as error:
+            look()
+        for part in ("models.yaml:1: classes: ", *parts):
+            assert part in str(error.value)
+
+
+def test_a_broken_text_encoder_is_refused_by_its_header(folder: Path) -> None:
+    entry, t5 = read_entry(folder / "models.yaml", "captions"), folder / "ckpt/t5"
+    cut(t5 / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"t5.*truncated"):
+        sketch_entry(entry)
+    config = json.loads((t5 / "config.json").read_text())
+    shutil.copy(folder.parent / "mine/ckpt/eagle-t2i.safetensors", t5 / "model.safetensors")
+    with pytest.raises(WeightsError, match="no T5 encoder"):
+        sketch_entry(entry)
+    (t5 / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match="download the encoder's weights"):
+        sketch_entry(entry)
+    (t5 / "config.json").write_text(json.dumps(config | {"d_model": 64}))
+    (t5 / "tokenizer.json").unlink()
+    with pytest.raises(WeightsError, match="download T5's tokenizer"):
+        sketch_entry(entry)
+
+
+def test_only_loading_sees_numbers(folder: Path) -> None:
+    state = official("c2i", Size())
+    state["norm.weight"][3] = torch.nan
+    torch.save(state, folder / "ckpt/c2i.pt")
+    entry = read_entry(folder / "models.yaml", "classes")
+    sketch_entry(entry)
+    with pytest.raises(WeightsError, match=r"norm\.weight holds NaN"):
+        load_entry(entry, CPU)
+
+
+def test_shards_and_folders_are_hashed_whole(folder: Path) -> None:
+    shard(folder)
+    index, t5 = folder / "ckpt/model.safetensors.index.json", folder / "ckpt/t5"
+    before = checkpoint_hash(index), checkpoint_hash(t5)
+    assert before == (checkpoint_hash(index), checkpoint_hash(t5))
+    (t5 / ".cache").mkdir()
+    (t5 / ".cache/when").write_text("now")
+    assert checkpoint_hash(t5) == before[1], "hidden files are nobody's weights"
+    last = folder / "ckpt/model-00002-of-00002.safetensors"
+    last.write_bytes(last.read_bytes()[:-1] + b"x")
+    (t5 / "tokenizer.json").write_text("{}")
+    assert checkpoint_hash(index) != before[0]
+    assert checkpoint_hash(t5) != before[1]
+    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == checkpoint_hash(
+        index
+    )
+
+
+def test_shapes_only_ends(made: Path) -> None:
+    from workers.models.checkpoint_files import load_tensors
+
+    with shapes_only():
+        assert all(value.is_meta for value in load_tensors(made / "ckpt/c2i.pt").values())
+        assert all(value.is_meta for value in load_tensors(made / "ckpt/eagle-c2i.safetensors").values())
+    assert not any(value.is_meta for value in load_tensors(made / "ckpt/c2i.pt").values())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "tokens"),
+    [("llamagen-b-c2i", 111, 576), ("llamagen-xl-stage1", 775, 256), ("llamagen-xl-stage2", 775, 1024),
+     ("llamagen-3b-c2i", 3100, 576)],
+)  # fmt: skip
+def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) -> None:
+    """Numbers as the paper's table rounds them (its 343M and 1.4B count the same way)."""
+    entry = published_entries()[name]
+    assert entry.family.outline is not None
+    target = entry.family.outline(entry.settings, torch.bfloat16)
+    numbers = sum(
+        parameter.numel() for part in (target.transformer, target.conditioner) for parameter in part.parameters()
+    )
+    assert numbers == pytest.approx(millions * 1e6, rel=0.01)
+    assert target.grid.tokens == tokens
+    assert all(parameter.is_meta for parameter in target.parameters())
+    assert target.head.weight.dtype == torch.bfloat16
+    assert SIZES[entry.settings.size].dim == target.transformer.config.dim  # type: ignore[attr-defined]
+
+
+def test_flan_t5_xl_weighs_what_transformers_says() -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, feed_forward_proj="gated-gelu"
+    )
+    with torch.device("meta"):
+        numbers = sum(parameter.numel() for parameter in T5EncoderModel(config).parameters())
+    assert FlanT5XL(torch.bfloat16).bytes == 2 * numbers

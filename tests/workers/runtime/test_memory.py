@@ -1,0 +1,60 @@
+"""Work in chunks: halved once where memory runs out, and every item done once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from workers.runtime.memory import OutOfMemory, in_chunks
+
+
+class Device:
+    """Holds `limit` items at a time, and notes how many it was given."""
+
+    def __init__(self, limit: int, error: BaseException) -> None:
+        self.limit, self.error = limit, error
+        self.sizes: list[int] = []
+
+    def work(self, some: Sequence[int]) -> list[int]:
+        self.sizes.append(len(some))
+        if len(some) > self.limit:
+            raise self.error
+        return [10 * item for item in some]
+
+
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
+
+
+@pytest.mark.parametrize("error", [SHORT, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_halved_once_from_then_on(error: BaseException) -> None:
+    device = Device(4, error)
+    made = in_chunks(device.work, range(19), 8)
+    assert [item for part in made for item in part] == [10 * item for item in range(19)]
+    assert device.sizes == [8, 4, 4, 4, 4, 3]
+
+
+def test_a_short_last_chunk_is_halved_by_its_own_size() -> None:
+    device = Device(3, SHORT)
+    assert in_chunks(device.work, range(5), 64) == [[0, 10], [20, 30], [40]]
+    assert device.sizes == [5, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("limit", "items", "at", "sizes"), [(3, 16, 4, [8, 4]), (0, 1, 1, [1])])
+def test_half_is_all_that_is_tried(limit: int, items: int, at: int, sizes: list[int]) -> None:
+    device = Device(limit, SHORT)
+    with pytest.raises(OutOfMemory, match=rf"^out of memory at {at} images: CUDA out of memory[^\n]*$"):
+        in_chunks(device.work, range(items), 8)
+    assert device.sizes == sizes
+
+
+def test_other_errors_are_left_alone() -> None:
+    device = Device(0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        in_chunks(device.work, range(4), 8)
+    assert device.sizes == [4]
+
+
+def test_nothing_to_do() -> None:
+    assert in_chunks(Device(0, SHORT).work, range(0), 8) == []

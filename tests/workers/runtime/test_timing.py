@@ -1,0 +1,80 @@
+"""Paired timing: who draws when, what is left out, and what the seconds are of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from workers.decoding.engine import Result
+from workers.decoding.state import Job
+from workers.decoding.statistics import PHASES, ImageStatistics
+from workers.runtime.timing import Draw, pairs, timed
+
+BATCHES = [[Job(3, "a"), Job(4, "b")], [Job(9, "c")]]
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Time that passes only while something is drawn; remembers what was drawn, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.drawn = 0.0, [("", 0)][:0]
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def draw(self, name: str, seconds: float) -> Draw:
+        def draw(jobs: Sequence[Job]) -> list[Result]:
+            self.now += seconds * len(jobs)
+            self.drawn.append((name, jobs[0].caption_id))
+            rounds = torch.tensor([2, 4])
+            times = dict.fromkeys(PHASES, 0.0)
+            return [Result(job, torch.zeros(7), ImageStatistics(rounds, rounds, rounds, rounds, times)) for job in jobs]
+
+        return draw
+
+
+def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU)
+    order = [("v", 3), ("s", 3)]  # warm-up
+    order += [("v", 3), ("s", 3), ("s", 9), ("v", 9)]
+    order += [("s", 3), ("v", 3), ("v", 9), ("s", 9)]
+    assert clock.drawn == order
+    assert [(row.caption_ids, row.repetition, row.batch) for row in rows] == [
+        ((3, 4), 0, 2), ((9,), 0, 1), ((3, 4), 1, 2), ((9,), 1, 1),
+    ]  # fmt: skip
+    assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
+    assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
+    assert {row.mean_accepted_length for row in rows} == {3.0}
+
+
+def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text encoder's seconds are in neither side's, whoever begins."""
+    clock, read = Clock(monkeypatch), [0][:0]
+
+    def encode(jobs: Sequence[Job]) -> None:
+        clock.now += 100.0
+        read.extend(job.caption_id for job in jobs)
+
+    rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, read=encode)
+    assert read == [3, 4, 9, 3, 4, 9]
+    assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
+    assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
+
+
+def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rows = pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)
+    assert clock.drawn == [("v", 3), ("v", 3), ("v", 9)]
+    assert all(row.seconds == row.seconds_vanilla for row in rows)
+
+
+def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, events = Clock(monkeypatch), ["begin"][:0]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(str(device)))
+    seconds, results = timed(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
+    assert events == ["cuda:1", "cuda:1"]
+    assert seconds == 2.0
+    assert [result.job.caption_id for result in results] == [3, 4]

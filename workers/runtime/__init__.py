@@ -1,0 +1,1 @@
+"""A worker process: its specification, its engines, timing, memory and logs."""
