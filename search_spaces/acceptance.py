@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
-    OWN,
+    NEIGHBOURHOODS,
     Additive,
     Credit,
     Multiplicative,
@@ -25,7 +25,7 @@ from search_spaces.neighbourhoods import (
     entry,
 )
 from search_spaces.schedules import Constant, Exponential, Schedule
-from search_spaces.settings import Setting, by_kind
+from search_spaces.settings import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,8 +126,6 @@ def neighbour_key(rule: AcceptanceRule) -> tuple[Proximity, int] | None:
     """(proximity, k) of the neighbour table that the rule looks tokens up in; None if it needs none."""
     return rule.neighbourhood.table
 
-
-NEIGHBOURHOODS = by_kind(*OWN, Grouped)
 
 EXACT = AcceptanceRule()
 

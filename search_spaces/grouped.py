@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from search_spaces.neighbourhoods import NO_NEIGHBOURHOOD, Credit, Neighbourhood, Tables, chunks
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, NO_NEIGHBOURHOOD, Credit, Neighbourhood, Tables, chunks
 from search_spaces.settings import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Grouped(Neighbourhood):
     """GSD: a token is accepted or rejected as one of a group, f = min(1, omega sum_G r / sum_G p).

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
+from search_spaces.plugins import Registry
 from search_spaces.settings import Key, Range, Setting
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class Neighbourhood(Setting, ABC):
         return None
 
 
+NEIGHBOURHOODS: Registry[type[Neighbourhood]] = Registry("neighbourhood")
+
+
+@NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class NoNeighbourhood(Neighbourhood):
     """S = r: every token counts for itself (Leviathan et al.; Cool-SD)."""
@@ -174,6 +179,7 @@ class CodebookNeighbourhood(Neighbourhood):
         return (running * admitted).amax(-1), admitted  # C itself, not a second sum: the bound holds to the last bit
 
 
+@NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Additive(CodebookNeighbourhood):
     """LANTERN: C may grow as long as the distance D(C) between r and r with C moved onto x is less than delta.
@@ -199,6 +205,7 @@ class Additive(CodebookNeighbourhood):
         return _jensen_shannon(moved, own).cummax(-1).values < self.delta
 
 
+@NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Multiplicative(CodebookNeighbourhood):
     """LANTERN++: the whole set's mass stays below lambda r(x), that is C < (lambda - 1) r(x)."""
@@ -216,10 +223,6 @@ class Multiplicative(CodebookNeighbourhood):
 
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         return moved < (self.lam - 1) * own
-
-
-#: The neighbourhoods of this file, in the order in which they are offered; the first is what stands if none is named.
-OWN: tuple[type[Neighbourhood], ...] = (NoNeighbourhood, Additive, Multiplicative)
 
 
 def entry(law: Tensor, x: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from search_spaces.settings import Range, Setting, SettingError, by_kind
+from search_spaces.plugins import Registry
+from search_spaces.settings import Range, Setting, SettingError
 
 
 class Schedule(Setting, ABC):
@@ -37,6 +38,10 @@ class Schedule(Setting, ABC):
         """True if no omega can be less than 1, whatever the depth: then nothing is accepted less often than exactly."""
 
 
+SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
+
+
+@SCHEDULES.register
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
     """omega_i = budget: 1 is the exact rule, more is UniformRSD."""
@@ -56,6 +61,7 @@ class Constant(Schedule):
         return self.budget >= 1
 
 
+@SCHEDULES.register
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
     """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less (Cool-SD)."""
@@ -84,6 +90,7 @@ class Linear(Schedule):
         return self.budget >= 1 and self.slope == 0
 
 
+@SCHEDULES.register
 @dataclass(frozen=True, slots=True)
 class Exponential(Schedule):
     """omega_i = budget L exp(-nu i) / sum_j exp(-nu j): the annealing of Cool-SD."""
@@ -110,6 +117,3 @@ def _checked(levels: int) -> int:
     if levels < 1:
         raise ValueError(f"a schedule needs at least 1 draft level, got {levels}")
     return levels
-
-
-SCHEDULES = by_kind(Constant, Linear, Exponential)

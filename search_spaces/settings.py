@@ -140,11 +140,6 @@ def _find_knobs(setting: type[Setting]) -> dict[str, Knob]:
     return found
 
 
-def by_kind(*settings: type[Kind]) -> Mapping[str, type[Kind]]:
-    """A family of settings as a choice: kind -> class. The first is what stands when none is named."""
-    return {setting.kind: setting for setting in settings}
-
-
 def read(
     mapping: object, choices: Mapping[str, Mapping[str, type[Setting]]], own: Iterable[Knob] = ()
 ) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from search_spaces.settings import Range, Setting, SettingError, Words, by_kind
+from search_spaces.plugins import Registry
+from search_spaces.settings import Range, Setting, SettingError, Words
 
 Paths = tuple[tuple[int, ...], ...]
 Children = Literal["sampled", "top"]
@@ -95,9 +96,13 @@ NAMED_TREES = _named_trees()
 
 
 class TreePolicy(Setting, ABC):
-    """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node."""
+    """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node.
+
+    implementation: "module:Class" of the drafting, a `workers.decoding.draft.Drafting`; imported when it is needed.
+    """
 
     __slots__ = ()
+    implementation: ClassVar[str]
 
     @property
     @abstractmethod
@@ -112,11 +117,16 @@ class TreePolicy(Setting, ABC):
     def max_width(self) -> int: ...
 
 
+POLICIES: Registry[type[TreePolicy]] = Registry("tree policy")
+
+
+@POLICIES.register
 @dataclass(frozen=True, slots=True)
 class NoTree(TreePolicy):
     """Nothing is drafted: plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
+    implementation: ClassVar[str] = "workers.decoding.methods:Plain"
 
     @property
     def max_depth(self) -> int:
@@ -131,11 +141,13 @@ class NoTree(TreePolicy):
         return 0
 
 
+@POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Chain(TreePolicy):
     """One path of drafts (Leviathan et al.). At temperature 0 `sampled` means `top`."""
 
     kind: ClassVar[str] = "chain"
+    implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
     length: Annotated[int, "number of drafted tokens", Range(1)]
     children: Annotated[Children, "drafts are sampled from the drafter's law, or are its top token"] = "sampled"
 
@@ -152,6 +164,7 @@ class Chain(TreePolicy):
         return 1
 
 
+@POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Static(TreePolicy):
     """A fixed tree, by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled` means `top`.
@@ -160,6 +173,7 @@ class Static(TreePolicy):
     """
 
     kind: ClassVar[str] = "static"
+    implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
     name: Annotated[str | None, "name of a published tree", Words(NAMED_TREES)] = None
     paths: Annotated[Paths | None, "the nodes of a tree of one's own, each a list of sibling ranks", Range(0)] = None
     children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
@@ -187,6 +201,7 @@ class Static(TreePolicy):
         return static_tree(self).max_width
 
 
+@POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Dynamic(TreePolicy):
     """EAGLE-2: level by level, grow `width` children of each of the `width` surest nodes; keep the best `nodes` of all.
@@ -196,6 +211,7 @@ class Dynamic(TreePolicy):
     """
 
     kind: ClassVar[str] = "dynamic"
+    implementation: ClassVar[str] = "workers.decoding.draft:DynamicTree"
     depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", Range(1)]
     width: Annotated[int, "children per expanded node, and nodes expanded per level", Range(1)]
     nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)]
@@ -213,6 +229,7 @@ class Dynamic(TreePolicy):
         return self.width
 
 
+@POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Adjacency(TreePolicy):
     """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width follow those of nearby tokens' trees.
@@ -230,6 +247,7 @@ class Adjacency(TreePolicy):
     """
 
     kind: ClassVar[str] = "adjacency"
+    implementation: ClassVar[str] = "workers.decoding.adjacency:AdjacencyTree"
     initialisation: Annotated[
         Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
     ] = "horizontal"
@@ -291,6 +309,3 @@ def static_tree(policy: Chain | Static) -> StaticTree:
         return NAMED_TREES[policy.name]
     assert policy.paths is not None
     return StaticTree.from_paths(policy.paths)
-
-
-POLICIES = by_kind(NoTree, Chain, Static, Dynamic, Adjacency)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from search_spaces.acceptance import EXACT, NEIGHBOURHOODS, RULES, AcceptanceRule, Grouped
+from search_spaces.plugins import Registry
 from search_spaces.schedules import SCHEDULES
 from search_spaces.settings import (
     Kind,
@@ -28,7 +29,6 @@ from search_spaces.settings import (
     SettingError,
     as_mapping,
     build,
-    by_kind,
     knobs,
     not_one_of,
     read,
@@ -41,39 +41,55 @@ Part = TypeVar("Part")
 
 
 class DrafterChoice(Setting):
-    """Who proposes tokens."""
+    """Who proposes tokens.
+
+    implementation: "module:Class" of the drafter; imported when it is needed. Empty if nothing is drafted.
+    """
 
     __slots__ = ()
+    implementation: ClassVar[str]
 
 
+DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter")
+
+
+@DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class NoDrafter(DrafterChoice):
     """Nobody: plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
+    implementation: ClassVar[str] = ""
 
 
+@DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Eagle(DrafterChoice):
     """One decoder layer on the target's features (EAGLE)."""
 
     kind: ClassVar[str] = "eagle"
+    implementation: ClassVar[str] = "workers.drafters.eagle:EagleDrafter"
 
 
+@DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Medusa(DrafterChoice):
     """Heads on the target's last feature, one per level (Medusa)."""
 
     kind: ClassVar[str] = "medusa"
+    implementation: ClassVar[str] = "workers.drafters.medusa:MedusaDrafter"
 
 
+@DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Independent(DrafterChoice):
     """A small autoregressive model with the target's codebook (Leviathan et al.)."""
 
     kind: ClassVar[str] = "independent"
+    implementation: ClassVar[str] = "workers.drafters.independent:IndependentDrafter"
 
 
+@DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Jacobi(DrafterChoice):
     """No drafter: the target's own laws of the last pass, on a partly wrong context (SJD).
@@ -84,13 +100,11 @@ class Jacobi(DrafterChoice):
     """
 
     kind: ClassVar[str] = "jacobi"
+    implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     initialisation: Annotated[
         Literal["random", "repeat_left", "sample_left"], "what fills a position that has no law yet"
     ] = "random"
     redraw: Annotated[Literal["fresh", "coupled"], "random numbers for drafts that are drawn anew"] = "fresh"
-
-
-DRAFTERS = by_kind(NoDrafter, Eagle, Medusa, Independent, Jacobi)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import typer
 
 from orchestrator.cli import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
 from orchestrator.errors import CommandError
+from search_spaces.plugins import load_plugins
+from search_spaces.settings import SettingError
 
 app = typer.Typer(
     name="specfrontier",
@@ -48,8 +50,16 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", metavar="MODULE", help="Python module with your own rules or models; repeatable."),
+    ] = None,
 ) -> None:
-    """What holds for every command."""
+    """Options of every command."""
+    try:
+        load_plugins(plugin or ())
+    except SettingError as error:
+        raise CommandError(str(error), code=2) from None
 
 
 def main() -> None:

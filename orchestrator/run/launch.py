@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,6 +22,7 @@ from orchestrator.run.preflight_models import entry_of
 from orchestrator.run.resolve import filled
 from orchestrator.run.study import Record, Search
 from orchestrator.run.tasks import Task
+from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.settings import SettingError, write
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -161,8 +163,9 @@ def sole_driver(storage: Storage) -> Iterator[None]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Environment of the workers: nothing is fetched, and threads are as many as stated."""
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    """Environment of the workers: no downloads, the stated number of threads, and the plugins of this process."""
+    plugins = {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
+    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **plugins}
 
 
 def completed(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:

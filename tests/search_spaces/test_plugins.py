@@ -1,0 +1,152 @@
+"""Registries, and plugins that add to them: by entry point, by module name, by environment variable."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from search_spaces import plugins
+from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.plugins import PLUGINS_VARIABLE, Registry, load_object, load_plugins
+from search_spaces.schedules import SCHEDULES
+from search_spaces.settings import SettingError
+from search_spaces.trees import POLICIES
+from search_spaces.trial import DecodingConfig
+
+PLUGIN = '''
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, NoNeighbourhood
+from search_spaces.schedules import SCHEDULES, Constant
+from search_spaces.settings import Range
+from search_spaces.trees import POLICIES, TreePolicy
+
+
+@NEIGHBOURHOODS.register
+@dataclass(frozen=True, slots=True)
+class Widened(NoNeighbourhood):
+    kind: ClassVar[str] = "widened"
+    share: Annotated[float, "share of the neighbours' mass", Range(0, 1)]
+
+
+@SCHEDULES.register
+@dataclass(frozen=True, slots=True)
+class Steady(Constant):
+    kind: ClassVar[str] = "steady"
+
+
+@POLICIES.register
+@dataclass(frozen=True, slots=True)
+class Comb(TreePolicy):
+    """One node with `teeth` children."""
+
+    kind: ClassVar[str] = "comb"
+    implementation: ClassVar[str] = f"{__name__}:draft_comb"
+    teeth: Annotated[int, "children of the root", Range(1)]
+    max_depth = 1
+
+    @property
+    def max_nodes(self) -> int:
+        return self.teeth
+
+    @property
+    def max_width(self) -> int:
+        return self.teeth
+
+
+def draft_comb():
+    return "a comb"
+'''
+COMB = {
+    "drafter": "eagle",
+    "tree": {"policy": "comb", "teeth": 3},
+    "acceptance": {"neighbourhood": "widened", "share": 0.5, "schedule": "steady", "budget": 1.2},
+}
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a plugin in the working directory; what it registers goes again."""
+    name = f"comb_plugin_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setenv(PLUGINS_VARIABLE, "")
+    registries: tuple[Registry[object], ...] = (NEIGHBOURHOODS, SCHEDULES, POLICIES)  # type: ignore[assignment]
+    for registry in registries:
+        monkeypatch.setattr(registry, "_entries", {**registry})
+    monkeypatch.setitem(sys.modules, name, sys)  # restores the absence of the module
+    del sys.modules[name]
+    yield name
+
+
+def check_comb(name: str) -> None:
+    config = DecodingConfig.from_mapping(COMB)
+    assert DecodingConfig.from_mapping(config.to_mapping()) == config
+    assert config.policy.max_nodes == 3
+    assert load_object(config.policy.implementation)() == "a comb"
+    assert config.policy.implementation == f"{name}:draft_comb"
+    with pytest.raises(SettingError, match="share"):
+        DecodingConfig.from_mapping(COMB | {"acceptance": {"neighbourhood": "widened", "share": 2}})
+
+
+def test_a_module_named_on_the_command_line_registers_its_kinds(module: str) -> None:
+    load_plugins([module])
+    load_plugins([module])
+    check_comb(module)
+
+
+def test_worker_processes_find_the_plugins_in_the_environment(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, f" {module},")
+    check_comb(module)  # an unknown kind loads the plugins
+
+
+def test_named_modules_are_passed_on_to_later_processes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, "json")
+    load_plugins([module])
+    assert plugins.os.environ[PLUGINS_VARIABLE] == f"json,{module}"
+
+
+def test_an_installed_package_registers_its_kinds_by_an_entry_point(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
+        return [metadata.EntryPoint("comb", module, group)] if group == "specfrontier.plugins" else []
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.syspath_prepend(Path.cwd())
+    check_comb(module)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("import nothing_such", "nothing_such"), ("1 / 0", "ZeroDivisionError")])
+def test_a_broken_plugin_is_named(module: str, text: str, reason: str) -> None:
+    Path(f"{module}.py").write_text(text)
+    for _ in range(2):  # a failure is not remembered as a success
+        with pytest.raises(SettingError, match=rf"{module}.*{reason}"):
+            load_plugins([module])
+
+
+def test_two_modules_with_one_kind_are_refused(module: str) -> None:
+    Path("second_comb.py").write_text(PLUGIN)
+    with pytest.raises(SettingError, match=rf"'widened' is registered by both {module} and second_comb"):
+        load_plugins([module, "second_comb"])
+    sys.modules.pop("second_comb", None)
+
+
+def test_lookup_suggests_the_nearest_name() -> None:
+    registry: Registry[int] = Registry("thing")
+    registry.add("alpha", 1)
+    registry.add("beta", 2)
+    assert list(registry) == ["alpha", "beta"]
+    assert registry.lookup("beta") == 2
+    with pytest.raises(SettingError, match=r"thing must be one of alpha, beta, got 'alpa'; did you mean 'alpha'\?"):
+        registry.lookup("alpa")
+    with pytest.raises(SettingError, match=r"package\.module:Name"):
+        load_object("search_spaces.trees:Nothing")
