@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -71,7 +70,7 @@ COMB = {
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a plugin in the working directory; what it registers goes again."""
     name = f"comb_plugin_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(PLUGIN)
@@ -84,7 +83,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(registry, "_entries", {**registry})
     monkeypatch.setitem(sys.modules, name, sys)  # restores the absence of the module
     del sys.modules[name]
-    yield name
+    return name
 
 
 def check_comb(name: str) -> None:
