@@ -17,6 +17,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
@@ -113,7 +114,7 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
     for name in modules:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # a console script's path lacks it
-        _load(lambda name=name: importlib.import_module(name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
+        _load(partial(importlib.import_module, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
               "correct its name, or the module")  # fmt: skip
 
 

@@ -272,7 +272,7 @@ def _read_acceptance(section: object) -> AcceptanceRule:
         if section not in RULES:
             raise SettingError((), not_one_of(section, RULES))
         return RULES[section]
-    choices = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
+    choices: Mapping[str, Mapping[str, type[Setting]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
     return AcceptanceRule(**read(section, choices, knobs(AcceptanceRule).values()))
 
 

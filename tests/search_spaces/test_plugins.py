@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_worker_processes_find_the_plugins_in_the_environment(module: str, monke
 def test_named_modules_are_passed_on_to_later_processes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, "json")
     load_plugins([module])
-    assert plugins.os.environ[PLUGINS_VARIABLE] == f"json,{module}"
+    assert os.environ[PLUGINS_VARIABLE] == f"json,{module}"
 
 
 def test_an_installed_package_registers_its_kinds_by_an_entry_point(

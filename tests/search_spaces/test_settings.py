@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -82,7 +83,7 @@ def test_refusals(given: dict[str, Any], message: str) -> None:
 
 
 def test_one_mapping_may_hold_several_choices() -> None:
-    choices = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
+    choices: Mapping[str, Mapping[str, type[Setting]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
     found = read({"neighbourhood": "multiplicative", "k": 9, "lambda": 3, "budget": 2}, choices)
     assert found["neighbourhood"] == Multiplicative(k=9, lam=3.0)
     assert found["schedule"].budget == 2
