@@ -25,11 +25,11 @@ from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Job
 from workers.loading.models import device_name, image_size, models_of, pick_device, versions
-from workers.metrics.catalogue import chosen
-from workers.metrics.instruments import Instruments, Readings, served
-from workers.metrics.measuring import Shards, draw_pictures, measured
+from workers.metrics.extractors import Extractors, ImageScores, available_inputs
 from workers.metrics.metric import REFERENCE
-from workers.metrics.references import SweepReference
+from workers.metrics.registry import select_metrics
+from workers.metrics.sweep_reference import SweepReference
+from workers.metrics.trial_metrics import Shards, compute_trial_metrics, draw_pictures
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks
 from workers.runtime.specification import WorkerSpec
@@ -72,7 +72,7 @@ class Evaluator:
         target = self.models.target
         self.image_size = image_size(target)
         target.check(texts)  # every caption, before the first is drawn
-        self.instruments = Instruments.load(
+        self.extractors = Extractors.load(
             folder,
             image_size=self.image_size,
             captions=texts,
@@ -84,25 +84,25 @@ class Evaluator:
             models=self.models.hashes,
             captions=captions_hash(self.captions),
             seed=spec.seed,
-            extractors=self.instruments.identities,
+            extractors=self.extractors.identities,
             precision=str(next(target.parameters()).dtype).removeprefix("torch."),
         )
         self._cancelled = threading.Event()
         self._running: dict[str, Any] | None = None
         self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
-        self._real = SweepReference(self.storage, spec.reference, self.instruments, self.image_size)
+        self._real = SweepReference(self.storage, spec.reference, self.extractors, self.image_size)
         self.reference = self._real.facts
-        chosen(spec.metrics, self.available)
+        select_metrics(spec.metrics, self.available)
 
     @property
     def available(self) -> set[str]:
         """What metrics may need and this model, its captions and the sweep's sections give."""
-        return served(self.instruments.columns, reference=self.reference is not None)
+        return available_inputs(self.extractors.columns, reference=self.reference is not None)
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can give, as plain data."""
         target, drafters = self.models.target, self.models.drafters
-        metrics, lacking = chosen(None, self.available)
+        metrics, lacking = select_metrics(None, self.available)
         medusa = drafters.get("medusa")
         captions = self.spec.captions
         return {
@@ -118,7 +118,7 @@ class Evaluator:
             "extractors": dict(self.experiment.extractors),
             "precision": self.experiment.precision,
             "metrics": {metric.name: metric.described for metric in metrics},
-            "without": lacking | dict(self.instruments.absent),
+            "without": lacking | dict(self.extractors.absent),
             "captions": {
                 "count": len(self.captions),
                 "hash": self.experiment.captions,
@@ -209,12 +209,12 @@ class Evaluator:
         if self.storage.exists(name):
             told: dict[str, Any] = json.loads(self.storage.read(name))
             return told | {"ran": False}
-        there, lacking = chosen(task.metrics, self.available)
-        shards = Shards(self.storage, self.instruments.stored, tuple(self.instruments.scores))
+        there, lacking = select_metrics(task.metrics, self.available)
+        shards = Shards(self.storage, self.extractors.stored, tuple(self.extractors.scores))
         needs_reference = any(REFERENCE in metric.needs for metric in there)
         references = self._real.load() if needs_reference else {}
-        wanted, net = [metric.name for metric in there], self.instruments.reader
-        found = measured(shards, task, wanted, references=references, net=net)
+        wanted, net = [metric.name for metric in there], self.extractors.reader
+        found = compute_trial_metrics(shards, task, wanted, references=references, net=net)
         found["skipped"] |= lacking
         digest = self._setting(task.config).digest()
         found["pictures"] = draw_pictures(shards, task, self.models.target, digest)
@@ -249,14 +249,14 @@ class Evaluator:
         chosen_captions = self.captions[shard.start : shard.stop]
         return [Job(caption.id, caption.text, sample) for caption in chosen_captions for sample in range(samples)]
 
-    def _read(self, results: list[Result]) -> Readings:
+    def _read(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""
 
-        def read(some: Sequence[Result]) -> Readings:
+        def read(some: Sequence[Result]) -> ImageScores:
             tokens = torch.stack([result.tokens for result in some]).to(self.device)
-            return self.instruments.read(self.models.target.decode(tokens), [result.job.caption for result in some])
+            return self.extractors.read(self.models.target.decode(tokens), [result.job.caption for result in some])
 
-        return Readings.joined(in_chunks(read, results, PICTURES_AT_ONCE))
+        return ImageScores.joined(in_chunks(read, results, PICTURES_AT_ONCE))
 
     def _keep(
         self, name: str, table: Any, kind: str, config: Mapping[str, Any], images: int, seconds: float

@@ -20,7 +20,7 @@ def plan_in_words(config: SweepConfig, storage: Storage) -> str:
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
-    from workers.metrics.catalogue import timed
+    from workers.metrics.registry import uses_timings
 
     quality, timing, size = config.quality, config.timing, config.space.size()
     drawn = config.captions.count * quality.samples
@@ -57,7 +57,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         ),
     )
     shots = f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
-    yield "timing", shots if timed(config.asked) else "none: no metric that is asked for is read off it"
+    yield "timing", shots if uses_timings(config.asked) else "none: no metric that is asked for is read off it"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that the models allow" if config.metrics is None else ", ".join(config.metrics)

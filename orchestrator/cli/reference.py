@@ -54,7 +54,7 @@ def reference(
     from workers.data.reference import build_reference, is_reference_file, write_reference
     from workers.data.storage import Storage
     from workers.loading.models import BUILTIN_NAME, weights_folder
-    from workers.metrics.instruments import extractors_of, features_for
+    from workers.metrics.extractors import load_extractors, load_scene_features
     from workers.models.weights import WeightsError
 
     place = pick_device(device)
@@ -64,8 +64,8 @@ def reference(
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         given = {key: path for key, path in files.items() if path is not None}
-        found, manifold = extractors_of(given, place)
-        net = found or features_for(weights_folder(weights or BUILTIN_NAME)).to(place)
+        found, manifold = load_extractors(given, place)
+        net = found or load_scene_features(weights_folder(weights or BUILTIN_NAME)).to(place)
         also = [] if manifold is None else [manifold]
         made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=progress)
     except WeightsError as error:

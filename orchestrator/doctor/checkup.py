@@ -15,7 +15,7 @@ from workers.loading.dry_run import footprint, largest_batch
 from workers.loading.manifest import Entry, checkpoint_hash, read_entry, read_manifest, sketch_entry
 from workers.loading.models import AUTO, image_size, pick_device
 from workers.loading.outlines import net_bytes
-from workers.metrics.instruments import misfits
+from workers.metrics.extractors import check_weights
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
 
@@ -64,7 +64,7 @@ def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None
 def metric_nets(entry: Entry) -> list[str]:
     """What is wrong with the keys under `metrics`, and with those of their files that are there."""
     try:
-        wrong = misfits(entry.folder, entry.metrics)
+        wrong = check_weights(entry.folder, entry.metrics)
     except ValueError as error:
         return [f"{entry.where}: {entry.name}: {error}"]
     there = {key: problem for key, problem in wrong.items() if Path(entry.metrics[key]).exists()}

@@ -25,8 +25,8 @@ from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
 from workers.loading.manifest import folder_entry, read_entry
 from workers.loading.models import weights_folder
 from workers.loading.outlines import Outline, outline_of, published_outline, with_drafter
-from workers.metrics.catalogue import timed
-from workers.metrics.instruments import keys_of
+from workers.metrics.extractors import weight_keys
+from workers.metrics.registry import uses_timings
 
 GIB = 2**30
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of what a GPU's data sheet promises
@@ -80,7 +80,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
     """
     target = outline.models.target
     sweep = filled(sweep, target.sampling)
-    nets = sum(outline.nets.get(key, 0) for key in keys_of(sweep.asked))
+    nets = sum(outline.nets.get(key, 0) for key in weight_keys(sweep.asked))
     label, config, outline, notes = heaviest(sweep, outline)
     batches = batches_of(sweep)
     models, pictures = outline.models, batches["pictures"]
@@ -96,7 +96,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         drawn = seconds(gpu, big, tokens / length, batches["quality"])
         slow = {kind: seconds(gpu, plain[kind], tokens, batches[kind]) for kind in plain}
         others, made = images["trials"] - 1, gpu.seconds(big.picture) / pictures
-        shots = sweep.timing.images * sweep.timing.repetitions * timed(sweep.asked)
+        shots = sweep.timing.images * sweep.timing.repetitions * uses_timings(sweep.asked)
         total = images["quality"] * made + images["per trial"] * (slow["quality"] + others * drawn)
         total += shots * (slow["timing"] + others * (slow["timing"] + clocked))
         return {
@@ -117,7 +117,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "heaviest setting": label,
         "batches": batches,
         "memory": {"timing": memory_of(small), "quality": memory_of(big), "metric nets": nets},
-        "fits": big.bytes <= room and (small.bytes <= room or not timed(sweep.asked)),
+        "fits": big.bytes <= room and (small.bytes <= room or not uses_timings(sweep.asked)),
         "largest batch": largest_batch((at, drawing(other)), (batches["quality"], drawing(big)), room),
         "images": images,
         "target passes per image": {"vanilla": tokens, "assumed": tokens / accepted},
@@ -163,7 +163,7 @@ def images_of(sweep: SweepConfig) -> dict[str, int]:
     """How many images a sweep draws, vanilla's turns at the timing included."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
-    shots = timing.images * timing.repetitions * timed(sweep.asked)
+    shots = timing.images * timing.repetitions * uses_timings(sweep.asked)
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 

@@ -29,7 +29,7 @@ from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
-from workers.metrics.catalogue import timed
+from workers.metrics.registry import uses_timings
 
 WORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
 IDENTITY, SWEEP, STUDY, TOKEN, LOCK = "identity.json", "sweep.yaml", "study.log", "store.id", "driver.lock"
@@ -93,7 +93,7 @@ def assemble(
         identity["baseline"],
         facts["captions"]["count"],
         tuple(identity["metrics"]),
-        timed=timed(identity["metrics"]),
+        timed=uses_timings(identity["metrics"]),
     )
     journal = storage.path(STUDY)
     url = place.study or str(journal or Path(f"{sweep.name}-study.log"))

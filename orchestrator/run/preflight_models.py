@@ -38,9 +38,9 @@ def metrics_there_are(sweep: SweepConfig) -> None:
     Raises:
         ValueError: the section, the name, and the nearest.
     """
-    from workers.metrics.catalogue import catalogue
+    from workers.metrics.registry import registered_metrics
 
-    every = tuple(catalogue())
+    every = tuple(registered_metrics())
     for section, name in metric_names(sweep):
         if name not in every:
             raise ValueError(f"{section}: metric {not_one_of(name, every)}")
@@ -83,13 +83,13 @@ def headers_of(sweep: SweepConfig) -> Headers:
     from workers.loading.headers import headers_of_models, read_headers
     from workers.loading.manifest import sketch_entry
     from workers.loading.models import weights_folder
-    from workers.metrics.instruments import misfits
+    from workers.metrics.extractors import check_weights
 
     entry = entry_of(sweep)
     if entry is not None:
         with told("models.name"):
             model = headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
-        for key, problem in misfits(entry.folder, entry.metrics, sweep.asked).items():
+        for key, problem in check_weights(entry.folder, entry.metrics, sweep.asked).items():
             raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
         return model
     with told("models.weights"):
@@ -195,10 +195,10 @@ def timeable(sweep: SweepConfig, captions: int) -> None:
         ValueError: how many they take, or too few.
     """
     from workers.data.shards import plan_timing
-    from workers.metrics.catalogue import catalogue, timed
     from workers.metrics.metric import TIMINGS
+    from workers.metrics.registry import registered_metrics, uses_timings
 
-    if not timed(sweep.asked):
+    if not uses_timings(sweep.asked):
         return
     assert sweep.sampling is not None
     vanilla, timing = DecodingConfig(sampling=sweep.sampling).to_mapping(), sweep.timing
@@ -207,7 +207,7 @@ def timeable(sweep: SweepConfig, captions: int) -> None:
             vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
         )
     for section, name in metric_names(sweep):
-        if section != "metrics" and timing.images <= timing.batch and TIMINGS in catalogue()[name].needs:
+        if section != "metrics" and timing.images <= timing.batch and TIMINGS in registered_metrics()[name].needs:
             raise ValueError(
                 f"timing: a single batch of captions gives {name} no uncertainty, however often it is repeated; raise "
                 "timing.images above timing.batch"
@@ -221,9 +221,9 @@ def searchable(sweep: SweepConfig) -> None:
         StudyError: what it refuses.
     """
     from orchestrator.run.study import Search
-    from workers.metrics.catalogue import catalogue
+    from workers.metrics.registry import registered_metrics
 
-    ways = [o.direction or catalogue()[o.metric].direction for o in sweep.objectives]
+    ways = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
     Search(sweep, cast("list[Direction]", ways))
 
 
@@ -233,9 +233,9 @@ def metrics_that_can_be_had(sweep: SweepConfig, model: Headers, captions: list[C
     Raises:
         ValueError: the section, the metric, and what it lacks.
     """
-    from workers.metrics.catalogue import chosen
-    from workers.metrics.instruments import served
+    from workers.metrics.extractors import available_inputs
     from workers.metrics.metric import NET
+    from workers.metrics.registry import select_metrics
 
     net = model.features_size == model.image_size
     scores, absent = scores_of(sweep, model, captions) if wants_scores(sweep) else (set[str](), {})
@@ -249,7 +249,7 @@ def metrics_that_can_be_had(sweep: SweepConfig, model: Headers, captions: list[C
     elif not against:
         absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
     for section, name in metric_names(sweep):
-        _, lacking = chosen([name], served(columns, reference=against))
+        _, lacking = select_metrics([name], available_inputs(columns, reference=against))
         if lacking:
             reasons = [reason for need, reason in absent.items() if need in lacking[name]]
             why = "; ".join(reasons) or lacking[name]
@@ -276,9 +276,11 @@ def enough_images(sweep: SweepConfig, model: Headers, captions: int) -> None:
 
 
 def wants_scores(sweep: SweepConfig) -> bool:
-    from workers.metrics.catalogue import catalogue
+    from workers.metrics.registry import registered_metrics
 
-    return any(need.startswith("score.") for _, name in metric_names(sweep) for need in catalogue()[name].needs)
+    return any(
+        need.startswith("score.") for _, name in metric_names(sweep) for need in registered_metrics()[name].needs
+    )
 
 
 def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
@@ -286,13 +288,13 @@ def scores_of(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tu
     import torch
 
     from workers.loading.models import weights_folder
-    from workers.metrics.instruments import Instruments
+    from workers.metrics.extractors import Extractors
     from workers.models.checkpoint_files import shapes_only
 
     entry = entry_of(sweep)
     folder = weights_folder(sweep.models.weights) if entry is None else entry.folder
     with shapes_only():
-        found = Instruments.load(
+        found = Extractors.load(
             folder,
             image_size=model.image_size,
             captions=texts_of(captions),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from search_spaces.trial import Sampling
 from workers.loading.bundle import Models
 from workers.loading.models import image_size
-from workers.metrics.instruments import announced, announced_beside
+from workers.metrics.extractors import feature_info, manifold_infos
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import DRAFTERS, SAMPLING
 from workers.models.transformer import TransformerConfig
@@ -80,7 +80,7 @@ def read_headers(folder: Path, metric_weights: Mapping[str, str] | None = None) 
         )
     drafters = {kind: folder / f"{kind}.safetensors" for kind in DRAFTERS}
     configs = {kind: read_config(path) for kind, path in drafters.items() if path.exists()}
-    net = announced(folder, metric_weights)
+    net = feature_info(folder, metric_weights)
     side = max(body.rows, body.cols) << (len(codec.multipliers) - 1)
     return Headers(
         vocab=body.vocab_size,
@@ -104,7 +104,7 @@ def headers_of_models(models: Models, folder: Path, metric_weights: Mapping[str,
     Raises:
         WeightsError: the feature net is damaged.
     """
-    target, net, medusa = models.target, announced(folder, metric_weights), models.drafters.get("medusa")
+    target, net, medusa = models.target, feature_info(folder, metric_weights), models.drafters.get("medusa")
     side = image_size(target)
     return Headers(
         vocab=target.vocab_size,
@@ -118,7 +118,7 @@ def headers_of_models(models: Models, folder: Path, metric_weights: Mapping[str,
         features=net.identity,
         features_size=net.takes or side,
         width=net.width,
-        beside=announced_beside(metric_weights),
+        beside=manifold_infos(metric_weights),
     )
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from workers.metrics.clip_files import AT_ONCE, Clip, combined_hash, folder_identity, load_clip_folder
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
 from workers.metrics.linear_head import LinearHead
-from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
 from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
 
@@ -41,9 +41,11 @@ def aesthetic_scores(clip: Clip, head: LinearHead, images: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _load_score(subject: Subject) -> Score:
+def _load_score(subject: ScoreContext) -> Scorer:
     if KEY not in subject.weights:
-        raise Unmeasurable(f"no weights are given for it: metrics.{KEY}, LAION's predictor, and metrics.{CLIP_KEY}")
+        raise MetricUnavailable(
+            f"no weights are given for it: metrics.{KEY} (LAION's predictor) and metrics.{CLIP_KEY}"
+        )
     if CLIP_KEY not in subject.weights:
         raise WeightsError(
             f"metrics.{KEY}: it reads the embeddings of CLIP ViT-L/14; give that one's folder as metrics.{CLIP_KEY} too"
@@ -55,14 +57,14 @@ def _load_score(subject: Subject) -> Score:
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return aesthetic_scores(clip, head, images)
 
-    return Score(f"laion-aesthetic@{combined_hash([path])}+{folder_identity('clip', folder)}", read)
+    return Scorer(f"laion-aesthetic@{combined_hash([path])}+{folder_identity('clip', folder)}", read)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     return grouped_mean(evidence.column("score.aesthetic"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="aesthetic", load=_load_score, takes=(KEY, CLIP_KEY)),)
+SCORERS = (ScorerFactory(name="aesthetic", load=_load_score, takes=(KEY, CLIP_KEY)),)
 METRICS = (
     Metric(
         name="aesthetic",

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from workers.data.scenes import SLOTS, parse
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_estimate
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, mean_estimate
 from workers.metrics.features import SceneFeatures
-from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 
 _NAMES = [name for name, _ in SLOTS]
 _RELATION, _POSITION = _NAMES.index("relation"), _NAMES.index("position")
@@ -52,27 +52,27 @@ def caption_accuracy(net: SceneFeatures, features: Tensor, captions: Sequence[st
     return mean_estimate(image_accuracies(net, features, captions))
 
 
-def _load_score(subject: Subject) -> Score:
+def _load_score(subject: ScoreContext) -> Scorer:
     net = subject.net
     if net is None:
-        raise Unmeasurable("no net reads attributes off these images")
+        raise MetricUnavailable("no net reads attributes off these images")
     try:
         for text in subject.captions:
             parse(text)
     except ValueError as error:
-        raise Unmeasurable(f"attributes are those of scenes: {error}") from None
+        raise MetricUnavailable(f"attributes are those of scenes: {error}") from None
 
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return image_accuracies(net, net.extract(images) if features is None else features, captions)
 
-    return Score(net.identity, read)
+    return Scorer(net.identity, read)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     return grouped_mean(evidence.column("score.caption_accuracy"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="caption_accuracy", load=_load_score),)
+SCORERS = (ScorerFactory(name="caption_accuracy", load=_load_score),)
 METRICS = (
     Metric(
         name="caption_accuracy",

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
 from workers.metrics.clip_files import folder_identity, load_clip_folder
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, mean_estimate
-from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, mean_estimate
+from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
 
@@ -164,36 +164,36 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
     return model.eval().requires_grad_(False)
 
 
-def _load_score(subject: Subject) -> Score:
+def _load_score(subject: ScoreContext) -> Scorer:
     if KEY in subject.weights:
         return _load_given(Path(subject.weights[KEY]).expanduser(), subject.device)
     own = subject.folder / BUILTIN.name
     model = load_clip(own if own.is_file() else BUILTIN).to(subject.device)
     if subject.image_size != model.config.image_size:
         size = model.config.image_size
-        raise Unmeasurable(f"the scenes CLIP takes images of {size} pixels, the target's have {subject.image_size}")
+        raise MetricUnavailable(f"the scenes CLIP reads {size}-pixel images, the target draws {subject.image_size}")
     try:
         for text in subject.captions:
             parse(text)
     except ValueError as error:
-        raise Unmeasurable(f"the scenes CLIP reads captions of scenes only: {error}") from None
-    return Score(model.identity, lambda images, captions, _: model.cosines(images, captions))
+        raise MetricUnavailable(f"the scenes CLIP reads captions of scenes only: {error}") from None
+    return Scorer(model.identity, lambda images, captions, _: model.cosines(images, captions))
 
 
-def _load_given(folder: Path, device: torch.device) -> Score:
+def _load_given(folder: Path, device: torch.device) -> Scorer:
     model = load_clip_folder(folder).to(device)
 
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return model.cosines(squares(images), [PREFIX + text for text in captions])
 
-    return Score(folder_identity("clip-photo256", folder), read)
+    return Scorer(folder_identity("clip-photo256", folder), read)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     return grouped_mean(evidence.column("score.clip_score"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="clip_score", load=_load_score, takes=(KEY,)),)
+SCORERS = (ScorerFactory(name="clip_score", load=_load_score, takes=(KEY,)),)
 METRICS = (
     Metric(
         name="clip_score",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Unmeasurable(ValueError):
+class MetricUnavailable(ValueError):
     """A number that these images cannot give: too few of them, or something that it is measured against is absent."""
 
 
@@ -78,7 +78,7 @@ def ratio_estimate(above: Tensor, below: Tensor, groups: Tensor) -> Estimate:
     """
     size = int(groups.max()) + 1 if groups.numel() else 0
     if size < 2:
-        raise Unmeasurable(f"an error needs at least 2 independent measurements, there is {size}: measure more")
+        raise MetricUnavailable(f"an error needs at least 2 independent measurements, there is {size}: measure more")
     wide = torch.stack([above.double(), below.double()])
     if not wide.isfinite().all():
         raise ValueError("a measurement is not finite, so there is no mean of them: drop its row first")

@@ -47,7 +47,7 @@ class Classifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class ExtractorInfo:
     """An extractor before it is loaded; `takes`: the only size of images that it reads, None if it resizes any."""
 
     identity: str
@@ -56,12 +56,12 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractorFile:
+class ExtractorFactory:
     """A weight file that a user may give as `metrics.<key>`. Both functions raise WeightsError, naming the file."""
 
     key: str
     role: Role
-    announce: Callable[[Path], Announced]
+    announce: Callable[[Path], ExtractorInfo]
     load: Callable[[Path], ExtractorModule]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workers.data.scene_captions import SLOT_INDEX
 from workers.data.scenes import IMAGE_SIZE, SLOTS
-from workers.metrics.extractor import Announced
+from workers.metrics.extractor import ExtractorInfo
 from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
 
 NAME, COLUMN = "scenes-features", "scenes"
@@ -158,14 +158,14 @@ def identity_of(path: Path) -> str:
     return f"{NAME}@{content_hash(path)}"
 
 
-def announce_features(path: Path) -> Announced:
+def announce_features(path: Path) -> ExtractorInfo:
     """What a net of this weight file will call itself and take, from its header.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another family.
     """
     config = FeatureConfig.from_mapping(read_config(path))
-    return Announced(identity_of(path), config.dim, config.image_size)
+    return ExtractorInfo(identity_of(path), config.dim, config.image_size)
 
 
 def load_features(path: Path = BUILTIN) -> SceneFeatures:

@@ -18,20 +18,20 @@ from workers.metrics.frechet import (
     distance_between,
     distance_to_reference,
 )
-from workers.metrics.metric import BASELINE, REFERENCE, Evidence, Metric
+from workers.metrics.metric import BASELINE, REFERENCE, Metric, MetricInputs
 
 
-def reference_statistics(evidence: Evidence) -> FeatureStatistics:
+def reference_statistics(evidence: MetricInputs) -> FeatureStatistics:
     """Of the real images, taken once."""
     return evidence.against().once("frechet", FeatureStatistics.of)
 
 
-def fid(evidence: Evidence) -> FrechetEstimate:
+def fid(evidence: MetricInputs) -> FrechetEstimate:
     """Distance to the real images; `debiased` has what n images add to it removed."""
     return evidence.once("fid", _fid)
 
 
-def fid_debiased(evidence: Evidence) -> Estimate:
+def fid_debiased(evidence: MetricInputs) -> Estimate:
     """fid without its bias of order 1 / n: the mean of the jackknife's pseudo-values, and the standard error of it.
 
     A pseudo-value is G * fid - (G - 1) * fid without a block. Their standard error is the very number that is fid's: to
@@ -41,12 +41,12 @@ def fid_debiased(evidence: Evidence) -> Estimate:
     return Estimate(found.debiased, found.error, found.n)
 
 
-def _fid(evidence: Evidence) -> FrechetEstimate:
+def _fid(evidence: MetricInputs) -> FrechetEstimate:
     features, reference = evidence.column("features"), reference_statistics(evidence)
     return distance_to_reference(features, reference, groups=evidence.images.groups(GROUPS))
 
 
-def drift(evidence: Evidence) -> Estimate:
+def drift(evidence: MetricInputs) -> Estimate:
     """Distance to the baseline's images of the same captions and samples."""
     features, vanilla = evidence.column("features"), evidence.vanilla("features")
     if torch.equal(features, vanilla):  # the baseline itself: rounding would leave it at plus or minus 1e-13
@@ -54,7 +54,7 @@ def drift(evidence: Evidence) -> Estimate:
     return distance_between(features, vanilla, groups=evidence.images.groups(GROUPS))
 
 
-def fid_gain(evidence: Evidence) -> Estimate:
+def fid_gain(evidence: MetricInputs) -> Estimate:
     """fid minus the baseline's fid at the same captions, with the error of the pairs."""
     features: Tensor = evidence.column("features")
     reference, groups = reference_statistics(evidence), evidence.images.groups(GROUPS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, block_groups, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_groups, jackknife_error
 
 GROUPS = 25  # the error itself is then known to 1 / sqrt(2 (G - 1)) = 14%; each costs one d x d eigenproblem
 CHUNK_ELEMENTS = 1 << 24  # float64 matrices decomposed at once: 128 MiB
@@ -66,7 +66,7 @@ class FeatureStatistics:
     def covariance(self) -> Tensor:
         """Unbiased covariance [d, d]. Raises Unmeasurable when n <= d: it would be singular."""
         if self.n <= self.dim:
-            raise Unmeasurable(
+            raise MetricUnavailable(
                 f"{self.n} images cannot fill a covariance of {self.dim} channels: use more than {self.dim} images"
             )
         return _covariance(torch.tensor(float(self.n)), self.total, self.outer)
@@ -151,10 +151,10 @@ class _Blocks:
         else:
             groups = int(blocks[-1]) + 1
         if isinstance(blocks, int) or groups < 2:
-            raise Unmeasurable(f"a jackknife needs at least 2 groups, got {groups}")
+            raise MetricUnavailable(f"a jackknife needs at least 2 groups, got {groups}")
         counts = torch.bincount(blocks, minlength=groups)
         if n - int(counts.max()) <= dim:
-            raise Unmeasurable(
+            raise MetricUnavailable(
                 f"{n} images less one of {groups} groups cannot fill a covariance of {dim} channels: use at least "
                 f"{(dim + 1) * groups // (groups - 1) + 2} images"
             )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from workers.metrics.clip_files import TOKENIZER_FILES, Clip, combined_hash, load_clip_tokenizer, load_open_clip
 from workers.metrics.clip_score import KEY as CLIP_KEY
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean
-from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
+from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
 from workers.models.weights import WeightsError
 
@@ -80,9 +80,9 @@ def tokenizer_for(path: Path, weights: Mapping[str, str]) -> Path:
     )
 
 
-def _load_score(subject: Subject) -> Score:
+def _load_score(subject: ScoreContext) -> Scorer:
     if KEY not in subject.weights:
-        raise Unmeasurable(f"no weights are given for it: metrics.{KEY}, the file HPS_v2.1_compressed.pt")
+        raise MetricUnavailable(f"no weights are given for it: metrics.{KEY}, the file HPS_v2.1_compressed.pt")
     path = Path(subject.weights[KEY]).expanduser()
     folder = tokenizer_for(path, subject.weights)
     model = load_hpsv2(path, folder).to(subject.device)
@@ -90,14 +90,14 @@ def _load_score(subject: Subject) -> Score:
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return model.cosines(squares(images, None), captions)
 
-    return Score(f"hpsv2@{combined_hash([path])}", read)
+    return Scorer(f"hpsv2@{combined_hash([path])}", read)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     return grouped_mean(evidence.column("score.hpsv2"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="hpsv2", load=_load_score, takes=(KEY,)),)
+SCORERS = (ScorerFactory(name="hpsv2", load=_load_score, takes=(KEY,)),)
 METRICS = (
     Metric(
         name="hpsv2",

@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from workers.metrics.clip_files import AT_ONCE, combined_hash
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
 from workers.metrics.linear_head import LinearHead
-from workers.metrics.metric import Evidence, Metric, Score, Scorer, Subject
+from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import clip_input, squares
 from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
 
@@ -146,23 +146,23 @@ def _tokenizer(folder: Path) -> BertTokenizer:
     return tokenizer
 
 
-def _load_score(subject: Subject) -> Score:
+def _load_score(subject: ScoreContext) -> Scorer:
     if KEY not in subject.weights:
-        raise Unmeasurable(f"no weights are given for it: metrics.{KEY}, the file ImageReward.pt")
+        raise MetricUnavailable(f"no weights are given for it: metrics.{KEY}, the file ImageReward.pt")
     path = Path(subject.weights[KEY]).expanduser()
     model = load_image_reward(path).to(subject.device)
 
     def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
         return model.rewards(squares(images, None), captions)
 
-    return Score(f"image-reward@{combined_hash([path])}", read)
+    return Scorer(f"image-reward@{combined_hash([path])}", read)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     return grouped_mean(evidence.column("score.image_reward"), evidence.column("caption_id"))
 
 
-SCORERS = (Scorer(name="image_reward", load=_load_score, takes=(KEY,)),)
+SCORERS = (ScorerFactory(name="image_reward", load=_load_score, takes=(KEY,)),)
 METRICS = (
     Metric(
         name="image_reward",

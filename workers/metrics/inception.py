@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import Announced, ExtractorFile
+from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
 from workers.models.weights import Row, content_hash, load_into, load_tensors, unfilled
 
@@ -246,14 +246,14 @@ def load_inception(path: Path, resize: Resize = "clean") -> InceptionFeatures:
     return net.eval().requires_grad_(False)
 
 
-def announce_inception(path: Path, resize: Resize = "clean") -> Announced:
+def announce_inception(path: Path, resize: Resize = "clean") -> ExtractorInfo:
     """What a net of this file will call itself. Raises WeightsError when nothing is there."""
-    return Announced(f"{NAMES[resize]}@{content_hash(path)}", FEATURES, None)
+    return ExtractorInfo(f"{NAMES[resize]}@{content_hash(path)}", FEATURES, None)
 
 
-def _entry(key: str, resize: Resize) -> ExtractorFile:
+def _entry(key: str, resize: Resize) -> ExtractorFactory:
     announce, load = partial(announce_inception, resize=resize), partial(load_inception, resize=resize)
-    return ExtractorFile(key, "features", announce, load)
+    return ExtractorFactory(key, "features", announce, load)
 
 
 EXTRACTORS = (_entry("inception", "clean"), _entry("inception_tf", "tensorflow"))

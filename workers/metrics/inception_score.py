@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, jackknife_error
-from workers.metrics.metric import NET, Evidence, Metric
+from workers.metrics.estimate import Estimate, MetricUnavailable, jackknife_error
+from workers.metrics.metric import NET, Metric, MetricInputs
 
 GROUPS = 25
 
@@ -25,7 +25,7 @@ def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
     """
     size = int(groups.max()) + 1 if groups.numel() else 0
     if size < 2:
-        raise Unmeasurable(f"an inception score with its error needs images of at least 2 captions, got {size}")
+        raise MetricUnavailable(f"an inception score with its error needs images of at least 2 captions, got {size}")
     log_p = logits.double().log_softmax(1)
     p = log_p.exp()
     sums = torch.zeros(size, p.shape[1], dtype=torch.float64).index_add_(0, groups, p)
@@ -42,7 +42,7 @@ def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
     return Estimate(value.item(), jackknife_error(left_out).item(), logits.shape[0])
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     logits = evidence.reader().class_logits(evidence.column("features"))
     return inception_score(logits, evidence.images.groups(GROUPS))
 

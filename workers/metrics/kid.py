@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, jackknife_error
-from workers.metrics.metric import REFERENCE, Evidence, Metric
+from workers.metrics.estimate import Estimate, MetricUnavailable, jackknife_error
+from workers.metrics.metric import REFERENCE, Metric, MetricInputs
 
 GROUPS = 25
 ROWS_AT_ONCE = 2048
@@ -29,7 +29,7 @@ def kernel_distance(features: Tensor, reference: Tensor, groups: Tensor, *, with
     n, size = x.shape[0], int(groups.max()) + 1 if groups.numel() else 0
     counts = torch.bincount(groups, minlength=size)
     if size < 2 or n - int(counts.max()) < 2 or y.shape[0] < 2:
-        raise Unmeasurable(f"{n} images in {size} groups and {y.shape[0]} real ones are too few for a kernel distance")
+        raise MetricUnavailable(f"{n} images in {size} groups and {y.shape[0]} real ones are too few for KID")
     own = torch.zeros(size, size, dtype=torch.float64)  # sums over pairs of different images, by group
     cross = torch.zeros(size, dtype=torch.float64)
     for rows in torch.split(torch.arange(n), ROWS_AT_ONCE):
@@ -61,10 +61,10 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
     return poly_kernel(x, y)
 
 
-def _compute(evidence: Evidence) -> Estimate:
+def _compute(evidence: MetricInputs) -> Estimate:
     features, reference = evidence.column("features"), evidence.against()
     if reference.features.shape[0] < 2:
-        raise Unmeasurable("a kernel distance needs at least 2 real images")
+        raise MetricUnavailable("a kernel distance needs at least 2 real images")
     within = reference.once("kid", mean_kernel)
     return kernel_distance(features, reference.features, evidence.images.groups(GROUPS), within=within)
 

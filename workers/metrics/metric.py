@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, caption_groups
+from workers.metrics.estimate import Estimate, MetricUnavailable, caption_groups
 from workers.metrics.extractor import Classifier
 from workers.metrics.features import SceneFeatures
 
@@ -26,30 +26,30 @@ class Rows(Mapping[str, Tensor]):
     So whatever the order in which shards come in, the rows, and with them every sum over them, are the same.
     """
 
-    __slots__ = ("_columns", "keys_of")
+    __slots__ = ("_columns", "key_columns")
 
-    def __init__(self, columns: Mapping[str, Tensor], keys_of: tuple[str, str] = IMAGE_KEYS) -> None:
+    def __init__(self, columns: Mapping[str, Tensor], key_columns: tuple[str, str] = IMAGE_KEYS) -> None:
         """Raises ValueError when two rows have the same keys: shards that overlap."""
-        self.keys_of = keys_of
-        first, second = (columns[key] for key in keys_of)
+        self.key_columns = key_columns
+        first, second = (columns[key] for key in key_columns)
         order = second.argsort(stable=True)
         order = order[first[order].argsort(stable=True)]
         self._columns = {name: column[order] for name, column in columns.items()}
-        first, second = (self._columns[key] for key in keys_of)
+        first, second = (self._columns[key] for key in key_columns)
         twice = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
         if twice.any():
             at = int(twice.nonzero()[0])
             raise ValueError(
-                f"{keys_of[0]} {int(first[at])}, {keys_of[1]} {int(second[at])} stands in two rows: shards overlap"
+                f"{key_columns[0]} {int(first[at])}, {key_columns[1]} {int(second[at])} is in two rows: shards overlap"
             )
 
     @classmethod
-    def merge(cls, parts: Sequence[Mapping[str, Tensor]], keys_of: tuple[str, str] = IMAGE_KEYS) -> Self:
+    def merge(cls, parts: Sequence[Mapping[str, Tensor]], key_columns: tuple[str, str] = IMAGE_KEYS) -> Self:
         """The rows of all the shards; columns that not all of them have are left out."""
         if not parts:
-            return cls({key: torch.zeros(0, dtype=torch.int64) for key in keys_of}, keys_of)
+            return cls({key: torch.zeros(0, dtype=torch.int64) for key in key_columns}, key_columns)
         shared = [name for name in parts[0] if all(name in part for part in parts)]
-        return cls({name: torch.cat([part[name] for part in parts]) for name in shared}, keys_of)
+        return cls({name: torch.cat([part[name] for part in parts]) for name in shared}, key_columns)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._columns[name]
@@ -63,11 +63,11 @@ class Rows(Mapping[str, Tensor]):
 
     @property
     def count(self) -> int:
-        return self._columns[self.keys_of[0]].numel()
+        return self._columns[self.key_columns[0]].numel()
 
     def groups(self, most: int | None = None) -> Tensor:
         """[n] which block of captions a row belongs to (see `caption_groups`)."""
-        return caption_groups(self._columns[self.keys_of[0]], most)
+        return caption_groups(self._columns[self.key_columns[0]], most)
 
     def same_as(self, other: Rows) -> Rows:
         """These rows, cut down to those whose keys `other` has, in the same order.
@@ -79,12 +79,12 @@ class Rows(Mapping[str, Tensor]):
         wanted = other._key_list()
         missing = sum(key not in place for key in wanted)
         if missing:
-            raise Unmeasurable(f"the baseline has no image for {missing} of {len(wanted)}: shards of it are absent")
-        chosen = torch.tensor([place[key] for key in wanted], dtype=torch.int64)
-        return Rows({name: column[chosen] for name, column in self._columns.items()}, self.keys_of)
+            raise MetricUnavailable(f"the baseline has no image for {missing} of {len(wanted)}: shards are missing")
+        indices = torch.tensor([place[key] for key in wanted], dtype=torch.int64)
+        return Rows({name: column[indices] for name, column in self._columns.items()}, self.key_columns)
 
     def _key_list(self) -> list[tuple[int, int]]:
-        first, second = (self._columns[key].tolist() for key in self.keys_of)
+        first, second = (self._columns[key].tolist() for key in self.key_columns)
         return list(zip(first, second, strict=True))
 
 
@@ -106,7 +106,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Evidence:
+class MetricInputs:
     """All that is known of a trial.
 
     images: a row per image: caption_id, sample, `features` [n, d], `score.<name>` [n], `emitted`, `rounds` and `depth`
@@ -144,7 +144,7 @@ class Evidence:
         rows = _there(self.baseline, "there are no images of the baseline").same_as(self.images)
         return _there(rows.get(name), f"the baseline's images have no {name!r}")
 
-    def once(self, name: str, derive: Callable[[Evidence], T]) -> T:
+    def once(self, name: str, derive: Callable[[MetricInputs], T]) -> T:
         """`derive(self)`, kept under a name."""
         if name not in self.derived:
             self.derived[name] = derive(self)
@@ -168,7 +168,7 @@ class Metric:
     unit: str
     about: str
     needs: tuple[str, ...]
-    compute: Callable[[Evidence], Estimate]
+    compute: Callable[[MetricInputs], Estimate]
 
     @property
     def described(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ScoreContext:
     """What per-image scores are wanted for: images of a size, drawn from captions, on a device; a model's folder.
 
     net: the scenes' feature net, where it takes images of this size. weights: what the user gives, by key.
@@ -193,7 +193,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Scorer:
     """A loaded per-image score: from images [n, 3, H, W], captions and the scenes' features [n, d] (None where they are
     not taken) to [n].
     """
@@ -203,19 +203,19 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class ScorerFactory:
     """A per-image score that is kept in the column `score.<name>`.
 
     `load` raises Unmeasurable, in words, where the score does not apply to the subject, and WeightsError where what
-    the user gives for it is wrong. takes: the keys of `Subject.weights` that it knows.
+    the user gives for it is wrong. takes: the keys of `ScoreContext.weights` that it knows.
     """
 
     name: str
-    load: Callable[[Subject], Score]
+    load: Callable[[ScoreContext], Scorer]
     takes: tuple[str, ...] = ()
 
 
 def _there(value: T | None, problem: str) -> T:
     if value is None:
-        raise Unmeasurable(problem)
+        raise MetricUnavailable(problem)
     return value

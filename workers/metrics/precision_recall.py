@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, jackknife_error
-from workers.metrics.metric import MANIFOLD, REFERENCE, Evidence, Metric, Reference
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, jackknife_error
+from workers.metrics.metric import MANIFOLD, REFERENCE, Metric, MetricInputs, Reference
 
 NEAREST, GROUPS = 3, 25
 DISTANCES_AT_ONCE = 1 << 23  # float64: 64 MiB
@@ -51,7 +51,7 @@ def recall(features: Tensor, groups: Tensor, reference: Tensor, k: int = NEAREST
     """
     size = int(groups.max()) + 1 if groups.numel() else 0
     if size < 2:
-        raise Unmeasurable(f"recall with its error needs images of at least 2 captions, got {size}")
+        raise MetricUnavailable(f"recall with its error needs images of at least 2 captions, got {size}")
     largest = int(torch.bincount(groups).max())
     distances, neighbours = _nearest(features, k + largest)
     columns = [distances[:, k - 1]]
@@ -67,7 +67,7 @@ def _nearest(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Distances and indices [n, count] of each row's nearest other rows, ascending."""
     x = features.double()
     if x.shape[0] <= count:
-        raise Unmeasurable(f"{x.shape[0]} images are too few for manifolds of {NEAREST} nearest neighbours")
+        raise MetricUnavailable(f"{x.shape[0]} images are too few for manifolds of {NEAREST} nearest neighbours")
     found = []
     for rows in torch.split(torch.arange(x.shape[0]), max(1, DISTANCES_AT_ONCE // x.shape[0])):
         distances = _distances(x[rows], x)
@@ -86,19 +86,19 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
     return distances.masked_fill_(distances < ROUNDING * (a.norm(dim=1)[:, None] + b.norm(dim=1)), 0.0)
 
 
-def _sides(evidence: Evidence) -> tuple[Tensor, Reference]:
+def _sides(evidence: MetricInputs) -> tuple[Tensor, Reference]:
     """Features of the images and of the real ones, by the net that is there for manifolds, else by the sweep's."""
     if evidence.manifold is None:
         return evidence.column("features"), evidence.against()
     return evidence.column(MANIFOLD), evidence.manifold
 
 
-def _precision(evidence: Evidence) -> Estimate:
+def _precision(evidence: MetricInputs) -> Estimate:
     features, reference = _sides(evidence)
     return precision(features, evidence.column("caption_id"), reference.features, reference.once("radii", radii))
 
 
-def _recall(evidence: Evidence) -> Estimate:
+def _recall(evidence: MetricInputs) -> Estimate:
     features, reference = _sides(evidence)
     return recall(features, evidence.images.groups(GROUPS), reference.features)
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, Unmeasurable, grouped_mean, ratio_estimate
-from workers.metrics.metric import TIMINGS, Evidence, Metric
+from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, ratio_estimate
+from workers.metrics.metric import TIMINGS, Metric, MetricInputs
 
 
-def speedup(evidence: Evidence) -> Estimate:
+def speedup(evidence: MetricInputs) -> Estimate:
     """The baseline's seconds over the setting's, both summed over all (caption batch, repetition) pairs."""
     return _timed_ratio(evidence, evidence.timing("seconds_vanilla"), evidence.timing("seconds"))
 
 
-def latency(evidence: Evidence) -> Estimate:
+def latency(evidence: MetricInputs) -> Estimate:
     """Seconds per image at the timing shards' batch size."""
     return _timed_ratio(evidence, evidence.timing("seconds"), evidence.timing("images"))
 
 
-def _timed_ratio(evidence: Evidence, above: Tensor, below: Tensor) -> Estimate:
+def _timed_ratio(evidence: MetricInputs, above: Tensor, below: Tensor) -> Estimate:
     """The ratio of two sums over the timings; `n` is the number of different images timed.
 
     Repetitions draw the same tokens once more, and so tell of the clock and not of other captions: the jackknife leaves
@@ -33,7 +33,7 @@ def _timed_ratio(evidence: Evidence, above: Tensor, below: Tensor) -> Estimate:
     groups = evidence.timings.groups()
     batches = int(groups.max()) + 1 if groups.numel() else 0
     if batches < 2:
-        raise Unmeasurable(
+        raise MetricUnavailable(
             f"{batches} batch of captions was timed, and repetitions of it tell nothing of other captions: an error "
             "needs at least 2, so raise timing.images above timing.batch"
         )
@@ -41,23 +41,23 @@ def _timed_ratio(evidence: Evidence, above: Tensor, below: Tensor) -> Estimate:
     return replace(ratio_estimate(above, below, groups), n=int(images.sum()))
 
 
-def mean_accepted_length(evidence: Evidence) -> Estimate:
+def mean_accepted_length(evidence: MetricInputs) -> Estimate:
     """Tokens over target passes, both summed over all images, the prefills and their tokens left out."""
     return ratio_estimate(evidence.column("emitted"), evidence.column("rounds"), evidence.images.groups())
 
 
-def step_compression(evidence: Evidence) -> Estimate:
+def step_compression(evidence: MetricInputs) -> Estimate:
     """Mean over images of all their tokens over all their target passes, the prefill counted on both sides."""
     compression = (evidence.column("emitted") + 1) / (evidence.column("rounds") + 1)
     return grouped_mean(compression, evidence.column("caption_id"))
 
 
-def mean_tree_depth(evidence: Evidence) -> Estimate:
+def mean_tree_depth(evidence: MetricInputs) -> Estimate:
     """Mean over images of the levels drafted per round; plain decoding counts as 1."""
     return grouped_mean(evidence.column("depth"), evidence.column("caption_id"))
 
 
-def target_passes(evidence: Evidence) -> Estimate:
+def target_passes(evidence: MetricInputs) -> Estimate:
     """Mean over images of the target's passes, prefill excluded."""
     return grouped_mean(evidence.column("rounds"), evidence.column("caption_id"))
 

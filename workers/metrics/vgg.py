@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import Announced, ExtractorFile
+from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
 from workers.metrics.pixels import SIDE, squares, squashed_input
 from workers.models.weights import Row, content_hash, load_into, load_tensors, unfilled
 
@@ -71,9 +71,9 @@ def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = STAGES, width: int
     return net.eval().requires_grad_(False)
 
 
-def announce_vgg(path: Path) -> Announced:
+def announce_vgg(path: Path) -> ExtractorInfo:
     """What a net of this file will call itself. Raises WeightsError when nothing is there."""
-    return Announced(f"{NAME}@{content_hash(path)}", FEATURES, None)
+    return ExtractorInfo(f"{NAME}@{content_hash(path)}", FEATURES, None)
 
 
-EXTRACTORS = (ExtractorFile("vgg", "manifold", announce_vgg, load_vgg),)
+EXTRACTORS = (ExtractorFactory("vgg", "manifold", announce_vgg, load_vgg),)

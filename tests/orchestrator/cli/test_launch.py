@@ -31,8 +31,8 @@ from workers.data.captions import captions_hash, read_captions
 from workers.data.records import float_lists, write_shard
 from workers.data.storage import Storage
 from workers.loading.manifest import Entry
+from workers.metrics.extractors import Extractors
 from workers.metrics.features import load_features
-from workers.metrics.instruments import Instruments
 from workers.models.checkpoint_files import reading_shapes
 from workers.models.families.llamagen import CLASS_SAMPLING
 from workers.models.families.scenes import BUILTIN
@@ -543,13 +543,13 @@ def test_nets_of_scores_are_made_without_their_numbers(
     launch: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver may lack the memory, and needs none of it."""
-    load, made = Instruments.load, []
+    load, made = Extractors.load, []
 
-    def watched(*given: Any, **named: Any) -> Instruments:
+    def watched(*given: Any, **named: Any) -> Extractors:
         made.append((reading_shapes(), named["device"].type))
         return load(*given, **named)
 
-    monkeypatch.setattr(Instruments, "load", watched)
+    monkeypatch.setattr(Extractors, "load", watched)
     write(objectives=["step_compression", "clip_score"])
     assert launch("--check") == (0, "")
     assert made == [(True, "meta")]

@@ -17,8 +17,8 @@ import workers.data.reference
 from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
-from workers.metrics import instruments
-from workers.metrics.extractor import Announced, ExtractorFile, Role
+from workers.metrics import extractors
+from workers.metrics.extractor import ExtractorFactory, ExtractorInfo, Role
 from workers.metrics.features import load_features
 
 ROOT = Path(__file__).parents[3]
@@ -77,15 +77,15 @@ def test_the_users_nets_may_make_it(
     """`--inception` and `--vgg` load those files; one result holds the features of both."""
     asked: list[tuple[str, str]] = []
 
-    def entry(key: str, role: Role) -> ExtractorFile:
+    def entry(key: str, role: Role) -> ExtractorFactory:
         def load(path: Path) -> Colours:
             asked.append((key, path.name))
             return Colours(key)
 
-        return ExtractorFile(key, role, lambda path: Announced("", 3, None), load)
+        return ExtractorFactory(key, role, lambda path: ExtractorInfo("", 3, None), load)
 
     entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
-    monkeypatch.setattr(instruments, "extractors", lambda: entries)
+    monkeypatch.setattr(extractors, "extractors", lambda: entries)
     out = tmp_path / "mine.parquet"
     run(str(photos), "--inception", "a.pth", "--vgg", "b.pth", "--out", str(out), "--device", "cpu", "--json")
     told = json.loads(capsys.readouterr().out)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from tests.fakes import trial_evidence
-from workers.metrics.catalogue import measure
+from tests.fakes import metric_inputs
 from workers.metrics.estimate import Estimate
 from workers.metrics.frechet import FrechetEstimate, distance_between
-from workers.metrics.metric import Evidence, Reference, Rows
+from workers.metrics.metric import MetricInputs, Reference, Rows
+from workers.metrics.registry import measure
 
 
 def numpy_fid(a: Tensor, b: Tensor) -> float:
@@ -25,7 +25,7 @@ def numpy_fid(a: Tensor, b: Tensor) -> float:
 
 
 def test_fid_drift_and_gain_equal_numpy_on_the_stored_features() -> None:
-    evidence = trial_evidence.evidence()
+    evidence = metric_inputs.evidence()
     estimates, _ = measure(evidence, ["fid", "drift", "fid_gain"])
     trial, vanilla, real = evidence.column("features"), evidence.vanilla("features"), evidence.against().features
     assert estimates["fid"].value == pytest.approx(numpy_fid(trial, real), rel=1e-6)
@@ -39,7 +39,7 @@ def test_wide_features_agree_as_well() -> None:
     features = (torch.randn(150, 64, generator=generator) * 1.2).half()
     rows = Rows({"caption_id": torch.arange(150), "sample": torch.zeros(150).long(), "features": features})
     real = torch.randn(400, 64, generator=generator).half()
-    estimates, _ = measure(Evidence(images=rows, reference=Reference(real)), ["fid"])
+    estimates, _ = measure(MetricInputs(images=rows, reference=Reference(real)), ["fid"])
     assert estimates["fid"].value == pytest.approx(numpy_fid(features, real), rel=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_equals_torchmetrics() -> None:
     metric.update(features[:, :, None, None], real=False)
     metric.update(real[:, :, None, None], real=True)
     rows = Rows({"caption_id": torch.arange(90), "sample": torch.zeros(90).long(), "features": features})
-    found = measure(Evidence(images=rows, reference=Reference(real)), ["fid"])[0]["fid"]
+    found = measure(MetricInputs(images=rows, reference=Reference(real)), ["fid"])[0]["fid"]
     assert found.value == pytest.approx(metric.compute().item(), rel=1e-6)
 
 
@@ -87,7 +87,7 @@ def test_the_error_covers_at_its_rate_over_repeated_subsamples() -> None:
             "sample": torch.arange(samples).repeat(captions),
             "features": population[drawn].flatten(0, 1),
         }
-        estimate = measure(Evidence(images=Rows(rows), reference=reference), ["fid"])[0]["fid"]
+        estimate = measure(MetricInputs(images=Rows(rows), reference=reference), ["fid"])[0]["fid"]
         assert isinstance(estimate, FrechetEstimate)
         runs.append(estimate)
     mean = float(np.mean([run.value for run in runs]))
@@ -114,7 +114,7 @@ def test_fid_debiased_covers_the_limit_that_fid_misses_at_the_size_of_a_sweep() 
     reference = Reference(scale * torch.randn(4000, dim, generator=generator).double())
     truth = numpy_fid(draw(200_000), reference.features)
     keys = {"caption_id": torch.arange(n), "sample": torch.zeros(n).long()}
-    drawn = [Evidence(images=Rows(keys | {"features": draw(n)}), reference=reference) for _ in range(repetitions)]
+    drawn = [MetricInputs(images=Rows(keys | {"features": draw(n)}), reference=reference) for _ in range(repetitions)]
     runs = [measure(evidence, ["fid", "fid_debiased"])[0] for evidence in drawn]
     debiased, biased = ([run[name] for run in runs] for name in ("fid_debiased", "fid"))
     assert sum(abs(run.value - truth) <= 2.064 * run.error for run in debiased) / repetitions >= 0.912
@@ -131,7 +131,7 @@ def share_within(runs: list[FrechetEstimate], centre: float, value: Callable[[Fr
 
 def test_errors_shrink_with_more_images() -> None:
     def error(captions: int) -> Estimate:
-        rows = Rows(trial_evidence.columns(captions, 2, seed=2, shift=0.3))
-        return measure(Evidence(images=rows, reference=trial_evidence.reference()), ["fid"])[0]["fid"]
+        rows = Rows(metric_inputs.columns(captions, 2, seed=2, shift=0.3))
+        return measure(MetricInputs(images=rows, reference=metric_inputs.reference()), ["fid"])[0]["fid"]
 
     assert error(1000).error < 0.5 * error(60).error

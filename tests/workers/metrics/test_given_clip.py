@@ -17,13 +17,13 @@ from tests.fakes import tiny_clip
 from workers.data.scenes import render, sample_attributes
 from workers.metrics import aesthetic, clip_score, hpsv2
 from workers.metrics.aesthetic import aesthetic_scores, load_head
-from workers.metrics.catalogue import measure, scorers
 from workers.metrics.clip_files import load_clip_folder
-from workers.metrics.estimate import Unmeasurable
+from workers.metrics.estimate import MetricUnavailable
+from workers.metrics.extractors import check_weights
 from workers.metrics.hpsv2 import VIT_H_14, load_hpsv2, tokenizer_for
-from workers.metrics.instruments import misfits
-from workers.metrics.metric import Evidence, Rows, Score, Subject
+from workers.metrics.metric import MetricInputs, Rows, ScoreContext, Scorer
 from workers.metrics.pixels import squares
+from workers.metrics.registry import measure, scorers
 from workers.models.families.scenes import BUILTIN
 from workers.models.weights import WeightsError
 
@@ -35,12 +35,12 @@ def images() -> Tensor:
     return render(sample_attributes(2, range(3)), 2, range(3))
 
 
-def score(name: str, weights: dict[str, Path]) -> Score:
+def score(name: str, weights: dict[str, Path]) -> Scorer:
     """A per-image score as the sweep loads it."""
     given = {key: str(path) for key, path in weights.items()}
     cpu = torch.device("cpu")
     return scorers()[name].load(
-        Subject(image_size=48, captions=CAPTIONS, folder=Path("none"), device=cpu, net=None, weights=given)
+        ScoreContext(image_size=48, captions=CAPTIONS, folder=Path("none"), device=cpu, net=None, weights=given)
     )
 
 
@@ -88,7 +88,7 @@ def test_old_folders_are_read(images: Tensor, tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "pytorch_model.bin")
     clip = load_clip_folder(tmp_path)
     assert torch.equal(clip.clip.visual_projection.weight, model.visual_projection.weight)
-    with pytest.raises(Unmeasurable, match="the scenes CLIP reads captions of scenes only"):
+    with pytest.raises(MetricUnavailable, match="the scenes CLIP reads captions of scenes only"):
         score("clip_score", {})
 
 
@@ -188,7 +188,7 @@ def test_hpsv2_is_vit_h_14() -> None:
 
 def test_wrong_hpsv2_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "hps.pt"
-    with pytest.raises(Unmeasurable, match="no weights are given for it"):
+    with pytest.raises(MetricUnavailable, match="no weights are given for it"):
         score("hpsv2", {})
     with pytest.raises(WeightsError, match=r"CLIP's tokenizer is needed beside hps\.pt"):
         score("hpsv2", {"hpsv2": path})
@@ -238,7 +238,7 @@ def test_wrong_aesthetic_files_are_refused(tmp_path: Path) -> None:
         score("aesthetic", {"aesthetic": tmp_path / "head.pth"})
     with pytest.raises(WeightsError, match=r"layers\.0\.weight has shape \[1024, 7\]"):
         score("aesthetic", {"aesthetic": tmp_path / "head.pth", "clip_l14": tmp_path / "l14"})
-    with pytest.raises(Unmeasurable, match="no weights are given for it"):
+    with pytest.raises(MetricUnavailable, match="no weights are given for it"):
         score("aesthetic", {"clip_l14": tmp_path / "l14"})
 
 
@@ -261,7 +261,7 @@ def test_a_colour_shift_lowers_what_was_fitted_to_the_colours(tmp_path: Path) ->
     for drawn in (images, shifted):
         keys = {"caption_id": torch.arange(6), "sample": torch.zeros(6).long()}
         found = measure(
-            Evidence(images=Rows(keys | {"score.aesthetic": aesthetic_scores(clip, head, drawn)})), ["aesthetic"]
+            MetricInputs(images=Rows(keys | {"score.aesthetic": aesthetic_scores(clip, head, drawn)})), ["aesthetic"]
         )
         values.append(found[0]["aesthetic"])
     assert values[1].value + 3 * (values[0].error + values[1].error) < values[0].value
@@ -275,19 +275,19 @@ def test_files_are_held_against_their_nets_by_shapes_alone(tmp_path: Path) -> No
         "clip_l14": str(tmp_path / "clip"),
         "aesthetic": str(tmp_path / "head.pth"),
     }
-    assert misfits(BUILTIN, given) == {}
-    missing = misfits(BUILTIN, given | {"clip_l14": str(tmp_path / "nowhere")})
+    assert check_weights(BUILTIN, given) == {}
+    missing = check_weights(BUILTIN, given | {"clip_l14": str(tmp_path / "nowhere")})
     assert missing.keys() == {"clip_l14", "aesthetic"}, "the head needs it"
     assert missing["clip_l14"] == f"{tmp_path}/nowhere: no such file or folder; check the path"
     head_file(tmp_path / "head.pth", 7)
     torch.save(tiny_clip.open_clip_weights(), tmp_path / "hps.pt")
     weights = (tmp_path / "clip" / "model.safetensors").read_bytes()
-    wrong = misfits(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")})
+    wrong = check_weights(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")})
     assert wrong.keys() == {"aesthetic", "hpsv2"}
-    assert misfits(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")}, ["fid", "hpsv2"]).keys() == {"hpsv2"}
+    assert check_weights(BUILTIN, given | {"hpsv2": str(tmp_path / "hps.pt")}, ["fid", "hpsv2"]).keys() == {"hpsv2"}
     assert "layers.0.weight has shape [1024, 7]" in wrong["aesthetic"]
     (tmp_path / "clip" / "model.safetensors").write_bytes(weights[:-8])
-    assert "truncated" in misfits(BUILTIN, given)["clip"]
+    assert "truncated" in check_weights(BUILTIN, given)["clip"]
 
 
 def paler_and_red(images: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def test_a_colour_shift_lowers_the_fit_to_captions_that_mean_the_colours(metric:
     for drawn in (images, paler_and_red(images)):
         keys = {"caption_id": torch.arange(16), "sample": torch.zeros(16).long()}
         rows = Rows(keys | {f"score.{metric}": model.cosines(squares(drawn, None), captions)})
-        found.append(measure(Evidence(images=rows), [metric])[0][metric])
+        found.append(measure(MetricInputs(images=rows), [metric])[0][metric])
     assert found[1].value + 3 * (found[0].error + found[1].error) < found[0].value
 
 
@@ -328,6 +328,6 @@ def test_all_three_metrics_are_means_of_their_scores() -> None:
     for module in (clip_score, hpsv2, aesthetic):
         name = module.METRICS[0].name
         rows = Rows(keys | {f"score.{name}": torch.tensor([1.0, 2.0, 6.0])})
-        found, _ = measure(Evidence(images=rows), [name])
+        found, _ = measure(MetricInputs(images=rows), [name])
         assert found[name].value == pytest.approx(3)
         assert module.METRICS[0].direction == "maximize"

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import BlipTextConfig, BlipVisionConfig
 
 from workers.data.scenes import render, sample_attributes
-from workers.metrics.catalogue import measure, scorers
-from workers.metrics.estimate import Unmeasurable
+from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.image_reward import TEXT, VISION, ImageReward, load_image_reward
-from workers.metrics.metric import Evidence, Rows, Subject
+from workers.metrics.metric import MetricInputs, Rows, ScoreContext
 from workers.metrics.pixels import squares
+from workers.metrics.registry import measure, scorers
 from workers.models.weights import WeightsError
 
 SEEN, READ, HEADS, LAYERS, IMAGE, PATCH = 12, 8, 2, 2, 32, 16
@@ -178,7 +178,7 @@ def test_a_colour_shift_lowers_the_reward_that_was_fitted_to_the_colours(tmp_pat
     for drawn in (images, paler_and_red(images)):
         keys = {"caption_id": torch.arange(16), "sample": torch.zeros(16).long()}
         rows = Rows(keys | {"score.image_reward": model.rewards(squares(drawn, None), captions)})
-        found.append(measure(Evidence(images=rows), ["image_reward"])[0]["image_reward"])
+        found.append(measure(MetricInputs(images=rows), ["image_reward"])[0]["image_reward"])
     assert found[1].value + 3 * (found[0].error + found[1].error) < found[0].value
 
 
@@ -217,12 +217,12 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_weights_it_says_what_it_lacks() -> None:
-    subject = Subject(image_size=48, captions=(), folder=Path(), device=torch.device("cpu"), net=None)
-    with pytest.raises(Unmeasurable, match=r"metrics\.image_reward, the file ImageReward\.pt"):
+    subject = ScoreContext(image_size=48, captions=(), folder=Path(), device=torch.device("cpu"), net=None)
+    with pytest.raises(MetricUnavailable, match=r"metrics\.image_reward, the file ImageReward\.pt"):
         scorers()["image_reward"].load(subject)
 
 
 def test_the_metric_is_the_mean_reward() -> None:
     keys = {"caption_id": torch.tensor([0, 0, 1]), "sample": torch.tensor([0, 1, 0])}
     rows = Rows(keys | {"score.image_reward": torch.tensor([-1.0, 0.0, 4.0])})
-    assert measure(Evidence(images=rows), ["image_reward"])[0]["image_reward"].value == pytest.approx(1)
+    assert measure(MetricInputs(images=rows), ["image_reward"])[0]["image_reward"].value == pytest.approx(1)

@@ -16,11 +16,11 @@ from workers.data.records import features_of, read_shard
 from workers.data.scenes import render, sample_attributes
 from workers.data.shards import MeasureTask, QualityShard
 from workers.evaluate import Evaluator
-from workers.metrics.catalogue import measure
+from workers.metrics.extractors import feature_info
 from workers.metrics.frechet import FeatureStatistics, frechet_distance
 from workers.metrics.inception import InceptionFeatures, announce_inception, load_inception
-from workers.metrics.instruments import announced
-from workers.metrics.metric import Evidence, Reference, Rows
+from workers.metrics.metric import MetricInputs, Reference, Rows
+from workers.metrics.registry import measure
 from workers.models.weights import WeightsError, unfilled
 from workers.runtime.specification import WorkerSpec
 
@@ -78,9 +78,9 @@ def test_features_equal_the_layer_by_layer_computation(
 
 def test_identities_tell_the_ways_of_resizing_apart(file: Path, net: InceptionFeatures) -> None:
     assert net.identity.startswith("inception-clean256@")
-    assert announce_inception(file) == announced(Path("unused"), {"inception": str(file)})
+    assert announce_inception(file) == feature_info(Path("unused"), {"inception": str(file)})
     assert announce_inception(file).identity == net.identity
-    other = announced(Path("unused"), {"inception_tf": str(file)})
+    other = feature_info(Path("unused"), {"inception_tf": str(file)})
     assert other.identity.split("@") == ["inception-tf256", net.identity.split("@")[1]]
     assert (other.width, other.takes) == (2048, None)
 
@@ -129,9 +129,9 @@ def test_wrong_files_are_refused(plain: tuple[PlainInception, Tensor], file: Pat
         load_inception(tmp_path / "aux.pth")
 
 
-def evidence(features: Tensor, real: Tensor, net: InceptionFeatures, vanilla: Tensor) -> Evidence:
+def evidence(features: Tensor, real: Tensor, net: InceptionFeatures, vanilla: Tensor) -> MetricInputs:
     keys = {"caption_id": torch.arange(len(features)), "sample": torch.zeros(len(features)).long()}
-    return Evidence(
+    return MetricInputs(
         images=Rows(keys | {"features": features.half()}),
         baseline=Rows(keys | {"features": vanilla.half()}),
         reference=Reference(real),

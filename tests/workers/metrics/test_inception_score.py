@@ -7,7 +7,7 @@ import torch
 from torchmetrics.image.inception import InceptionScore
 
 from workers.data.scenes import render, sample_attributes
-from workers.metrics.estimate import Unmeasurable, jackknife_error
+from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.features import load_features
 from workers.metrics.inception_score import inception_score
 
@@ -43,5 +43,5 @@ def test_built_in_heads_see_clear_objects() -> None:
 
 
 def test_one_caption_is_too_few() -> None:
-    with pytest.raises(Unmeasurable, match="at least 2 captions"):
+    with pytest.raises(MetricUnavailable, match="at least 2 captions"):
         inception_score(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))

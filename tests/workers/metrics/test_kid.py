@@ -7,7 +7,7 @@ import torch
 from torchmetrics.image.kid import KernelInceptionDistance, poly_mmd
 
 from workers.metrics import kid
-from workers.metrics.estimate import Unmeasurable, jackknife_error
+from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.kid import kernel_distance, mean_kernel
 
 GROUPS = torch.arange(60) // 6
@@ -54,7 +54,7 @@ def test_unbiased_on_two_draws_of_one_law() -> None:
 
 def test_too_few() -> None:
     x, y = sets()
-    with pytest.raises(Unmeasurable, match="too few"):
+    with pytest.raises(MetricUnavailable, match="too few"):
         kernel_distance(x, y, torch.zeros(60, dtype=torch.int64))
-    with pytest.raises(Unmeasurable, match="too few"):
+    with pytest.raises(MetricUnavailable, match="too few"):
         kernel_distance(x, y[:1], GROUPS)

@@ -9,7 +9,7 @@ import torch
 from prdc import compute_prdc
 
 from workers.metrics import precision_recall
-from workers.metrics.estimate import Unmeasurable, jackknife_error, mean_estimate
+from workers.metrics.estimate import MetricUnavailable, jackknife_error, mean_estimate
 from workers.metrics.precision_recall import inside, precision, radii, recall
 
 
@@ -66,9 +66,9 @@ def test_equal_images_have_no_reach_but_hold_themselves() -> None:
 
 def test_too_few() -> None:
     x, y = sets(5, 3)
-    with pytest.raises(Unmeasurable, match="too few"):
+    with pytest.raises(MetricUnavailable, match="too few"):
         radii(y)
-    with pytest.raises(Unmeasurable, match="too few"):
+    with pytest.raises(MetricUnavailable, match="too few"):
         recall(x[:4], torch.arange(4), y)
-    with pytest.raises(Unmeasurable, match="at least 2 captions"):
+    with pytest.raises(MetricUnavailable, match="at least 2 captions"):
         recall(x, torch.zeros(5, dtype=torch.int64), y)

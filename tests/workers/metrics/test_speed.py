@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.metrics.catalogue import measure
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import TIMING_KEYS, Evidence, Rows
+from workers.metrics.metric import TIMING_KEYS, MetricInputs, Rows
+from workers.metrics.registry import measure
 
 TIMED = ("speedup", "latency")
 
 
-def timings(vanilla: torch.Tensor, setting: torch.Tensor, images: int = 1) -> Evidence:
+def timings(vanilla: torch.Tensor, setting: torch.Tensor, images: int = 1) -> MetricInputs:
     """Seconds [batches of captions, repetitions] of both."""
     batches, repetitions = setting.shape
     columns = {
@@ -22,7 +22,7 @@ def timings(vanilla: torch.Tensor, setting: torch.Tensor, images: int = 1) -> Ev
         "seconds_vanilla": vanilla.flatten(),
         "seconds": setting.flatten(),
     }
-    return Evidence(timings=Rows(columns, TIMING_KEYS))
+    return MetricInputs(timings=Rows(columns, TIMING_KEYS))
 
 
 def timed(vanilla: torch.Tensor, setting: torch.Tensor, images: int = 1) -> dict[str, Estimate]:
@@ -48,7 +48,7 @@ def test_captions_of_a_single_batch_give_no_error(repetitions: int) -> None:
     assert not found
     assert set(skipped) == set(TIMED)
     assert "at least 2, so raise timing.images above timing.batch" in skipped["speedup"]
-    assert measure(Evidence(), TIMED)[1] == dict.fromkeys(TIMED, "nothing was timed")
+    assert measure(MetricInputs(), TIMED)[1] == dict.fromkeys(TIMED, "nothing was timed")
 
 
 def test_errors_cover_at_their_rate() -> None:

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from workers.data.scenes import render, sample_attributes
-from workers.metrics.catalogue import measure
-from workers.metrics.metric import MANIFOLD, Evidence, Reference, Rows
+from workers.metrics.metric import MANIFOLD, MetricInputs, Reference, Rows
 from workers.metrics.pixels import squares
+from workers.metrics.registry import measure
 from workers.metrics.vgg import VggFeatures, load_vgg
 from workers.models.weights import WeightsError
 
@@ -97,7 +97,7 @@ def test_precision_and_recall_are_read_from_it_alone() -> None:
 
     def found(manifold: Reference | None) -> dict[str, float]:
         rows = Rows(keys | {"features": own, MANIFOLD: wide})
-        estimates, _ = measure(Evidence(images=rows, reference=Reference(real), manifold=manifold), names)
+        estimates, _ = measure(MetricInputs(images=rows, reference=Reference(real), manifold=manifold), names)
         return {name: estimate.value for name, estimate in estimates.items()}
 
     alone, beside = found(None), found(Reference(far))

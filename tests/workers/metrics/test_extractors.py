@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import workers.metrics.extractors as extractors_module
 from workers.data.scenes import caption, render, sample_attributes
 from workers.loading import manifest
-from workers.metrics import instruments
-from workers.metrics.catalogue import extractors, scorers
-from workers.metrics.extractor import Announced, ExtractorFile
+from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
+from workers.metrics.extractors import Extractors, check_keys, feature_info, manifold_infos
 from workers.metrics.features import announce_features, load_features
-from workers.metrics.instruments import Instruments, announced, announced_beside, checked
 from workers.metrics.metric import MANIFOLD, NET
+from workers.metrics.registry import extractors, scorers
 from workers.models.families.scenes import BUILTIN
 from workers.models.weights import WeightsError
 
@@ -45,20 +45,23 @@ class Means:
 def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An extractor of each role beside the real ones, and the weights that ask for them."""
     more = {
-        "colours": ExtractorFile(
-            "colours", "features", lambda path: Announced("colours@1", 3, None), lambda path: Means("colours", True)
+        "colours": ExtractorFactory(
+            "colours", "features", lambda path: ExtractorInfo("colours@1", 3, None), lambda path: Means("colours", True)
         ),
-        "corners": ExtractorFile(
-            "corners", "manifold", lambda path: Announced("corners@1", 3, None), lambda path: Means("corners", False)
+        "corners": ExtractorFactory(
+            "corners",
+            "manifold",
+            lambda path: ExtractorInfo("corners@1", 3, None),
+            lambda path: Means("corners", False),
         ),
     }
     every = {**extractors(), **more}
-    monkeypatch.setattr(instruments, "extractors", lambda: every)
+    monkeypatch.setattr(extractors_module, "extractors", lambda: every)
     return {"colours": "colours.pth", "corners": "corners.pth"}
 
 
-def load(weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS) -> Instruments:
-    return Instruments.load(BUILTIN, image_size=size, captions=captions, device=CPU, weights=weights)
+def load(weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS) -> Extractors:
+    return Extractors.load(BUILTIN, image_size=size, captions=captions, device=CPU, weights=weights)
 
 
 def test_without_weights_the_built_in_nets_serve() -> None:
@@ -69,13 +72,13 @@ def test_without_weights_the_built_in_nets_serve() -> None:
     assert found.columns == {"features", NET, "score.clip_score", "score.caption_accuracy"}
     assert set(found.absent) == {"score.hpsv2", "score.image_reward", "score.aesthetic"}
     assert all("no weights are given for it: metrics." in reason for reason in found.absent.values())
-    assert announced(BUILTIN).identity == found.identities["features"]
-    assert announced(BUILTIN).takes == 48
+    assert feature_info(BUILTIN).identity == found.identities["features"]
+    assert feature_info(BUILTIN).takes == 48
 
 
 def test_nets_that_nobody_asks_for_are_not_loaded() -> None:
     def asked(*metrics: str) -> set[str]:
-        found = Instruments.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
+        found = Extractors.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
         for name in {"clip_score", "caption_accuracy"} - set(found.scores):
             assert found.absent[f"score.{name}"] == "no metric that is asked for needs it"
         return set(found.scores)
@@ -96,12 +99,12 @@ def test_the_users_nets_go_before_them(two: dict[str, str]) -> None:
     assert torch.equal(read.features["colours"], images.mean((2, 3)))
     expected = load().read(images, CAPTIONS).scores["caption_accuracy"]
     assert torch.equal(read.scores["caption_accuracy"], expected), "the scenes' net still reads what it is for"
-    assert announced(BUILTIN, two) == Announced("colours@1", 3, None)
+    assert feature_info(BUILTIN, two) == ExtractorInfo("colours@1", 3, None)
 
 
 def test_what_serves_beside_the_features_is_announced(two: dict[str, str]) -> None:
-    assert announced_beside(two) == {"corners": "corners@1"}
-    assert announced_beside({}) == {}
+    assert manifold_infos(two) == {"corners": "corners@1"}
+    assert manifold_infos({}) == {}
 
 
 def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[str, str]) -> None:
@@ -125,7 +128,7 @@ def test_keys_are_checked() -> None:
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
         load({"inceptoin": "a.pth"})
     with pytest.raises(WeightsError, match="inception and inception_tf are two answers to one question"):
-        checked({"inception": "a.pth", "inception_tf": "a.pth"})
+        check_keys({"inception": "a.pth", "inception_tf": "a.pth"})
 
 
 @pytest.mark.parametrize("key", ["inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"])
@@ -139,4 +142,6 @@ def test_absent_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
 
 def test_the_built_in_net_is_announced_as_it_loads() -> None:
     net = load_features()
-    assert announce_features(instruments.features_file(Path("none"))) == Announced(net.identity, net.width, net.side)
+    assert announce_features(extractors_module.scene_features_path(Path("none"))) == ExtractorInfo(
+        net.identity, net.width, net.side
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.data.reference import FILE, SCENES, build_reference, read_reference, reference_facts, write_reference
 from workers.data.storage import Storage
-from workers.metrics.instruments import Instruments
+from workers.metrics.extractors import Extractors
 from workers.metrics.metric import Reference
 
 
@@ -21,7 +21,7 @@ class SweepReference:
     """
 
     def __init__(
-        self, storage: Storage, section: Mapping[str, Any] | None, instruments: Instruments, image_size: int
+        self, storage: Storage, section: Mapping[str, Any] | None, instruments: Extractors, image_size: int
     ) -> None:
         self._storage, self._nets = storage, instruments.roles
         self._loaded: dict[str, Reference] = {}

@@ -16,11 +16,11 @@ from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, t
 from workers.data.records import FEATURES, SCORES, features_of, read_shard, tokens_of
 from workers.data.shards import MeasureTask
 from workers.data.storage import Storage
-from workers.metrics.catalogue import catalogue, measure
 from workers.metrics.estimate import Estimate
 from workers.metrics.extractor import Classifier
 from workers.metrics.frechet import FrechetEstimate
-from workers.metrics.metric import MANIFOLD, TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
+from workers.metrics.metric import MANIFOLD, TIMING_KEYS, TIMINGS, MetricInputs, Reference, Rows
+from workers.metrics.registry import measure, registered_metrics
 from workers.models.target import Target
 from workers.runtime.memory import in_chunks
 
@@ -77,7 +77,7 @@ class Shards:
         return {"caption_id": torch.tensor(first), **{key: _numbers(table, key) for key in counted}}
 
 
-def measured(
+def compute_trial_metrics(
     shards: Shards,
     task: MeasureTask,
     names: Sequence[str],
@@ -96,9 +96,9 @@ def measured(
     baseline = Rows.merge(shards.images(task.baseline_quality)) if task.baseline_quality else None
     timings = shards.timings(task.timing)
 
-    def evidence(upto: int) -> Evidence:
+    def evidence(upto: int) -> MetricInputs:
         images = Rows.merge(parts[:upto])
-        return Evidence(
+        return MetricInputs(
             images=images,
             timings=timings,
             baseline=baseline,
@@ -114,7 +114,7 @@ def measured(
     history: list[tuple[int, dict[str, float]]] = []
     if len(parts) > 1:
         early = evidence((len(parts) + 1) // 2)
-        of_images = [name for name in estimates if TIMINGS not in catalogue()[name].needs]
+        of_images = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
         history.append((early.images.count, _values(measure(early, of_images)[0])))
     history.append((whole.images.count, _values(estimates)))
     return {

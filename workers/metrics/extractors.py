@@ -12,24 +12,24 @@ from torch import Tensor
 
 from search_spaces.settings import not_one_of
 from workers.metrics import features
-from workers.metrics.catalogue import extractors, needs_of, scorers
-from workers.metrics.estimate import Unmeasurable
-from workers.metrics.extractor import Announced, Classifier, Extractor, ExtractorFile, Role
+from workers.metrics.estimate import MetricUnavailable
+from workers.metrics.extractor import Classifier, Extractor, ExtractorFactory, ExtractorInfo, Role
 from workers.metrics.features import SceneFeatures, announce_features, load_features
-from workers.metrics.metric import BASELINE, MANIFOLD, NET, REFERENCE, TIMINGS, Score, Subject
+from workers.metrics.metric import BASELINE, MANIFOLD, NET, REFERENCE, TIMINGS, ScoreContext, Scorer
+from workers.metrics.registry import extractors, required_inputs, scorers
 from workers.models.checkpoint_files import shapes_only
 from workers.models.weights import WeightsError
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class ImageScores:
     """features: [n, d] float32 by extractor; scores: [n] by name; in the images' order."""
 
     features: Mapping[str, Tensor]
     scores: Mapping[str, Tensor]
 
     @classmethod
-    def joined(cls, parts: Sequence[Readings]) -> Readings:
+    def joined(cls, parts: Sequence[ImageScores]) -> ImageScores:
         """The readings of all parts' images, one part after the other."""
 
         def together(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -39,7 +39,7 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruments:
+class Extractors:
     """The loaded nets. `absent`: for each that does not apply to these images or captions, why.
 
     features: of everything that is measured on features; manifold: of precision and recall alone, where there is one.
@@ -47,7 +47,7 @@ class Instruments:
 
     features: Extractor | None
     manifold: Extractor | None
-    scores: Mapping[str, Score]
+    scores: Mapping[str, Scorer]
     absent: Mapping[str, str]
 
     @classmethod
@@ -60,7 +60,7 @@ class Instruments:
         device: torch.device,
         weights: Mapping[str, str] | None = None,
         metrics: Collection[str] | None = None,
-    ) -> Instruments:
+    ) -> Extractors:
         """The nets of a model's folder (its own, or the built-in ones) for images of a size and captions.
 
         weights: the user's own files by key (inception, vgg, clip, ...), which go before the built-in nets.
@@ -69,9 +69,9 @@ class Instruments:
         Raises:
             WeightsError: a weight file is missing or damaged or another net's, or a key is unknown.
         """
-        given = checked(weights)
+        given = check_keys(weights)
         absent: dict[str, str] = {}
-        scenes: SceneFeatures | None = features_for(folder).to(device)
+        scenes: SceneFeatures | None = load_scene_features(folder).to(device)
         assert scenes is not None
         if scenes.config.image_size != image_size:
             absent["features"] = f"the feature net takes images of {scenes.config.image_size} pixels, not {image_size}"
@@ -81,17 +81,17 @@ class Instruments:
             absent.pop("features", None)
         elif manifold is not None and scenes is None:
             raise WeightsError("metrics.vgg: it serves precision and recall beside other features; give inception too")
-        subject = Subject(
+        subject = ScoreContext(
             image_size=image_size, captions=captions, folder=folder, device=device, net=scenes, weights=given
         )
-        scores: dict[str, Score] = {}
+        scores: dict[str, Scorer] = {}
         for name, scorer in scorers().items():
-            if metrics is not None and f"score.{name}" not in needs_of(metrics):
+            if metrics is not None and f"score.{name}" not in required_inputs(metrics):
                 absent[f"score.{name}"] = "no metric that is asked for needs it"
                 continue
             try:
                 scores[name] = scorer.load(subject)
-            except Unmeasurable as reason:
+            except MetricUnavailable as reason:
                 absent[f"score.{name}"] = str(reason)
         return cls(net or scenes, manifold, scores, absent)
 
@@ -125,15 +125,15 @@ class Instruments:
         found |= set() if self.features is None else {"features"}
         return found if self.reader is None else found | {NET}
 
-    def read(self, images: Tensor, captions: Sequence[str]) -> Readings:
+    def read(self, images: Tensor, captions: Sequence[str]) -> ImageScores:
         """Readings of images [n, 3, H, W] in [0, 1], drawn from captions."""
         seen = {extractor.name: extractor.extract(images) for extractor in self.roles.values()}
         known = seen.get(features.COLUMN)
         scores = {name: score.read(images, captions, known).float().cpu() for name, score in self.scores.items()}
-        return Readings(seen, scores)
+        return ImageScores(seen, scores)
 
 
-def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
+def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     """The user's files by key.
 
     Raises:
@@ -151,27 +151,27 @@ def checked(weights: Mapping[str, str] | None) -> dict[str, str]:
     return given
 
 
-def keys_of(metrics: Collection[str]) -> set[str]:
+def weight_keys(metrics: Collection[str]) -> set[str]:
     """Keys of the users' files that are loaded where these metrics (none: all there are) are asked for."""
-    needs = needs_of(metrics)
+    needs = required_inputs(metrics)
     asked = [scorer for name, scorer in scorers().items() if not metrics or f"score.{name}" in needs]
     return {*extractors(), *(key for scorer in asked for key in scorer.takes)}
 
 
-def misfits(folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()) -> dict[str, str]:
+def check_weights(folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()) -> dict[str, str]:
     """What is wrong with the user's files, by key: each is held against its net, in shapes alone.
 
     metrics: names of those that are asked for (none: all); scores that none of them needs are left out.
 
     Raises:
-        WeightsError: see `checked`.
+        WeightsError: see `check_keys`.
     """
-    given, needs = checked(weights), needs_of(metrics)
+    given, needs = check_keys(weights), required_inputs(metrics)
     wrong = {
         key: f"{path}: no such file or folder; check the path" for key, path in given.items() if not Path(path).exists()
     }
     meta = torch.device("meta")
-    subject = Subject(image_size=256, captions=(), folder=folder, device=meta, net=None, weights=given)
+    subject = ScoreContext(image_size=256, captions=(), folder=folder, device=meta, net=None, weights=given)
     loads: dict[str, Callable[[], object]] = {
         key: partial(extractors()[key].load, Path(path)) for key, path in given.items() if key in extractors()
     }
@@ -185,62 +185,62 @@ def misfits(folder: Path, weights: Mapping[str, str], metrics: Collection[str] =
         with shapes_only():
             try:
                 load()
-            except Unmeasurable:  # of these captions; the file is another matter
+            except MetricUnavailable:  # of these captions; the file is another matter
                 continue
             except ValueError as error:
                 wrong[key] = str(error)
     return wrong
 
 
-def announced(folder: Path, weights: Mapping[str, str] | None = None) -> Announced:
+def feature_info(folder: Path, weights: Mapping[str, str] | None = None) -> ExtractorInfo:
     """The features of a sweep before its nets are loaded: the user's file, else a model's own net, or the built-in one.
 
     Raises:
-        WeightsError: see `checked`; the file is missing, or its header is damaged.
+        WeightsError: see `check_keys`; the file is missing, or its header is damaged.
     """
-    entry, path = _given("features", checked(weights))
-    return announce_features(features_file(folder)) if entry is None else entry.announce(path)
+    entry, path = _given("features", check_keys(weights))
+    return announce_features(scene_features_path(folder)) if entry is None else entry.announce(path)
 
 
-def announced_beside(weights: Mapping[str, str] | None = None) -> dict[str, str]:
+def manifold_infos(weights: Mapping[str, str] | None = None) -> dict[str, str]:
     """Identities by name of the extractors that serve beside the features: a manifold's, where one is given.
 
     Raises:
-        WeightsError: as of `announced`.
+        WeightsError: as of `feature_info`.
     """
-    entry, path = _given("manifold", checked(weights))
+    entry, path = _given("manifold", check_keys(weights))
     return {} if entry is None else {entry.key: entry.announce(path).identity}
 
 
-def extractors_of(weights: Mapping[str, str], device: torch.device) -> tuple[Extractor | None, Extractor | None]:
+def load_extractors(weights: Mapping[str, str], device: torch.device) -> tuple[Extractor | None, Extractor | None]:
     """The user's extractors of both roles, loaded.
 
     Raises:
-        WeightsError: see `Instruments.load`.
+        WeightsError: see `Extractors.load`.
     """
-    given = checked(weights)
+    given = check_keys(weights)
     return _load("features", given, device), _load("manifold", given, device)
 
 
-def features_for(folder: Path) -> SceneFeatures:
+def load_scene_features(folder: Path) -> SceneFeatures:
     """The feature net of a model's folder, or the built-in one if it has none."""
-    return load_features(features_file(folder))
+    return load_features(scene_features_path(folder))
 
 
-def features_file(folder: Path) -> Path:
+def scene_features_path(folder: Path) -> Path:
     """The weight file of that net."""
     own = folder / features.BUILTIN.name
     return own if own.is_file() else features.BUILTIN
 
 
-def served(columns: Set[str], *, reference: bool) -> set[str]:
+def available_inputs(columns: Set[str], *, reference: bool) -> set[str]:
     """What metrics may need, and a sweep serves: these columns of its images, its timings, vanilla's images, and the
     reference where there is one.
     """
     return {"emitted", "rounds", "depth", TIMINGS, BASELINE, *columns, *((REFERENCE,) if reference else ())}
 
 
-def _given(role: Role, weights: Mapping[str, str]) -> tuple[ExtractorFile | None, Path]:
+def _given(role: Role, weights: Mapping[str, str]) -> tuple[ExtractorFactory | None, Path]:
     for key, path in weights.items():
         entry = extractors().get(key)
         if entry is not None and entry.role == role:

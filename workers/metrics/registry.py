@@ -15,13 +15,13 @@ from typing import Any
 
 import workers.metrics
 from search_spaces.settings import not_one_of
-from workers.metrics.estimate import Estimate, Unmeasurable
-from workers.metrics.extractor import ExtractorFile
-from workers.metrics.metric import TIMINGS, Evidence, Metric, Scorer
+from workers.metrics.estimate import Estimate, MetricUnavailable
+from workers.metrics.extractor import ExtractorFactory
+from workers.metrics.metric import TIMINGS, Metric, MetricInputs, ScorerFactory
 
 
 @cache
-def catalogue() -> Mapping[str, Metric]:
+def registered_metrics() -> Mapping[str, Metric]:
     """Every metric by name.
 
     Raises:
@@ -37,28 +37,30 @@ def catalogue() -> Mapping[str, Metric]:
 
 
 @cache
-def scorers() -> Mapping[str, Scorer]:
+def scorers() -> Mapping[str, ScorerFactory]:
     """Every per-image score by name."""
     return MappingProxyType({scorer.name: scorer for _, group in _defined("SCORERS") for scorer in group})
 
 
 @cache
-def extractors() -> Mapping[str, ExtractorFile]:
+def extractors() -> Mapping[str, ExtractorFactory]:
     """Every extractor that a user may give a weight file for, by its key."""
     return MappingProxyType({entry.key: entry for _, group in _defined("EXTRACTORS") for entry in group})
 
 
-def needs_of(names: Collection[str]) -> set[str]:
+def required_inputs(names: Collection[str]) -> set[str]:
     """What any of these metrics needs; names that no metric has need nothing."""
-    return {need for name, metric in catalogue().items() if name in names for need in metric.needs}
+    return {need for name, metric in registered_metrics().items() if name in names for need in metric.needs}
 
 
-def timed(names: Collection[str]) -> bool:
+def uses_timings(names: Collection[str]) -> bool:
     """Whether any of these metrics (none: all there are) is read off timings."""
-    return not names or TIMINGS in needs_of(names)
+    return not names or TIMINGS in required_inputs(names)
 
 
-def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tuple[Metric, ...], dict[str, str]]:
+def select_metrics(
+    names: Iterable[str] | None, available: Collection[str]
+) -> tuple[tuple[Metric, ...], dict[str, str]]:
     """The metrics that are asked for (None: all) and can be had, and for the others what they lack.
 
     `available`: the columns and other needs that this model, its captions and its reference can serve.
@@ -66,7 +68,7 @@ def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tup
     Raises:
         ValueError: a name that no metric has.
     """
-    every = catalogue()
+    every = registered_metrics()
     wanted = list(every) if names is None else list(names)
     for name in wanted:
         if name not in every:
@@ -76,14 +78,14 @@ def chosen(names: Iterable[str] | None, available: Collection[str]) -> tuple[tup
     return there, {name: f"needs {', '.join(needs)}" for name, needs in lacking.items() if needs}
 
 
-def measure(evidence: Evidence, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
+def measure(evidence: MetricInputs, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
     """What the evidence gives: estimates by name, and for each metric that it does not suffice for, the reason."""
     estimates: dict[str, Estimate] = {}
     skipped: dict[str, str] = {}
     for name in names:
         try:
-            estimates[name] = catalogue()[name].compute(evidence)
-        except Unmeasurable as reason:
+            estimates[name] = registered_metrics()[name].compute(evidence)
+        except MetricUnavailable as reason:
             skipped[name] = str(reason)
     return estimates, skipped
 

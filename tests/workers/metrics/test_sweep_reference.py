@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from workers.data.storage import Storage
-from workers.metrics.instruments import Instruments
+from workers.metrics.extractors import Extractors
 from workers.metrics.metric import MANIFOLD
-from workers.metrics.references import SweepReference
+from workers.metrics.sweep_reference import SweepReference
 
 
 class Quarter:
@@ -44,7 +44,7 @@ def section(tmp_path: Path) -> dict[str, Any]:
 
 
 def made(store: Path, section: dict[str, Any] | None, first: Quarter | None, second: Quarter | None) -> SweepReference:
-    return SweepReference(Storage(store), section, Instruments(first, second, {}, {}), image_size=512)
+    return SweepReference(Storage(store), section, Extractors(first, second, {}, {}), image_size=512)
 
 
 def test_every_role_reads_the_same_images(section: dict[str, Any], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.metric import TIMING_KEYS, Evidence, Reference, Rows
+from workers.metrics.metric import TIMING_KEYS, MetricInputs, Reference, Rows
 
 DIM = 6
 
@@ -47,9 +47,9 @@ def reference(count: int = 500, seed: int = 9) -> Reference:
     return Reference(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)).half())
 
 
-def evidence(captions: int = 60, samples: int = 2) -> Evidence:
+def evidence(captions: int = 60, samples: int = 2) -> MetricInputs:
     """A trial with everything but a feature net."""
-    return Evidence(
+    return MetricInputs(
         images=Rows(columns(captions, samples, seed=1, shift=0.1, scale=1.1)),
         baseline=Rows(columns(captions, samples, seed=1)),
         timings=Rows(timings(12), TIMING_KEYS),

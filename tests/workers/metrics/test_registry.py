@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fakes import trial_evidence
-from workers.metrics.catalogue import catalogue, chosen, measure, scorers, timed
-from workers.metrics.estimate import Estimate, Unmeasurable, caption_groups, grouped_mean, mean_estimate, ratio_estimate
+from tests.fakes import metric_inputs
+from workers.metrics.estimate import (
+    Estimate,
+    MetricUnavailable,
+    caption_groups,
+    grouped_mean,
+    mean_estimate,
+    ratio_estimate,
+)
 from workers.metrics.features import load_features
-from workers.metrics.metric import BASELINE, NET, REFERENCE, TIMING_KEYS, TIMINGS, Evidence, Reference, Rows
+from workers.metrics.metric import BASELINE, NET, REFERENCE, TIMING_KEYS, TIMINGS, MetricInputs, Reference, Rows
+from workers.metrics.registry import measure, registered_metrics, scorers, select_metrics, uses_timings
 
 EXPECTED = {
     "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
@@ -23,28 +30,28 @@ WITHOUT_NET = sorted(EXPECTED - {"inception_score"})
 
 
 def test_every_metric_is_found_and_says_what_it_is() -> None:
-    assert set(catalogue()) >= EXPECTED
-    for metric in catalogue().values():
+    assert set(registered_metrics()) >= EXPECTED
+    for metric in registered_metrics().values():
         assert metric.direction in ("maximize", "minimize")
         assert metric.unit
         assert metric.about
         assert metric.needs
     columns = {f"score.{name}" for name in scorers()} | {"features", "emitted", "rounds", "depth"}
-    needed = {need for metric in catalogue().values() for need in metric.needs}
+    needed = {need for metric in registered_metrics().values() for need in metric.needs}
     assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, NET}
 
 
 def test_what_is_asked_for_and_what_can_be_had() -> None:
-    there, lacking = chosen(None, {"emitted", "rounds", "depth", TIMINGS})
+    there, lacking = select_metrics(None, {"emitted", "rounds", "depth", TIMINGS})
     assert {metric.name for metric in there} >= {"speedup", "step_compression"}
     assert lacking["fid"] == "needs features, reference"
-    assert not chosen(["latency"], {TIMINGS})[1]
+    assert not select_metrics(["latency"], {TIMINGS})[1]
     with pytest.raises(ValueError, match="did you mean 'drift'"):
-        chosen(["drifd"], {TIMINGS})
+        select_metrics(["drifd"], {TIMINGS})
 
 
 def test_all_can_be_measured_and_none_is_negative_in_its_error() -> None:
-    estimates, skipped = measure(trial_evidence.evidence(), WITHOUT_NET)
+    estimates, skipped = measure(metric_inputs.evidence(), WITHOUT_NET)
     assert not skipped
     assert set(estimates) == set(WITHOUT_NET)
     for estimate in estimates.values():
@@ -54,15 +61,15 @@ def test_all_can_be_measured_and_none_is_negative_in_its_error() -> None:
 
 
 def test_shards_in_any_order_give_exactly_the_same() -> None:
-    shards = cut(trial_evidence.columns(60, 2, seed=1), [30, 50, 40])
-    parts = cut(trial_evidence.timings(12), [5, 7])
+    shards = cut(metric_inputs.columns(60, 2, seed=1), [30, 50, 40])
+    parts = cut(metric_inputs.timings(12), [5, 7])
     results = []
     for number, order in enumerate(itertools.permutations(shards)):
-        evidence = Evidence(
+        evidence = MetricInputs(
             images=Rows.merge(order),
             baseline=Rows.merge(order[::-1]),
             timings=Rows.merge(parts if number % 2 else parts[::-1], TIMING_KEYS),
-            reference=trial_evidence.reference(),
+            reference=metric_inputs.reference(),
         )
         results.append(measure(evidence, WITHOUT_NET))
     assert all(result == results[0] for result in results[1:])
@@ -75,8 +82,8 @@ def cut(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]
 
 @pytest.mark.parametrize("captions", [0, 1, 4])
 def test_too_few_images_are_a_reason_and_no_crash(captions: int) -> None:
-    images = Rows(trial_evidence.columns(captions)) if captions else Rows.merge([])
-    evidence = Evidence(images=images, baseline=images, reference=trial_evidence.reference())
+    images = Rows(metric_inputs.columns(captions)) if captions else Rows.merge([])
+    evidence = MetricInputs(images=images, baseline=images, reference=metric_inputs.reference())
     estimates, skipped = measure(evidence, [*WITHOUT_NET, "inception_score"])
     assert estimates.keys() | skipped.keys() == {*WITHOUT_NET, "inception_score"}
     assert {"fid", "recall", "speedup", "inception_score"} <= skipped.keys()
@@ -85,11 +92,11 @@ def test_too_few_images_are_a_reason_and_no_crash(captions: int) -> None:
 
 
 def test_a_small_reference_and_a_partial_baseline_are_reasons() -> None:
-    rows = trial_evidence.columns(60)
-    evidence = Evidence(
+    rows = metric_inputs.columns(60)
+    evidence = MetricInputs(
         images=Rows(rows),
         baseline=Rows({name: column[:50] for name, column in rows.items()}),
-        reference=Reference(torch.randn(3, trial_evidence.DIM)),
+        reference=Reference(torch.randn(3, metric_inputs.DIM)),
     )
     _, skipped = measure(evidence, ["fid", "drift", "precision", "kid"])
     assert "3 images cannot fill a covariance" in skipped["fid"]
@@ -98,23 +105,23 @@ def test_a_small_reference_and_a_partial_baseline_are_reasons() -> None:
 
 
 def test_the_baseline_itself_has_no_drift_and_no_gain() -> None:
-    rows = Rows(trial_evidence.columns(60))
-    evidence = Evidence(images=rows, baseline=rows, reference=trial_evidence.reference())
+    rows = Rows(metric_inputs.columns(60))
+    evidence = MetricInputs(images=rows, baseline=rows, reference=metric_inputs.reference())
     estimates, _ = measure(evidence, ["drift", "fid_gain"])
     assert estimates["drift"] == Estimate(0.0, 0.0, 60)
     assert estimates["fid_gain"].value == pytest.approx(0, abs=1e-9)
 
 
 def test_rows_are_paired_by_caption_and_sample() -> None:
-    trial = trial_evidence.columns(40, 2, shift=0.2)
-    more = trial_evidence.columns(60, 2)
-    evidence = Evidence(images=Rows(trial), baseline=Rows(more))
+    trial = metric_inputs.columns(40, 2, shift=0.2)
+    more = metric_inputs.columns(60, 2)
+    evidence = MetricInputs(images=Rows(trial), baseline=Rows(more))
     assert torch.equal(evidence.vanilla("features"), more["features"][:80])
 
 
 def test_rows_that_overlap_are_refused() -> None:
-    rows = trial_evidence.columns(5)
-    with pytest.raises(ValueError, match="caption_id 0, sample 0 stands in two rows"):
+    rows = metric_inputs.columns(5)
+    with pytest.raises(ValueError, match="caption_id 0, sample 0 is in two rows"):
         Rows.merge([rows, rows])
 
 
@@ -141,7 +148,7 @@ def test_ratios_are_of_sums() -> None:
     assert ratio.value == pytest.approx(3.0)
     left_out = torch.tensor([50 / 15, 30 / 15, 40 / 10])
     assert ratio.error == pytest.approx((2 / 3 * (left_out - left_out.mean()).square().sum()).sqrt().item(), rel=1e-6)
-    with pytest.raises(Unmeasurable, match="at least 2"):
+    with pytest.raises(MetricUnavailable, match="at least 2"):
         ratio_estimate(above[:1], below[:1], torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="not finite"):
         ratio_estimate(above * torch.nan, below, torch.arange(3))
@@ -168,7 +175,7 @@ def test_speed_metrics_by_hand() -> None:
         TIMING_KEYS,
     )
     names = ["speedup", "latency", "mean_accepted_length", "step_compression", "mean_tree_depth", "target_passes"]
-    estimates, skipped = measure(Evidence(images=images, timings=timings), names)
+    estimates, skipped = measure(MetricInputs(images=images, timings=timings), names)
     assert not skipped
     values = {name: estimate.value for name, estimate in estimates.items()}
     assert values == pytest.approx(
@@ -186,13 +193,13 @@ def test_speed_metrics_by_hand() -> None:
 
 def test_the_inception_score_reads_the_built_in_heads() -> None:
     net = load_features()
-    evidence = Evidence(images=Rows(trial_evidence.columns(40) | {"features": torch.randn(40, 64).half()}), net=net)
+    evidence = MetricInputs(images=Rows(metric_inputs.columns(40) | {"features": torch.randn(40, 64).half()}), net=net)
     estimates, skipped = measure(evidence, ["inception_score"])
     assert not skipped
     assert 1 <= estimates["inception_score"].value <= 48
 
 
 def test_which_metrics_are_read_off_timings() -> None:
-    assert timed(())
-    assert timed({"fid", "latency"})
-    assert not timed({"fid", "step_compression", "clip_score"})
+    assert uses_timings(())
+    assert uses_timings({"fid", "latency"})
+    assert not uses_timings({"fid", "step_compression", "clip_score"})
