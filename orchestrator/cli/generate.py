@@ -1,153 +1,158 @@
-"""`specfrontier generate`: images from captions, with one setting."""
+"""`specfrontier generate`: images from captions, with one decoding config."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import generate_options as o
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
-
-if TYPE_CHECKING:
-    from orchestrator.results.overrides import Chosen
 
 EPILOG = """\b
 Examples:
   specfrontier generate "a large red circle on a striped green background" --preset lantern
-  specfrontier generate --captions captions.txt --preset eagle2 --depth 4 --temperature 0 --out drawn
+  specfrontier generate --captions captions.txt --preset eagle2 --set tree.depth=4 --set sampling.temperature=0
   specfrontier generate "a small blue star" --config drawn/config.yaml --set acceptance.divergence=jsd --json
 """
 
+Captions = Annotated[
+    list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
+]
+CaptionsFile = Annotated[
+    str | None, typer.Option("--captions", metavar="FILE", help="File with one caption a line; - for standard input.")
+]
+Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A published method with its paper's parameters; see --list-presets.")
+]
+ListPresets = Annotated[bool, typer.Option("--list-presets", help="List the presets and exit.")]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the config, e.g. tree.depth=4 or acceptance.divergence=jsd. Repeatable.",
+    ),
+]
+Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Images drawn together.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed draws the same images at any batch size.")]
+Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Images per caption.")]
+Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of weight files of the scenes family, such as the output of `train`. Default: the built-in model.",
+    ),
+]
+ModelsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--models", metavar="FILE[#ENTRY]", help="A models.yaml and one of its entries (optional if it has only one)."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")]
+
 
 def generate(
-    captions: o.Captions = None,
-    captions_file: o.CaptionsFile = None,
-    preset: o.Preset = None,
-    list_presets: o.ListPresets = False,
-    config: o.ConfigFile = None,
-    drafter: o.Drafter = None,
-    tree: o.Tree = None,
-    depth: o.Depth = None,
-    width: o.Width = None,
-    nodes: o.Nodes = None,
-    neighbourhood: o.Neighbourhood = None,
-    k: o.K = None,
-    delta: o.Delta = None,
-    lam: o.Lambda = None,
-    schedule: o.Schedule = None,
-    budget: o.Budget = None,
-    resampling: o.Resampling = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    cfg: o.Cfg = None,
-    sets: o.Sets = None,
-    batch: o.Batch = 16,
-    seed: o.Seed = 0,
-    samples: o.Samples = 1,
-    out: o.Out = "generated",
-    weights: o.Weights = None,
-    models: o.ModelsFile = None,
-    device: o.Device = None,
-    as_json: o.AsJson = False,
+    captions: Captions = None,
+    captions_file: CaptionsFile = None,
+    preset: Preset = None,
+    list_presets: ListPresets = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    batch: Batch = 16,
+    seed: Seed = 0,
+    samples: Samples = 1,
+    out: Out = "generated",
+    weights: Weights = None,
+    models: ModelsFile = None,
+    device: Device = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw images of captions with one setting: a preset or a YAML file, and options that override its keys one by one.
+    """Draw images of captions with one decoding config: a preset or a YAML file, with --set for single keys.
 
     Writes a PNG for each image, contact_sheet.png, heatmap.png (accepted length over the image grid), statistics.json,
-    and config.yaml, which --config takes again. Without --preset and --config: plain decoding.
+    and config.yaml, which --config accepts. Without --preset and --config: vanilla autoregressive decoding. Sampling
+    keys that are not set take the target's defaults.
     """
     if list_presets:
-        typer.echo(presets_in_words())
+        typer.echo(_describe_presets())
         return
-    chosen = choose_setting(
-        preset,
-        config,
-        {
-            "--drafter": ("drafter.kind", drafter),
-            "--tree": ("tree.policy", tree),
-            "--depth": ("tree.depth", depth),
-            "--width": ("tree.width", width),
-            "--nodes": ("tree.nodes", nodes),
-            "--neighbourhood": ("acceptance.neighbourhood", neighbourhood),
-            "--k": ("acceptance.k", k),
-            "--delta": ("acceptance.delta", delta),
-            "--lambda": ("acceptance.lambda", lam),
-            "--schedule": ("acceptance.schedule", schedule),
-            "--budget": ("acceptance.budget", budget),
-            "--resampling": ("acceptance.resampling", resampling),
-            "--temperature": ("sampling.temperature", temperature),
-            "--top-k": ("sampling.top_k", top_k),
-            "--top-p": ("sampling.top_p", top_p),
-            "--cfg": ("sampling.cfg", cfg),
-        },
-        sets or [],
-    )
-    texts = read_captions(captions or [], captions_file)
-    from orchestrator.run.generation import Run, generate_images  # after the checks: this is where torch is imported
+    mapping = _read_config(preset, config, assignments or [])
+    texts = _read_captions(captions or [], captions_file)
+    from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
-    run = Run(preset, seed, batch, samples, Path(out), weights, device, models)
-    typer.echo(generate_images(chosen, texts, run, as_json=as_json))
+    generation = Generation(preset, seed, batch, samples, Path(out), weights, device, models)
+    typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
 
 
-def presets_in_words() -> str:
-    """One line for each preset: name, what it is, source."""
+def _describe_presets() -> str:
+    """One line for each preset: name, description, source."""
     from search_spaces.presets import ALIASES, CATALOGUE
 
-    also = {name: f" (also: {alias})" for alias, name in ALIASES.items()}
+    aliases = {name: f" (also: {alias})" for alias, name in ALIASES.items()}
     return "\n".join(
-        f"{name:<20} {entry.about}{also.get(name, '')} [{entry.source}]" for name, entry in CATALOGUE.items()
+        f"{name:<20} {entry.about}{aliases.get(name, '')} [{entry.source}]" for name, entry in CATALOGUE.items()
     )
 
 
-def choose_setting(
-    preset: str | None, config: str | None, given: Mapping[str, tuple[str, Any]], sets: list[str]
-) -> Chosen:
-    """The setting of a preset or a file (plain decoding if neither), with the options that were given.
+def _read_config(preset: str | None, file: str | None, assignments: list[str]) -> dict[str, Any]:
+    """The config of a preset or a file (vanilla without either) with the assignments applied, as a mapping.
+
+    The sampling section holds only the keys that were given. Everything that does not depend on the model is validated.
 
     Raises:
-        CommandError: wrong usage, in words.
+        CommandError: wrong usage.
     """
-    from orchestrator.results.overrides import Override, choose, read_file, read_sets
+    from search_spaces.documents import read_document
+    from search_spaces.overrides import override, parse_assignments
     from search_spaces.presets import preset as find_preset
+    from search_spaces.trial import DecodingConfig, Sampling
 
-    if preset is not None and config is not None:
-        raise CommandError("--preset and --config: give one of them; options override keys of either", WRONG_USAGE)
+    if preset is not None and file is not None:
+        raise CommandError("--preset and --config cannot be combined; give one and adjust it with --set", WRONG_USAGE)
     base: dict[str, Any] = {}
-    if preset is not None:
-        with ends_with(WRONG_USAGE):
+    with ends_with(WRONG_USAGE):
+        if preset is not None:
             base = find_preset(preset).to_mapping()
-    elif config is not None:
-        base = read_file(config)
-    overrides = [Override(flag, key, value) for flag, (key, value) in given.items() if value is not None]
-    return choose(base, [*overrides, *read_sets(sets)])
+        elif file is not None:
+            root = read_document(Path(file).read_bytes(), file)
+            with root.blamed():
+                whole = DecodingConfig.from_mapping(root.plain(), defaults=Sampling())
+            base = whole.with_sampling(None).to_mapping() | {"sampling": root.plain().get("sampling")}
+        mapping = override(base, parse_assignments(assignments))
+        DecodingConfig.from_mapping(mapping, defaults=Sampling())
+    return mapping
 
 
-def read_captions(given: list[str], file: str | None) -> list[str]:
-    """The captions of the line, then those of the file (or standard input); blank lines of a file are skipped.
+def _read_captions(captions: list[str], file: str | None) -> list[str]:
+    """The captions of the command line, then those of the file (`-`: standard input). Blank lines are skipped.
 
     Raises:
-        CommandError: none at all, an empty one, or a file that cannot be read as UTF-8 text.
+        CommandError: no captions, an empty one, or a file that is not UTF-8 text.
     """
-    if any(not caption.strip() for caption in given):
-        raise CommandError("a caption is empty: say what to draw", WRONG_USAGE)
-    captions = [caption.strip() for caption in given]
+    if any(not caption.strip() for caption in captions):
+        raise CommandError("a caption is empty; describe what to draw", WRONG_USAGE)
+    found = [caption.strip() for caption in captions]
     if file is not None:
         with ends_with(WRONG_USAGE):
+            data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
             try:
-                data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
                 text = data.decode("utf-8-sig")
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file}: not UTF-8 text (byte {error.start}); captions are one a line") from error
-        captions += [line.strip() for line in text.splitlines() if line.strip()]
-    if not captions:
-        source = (
-            "give them as arguments, or with --captions FILE"
-            if file is None
-            else f"{'standard input' if file == '-' else file} is empty"
-        )
-        raise CommandError(f"no captions: {source}", WRONG_USAGE)
-    return captions
+                raise ValueError(f"{file}: not UTF-8 text (byte {error.start}); give one caption a line") from error
+        found += [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        name = "standard input" if file == "-" else file
+        fix = f"{name} is empty" if file is not None else "give them as arguments, or with --captions FILE"
+        raise CommandError(f"no captions: {fix}", WRONG_USAGE)
+    return found

@@ -100,20 +100,11 @@ def read(space: str, changes: dict[str, Any], sets: list[str]) -> SweepConfig:
     Raises:
         CommandError: with the file, line and key at fault.
     """
-    import yaml
-
+    from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
 
-    for entry in sets:
-        key, sign, text = entry.partition("=")
-        if not sign:
-            raise CommandError(f"--set {entry}: write KEY=VALUE", WRONG_USAGE)
-        try:
-            changes[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise CommandError(f"--set {entry}: the value is not YAML", WRONG_USAGE) from error
     with ends_with(WRONG_USAGE):
-        return SweepConfig.read(space, changes)
+        return SweepConfig.read(space, changes | parse_assignments(sets))
 
 
 def place_for(config: SweepConfig, out: str, *, resume: bool) -> Storage:

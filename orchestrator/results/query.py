@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.results.overrides import known_keys
 from orchestrator.results.pareto import Bools, Floats
 from search_spaces.goals import Constraint
+from search_spaces.overrides import config_keys
 from search_spaces.settings import SettingError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Filter:
         import pyarrow as pa
 
         if self.column not in table.column_names:
-            if self.column not in known_keys():
+            if self.column not in config_keys():
                 raise QueryError(f"filter {self.text!r}: {unknown('column', self.column, table.column_names)}")
             return self._holds([None] * table.num_rows, lambda value: value)  # a knob that no trial here has
         kind = table.schema.field(self.column).type

@@ -1,4 +1,4 @@
-"""Images from one setting: runs the engine over captions; writes pictures, sheet, heat map, statistics and setting."""
+"""Images of captions under one decoding config, with a contact sheet, heat map, statistics and the config itself."""
 
 from __future__ import annotations
 
@@ -6,37 +6,46 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.results.overrides import Chosen
-from orchestrator.run.contact_sheet import contact_sheet, enlarge, heat_map, to_pictures
 from orchestrator.run.models import Models, load_models
-from search_spaces.settings import SettingError
 from search_spaces.trial import DecodingConfig
-from workers.data.pictures import accepted_by_cell
+from workers.data.pictures import (
+    INK,
+    LINE,
+    MARGIN,
+    PAPER,
+    TEXT_SIZE,
+    accepted_by_cell,
+    enlarge,
+    heat_map,
+    to_pictures,
+    wrap,
+)
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Job
 from workers.decoding.statistics import PHASES
 from workers.loading.models import versions
 from workers.models.target import Grid
 
-PICTURE_SIDE = 384  # what a single picture is enlarged to, by a whole factor
-NAME_LENGTH = 48  # characters of the caption in a file name
-PICTURE = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # what `file_name` gives
-MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
+_PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
+_MAX_CAPTION_CHARS = 48  # of a file name
+_PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
+_STATISTICS = "statistics.json"
+_MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Everything about a run that is neither its setting nor its captions."""
+class Generation:
+    """Options of a run besides its config and captions. preset: the name that the user gave, for the statistics."""
 
     preset: str | None
     seed: int
@@ -50,7 +59,7 @@ class Run:
 
 @dataclass
 class Gallery:
-    """The finished images of a run, kept in the order of their jobs whatever the order they finish in."""
+    """The finished images of a run, in the order of their jobs."""
 
     folder: Path
     digest: str
@@ -58,14 +67,14 @@ class Gallery:
     entries: dict[tuple[int, int], tuple[Result, Image.Image, str]] = field(default_factory=dict)
 
     def add(self, result: Result, picture: Image.Image) -> None:
-        """Write one picture, with its caption and setting inside the file, and remember it."""
+        """Write one picture, with caption and config digest as PNG text, and keep it."""
         job = result.job
         note = PngImagePlugin.PngInfo()
         note.add_itxt("caption", job.caption)
-        origin = f"setting {self.digest}, seed {self.seed}, caption {job.caption_id}, sample {job.sample}"
+        origin = f"config {self.digest}, seed {self.seed}, caption {job.caption_id}, sample {job.sample}"
         note.add_text("specfrontier", origin)
         name = file_name(job)
-        enlarge(picture, PICTURE_SIDE).save(self.folder / name, pnginfo=note)
+        enlarge(picture, _PICTURE_SIDE).save(self.folder / name, pnginfo=note)
         self.entries[job.caption_id, job.sample] = (result, picture, name)
 
     @property
@@ -73,81 +82,77 @@ class Gallery:
         return [self.entries[key] for key in sorted(self.entries)]
 
 
-def generate_images(chosen: Chosen, captions: Sequence[str], run: Run, *, as_json: bool) -> str:
-    """Draw all captions and write the folder; returns what to print.
+def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options: Generation, *, as_json: bool) -> str:
+    """Draw all captions and write the output folder; returns the text to print.
+
+    mapping: a `DecodingConfig` as a mapping; missing sampling keys take the target's defaults.
 
     Raises:
-        CommandError: the setting, a caption or the folder is wrong (2); weights or decoding fail (1); interrupt (130).
+        CommandError: the config, a caption or the folder is wrong (2); weights or decoding fail (1); interrupt (130).
     """
     with ends_with(WRONG_USAGE):
-        run.folder.mkdir(parents=True, exist_ok=True)
-    with in_memory(
-        "while the models were loaded; free some, or give a larger device, or dtype bfloat16 in models.yaml"
-    ):
-        models = load_models(run.weights, run.device, run.models)
-        engine, config = make_engine(chosen, models, run)
+        options.folder.mkdir(parents=True, exist_ok=True)
+    with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
+        models = load_models(options.weights, options.device, options.models)
+        engine, config = _make_engine(mapping, models, options)
     with ends_with(WRONG_USAGE):
-        models.target.check(captions)  # every one, before the first is drawn
-    jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(run.samples)]
-    gallery = Gallery(run.folder, config.digest(), run.seed)
+        models.target.check(captions)  # all of them, before the first is drawn
+    jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)]
+    gallery = Gallery(options.folder, config.digest(), options.seed)
     with ends_with(WRONG_USAGE):
-        remove_earlier(run.folder)
+        _remove_previous(options.folder)
     with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
-        seconds = draw(engine, jobs, gallery, progress(len(jobs)))
-    head = {
+        seconds = _draw(engine, jobs, gallery)
+    header = {
         "versions": versions(),
         "target": models.target.name,
         "weights": models.hashes,
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
-        "preset": run.preset,
+        "preset": options.preset,
         "config": config.to_mapping(),
         "digest": gallery.digest,
-        "seed": run.seed,
-        "batch": min(run.batch, len(jobs)),
-        "samples": run.samples,
+        "seed": options.seed,
+        "batch": min(options.batch, len(jobs)),
+        "samples": options.samples,
     }
     with ends_with(FAILED):
-        statistics = write_report(gallery, engine.target.grid, head, seconds)
-    return json.dumps(statistics, indent=2, ensure_ascii=False) if as_json else summary(statistics, run.folder)
+        statistics = _write_report(gallery, engine.target.grid, header, seconds)
+    return json.dumps(statistics, indent=2, ensure_ascii=False) if as_json else _summary(statistics, options.folder)
 
 
-def remove_earlier(folder: Path) -> None:
-    """Remove the pictures of the run before, those that its statistics.json names, so that a folder is one run's."""
-    statistics = folder / "statistics.json"
+def _remove_previous(folder: Path) -> None:
+    """Remove the pictures that the statistics.json of the previous run names, so that a folder holds one run."""
+    statistics = folder / _STATISTICS
     try:
-        rows = json.loads(statistics.read_text("utf-8"))["images"]
-        names = [str(row["file"]) for row in rows]
+        names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no run before, or a file that is none of ours
+        return  # no previous run, or a file from elsewhere
     for name in names:
-        if PICTURE.fullmatch(name):
+        if _PICTURE_NAME.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
     statistics.unlink()
 
 
-def make_engine(chosen: Chosen, models: Models, run: Run) -> tuple[Engine, DecodingConfig]:
-    """The engine for the setting, its sampling completed by the target's own.
+def _make_engine(mapping: Mapping[str, Any], models: Models, options: Generation) -> tuple[Engine, DecodingConfig]:
+    """The engine, and the config completed with the target's sampling.
 
     Raises:
-        CommandError: the setting does not suit the model.
+        CommandError: the model cannot serve the config.
     """
     target = models.target
-    config = chosen.complete(target.sampling)
-    config = config if config.sampling else config.with_sampling(target.sampling)
-    try:
-        config.check_model(target.vocab_size, drafters=models.drafters.keys())
-    except SettingError as error:
-        raise chosen.blame(error) from error
-    drafter = models.drafters.get(config.drafter.kind)
     with ends_with(WRONG_USAGE):
-        return Engine(target, config, drafter, seed=run.seed, batch_size=run.batch), config
+        config = DecodingConfig.from_mapping(mapping, defaults=target.sampling)
+        config = config if config.sampling else config.with_sampling(target.sampling)
+        config.check_model(target.vocab_size, drafters=models.drafters.keys())
+        drafter = models.drafters.get(config.drafter.kind)
+        return Engine(target, config, drafter, seed=options.seed, batch_size=options.batch), config
 
 
-def draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery, tell: Callable[[int], None]) -> float:
-    """Run all jobs, writing each picture as it finishes; `tell` hears how many are done.
+def _draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery) -> float:
+    """Run all jobs and write each picture as it finishes. A terminal shows the progress.
 
-    Returns the engine's seconds of wall time; turning tokens into pixels and writing files are not part of it.
+    Returns the engine's wall time in seconds, without decoding tokens to pixels and writing files.
 
     Raises:
         CommandError: decoding failed (1) or was interrupted (130).
@@ -157,107 +162,123 @@ def draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery, tell: Callable[[
         for result in engine.run(jobs):
             seconds += time.perf_counter() - mark
             gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
-            tell(len(gallery.entries))
+            if sys.stderr.isatty():
+                done = len(gallery.entries)
+                sys.stderr.write(f"\r{done}/{len(jobs)} images" + ("\n" if done == len(jobs) else ""))
+                sys.stderr.flush()
             mark = time.perf_counter()
     except KeyboardInterrupt:
-        done = f"{len(gallery.entries)} of {len(jobs)} images are in {gallery.folder}"
-        raise CommandError(f"interrupted; {done}. The same command draws the same images again", INTERRUPTED) from None
+        finished = f"{len(gallery.entries)} of {len(jobs)} images are in {gallery.folder}"
+        raise CommandError(
+            f"interrupted; {finished}. The same command draws the same images again", INTERRUPTED
+        ) from None
     except (DecodingError, OSError) as error:
         raise CommandError(str(error), FAILED) from error
     return seconds
 
 
-def progress(total: int) -> Callable[[int], None]:
-    """Tells a terminal how many images are done; says nothing to a file or a pipe."""
-
-    def tell(done: int) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{done}/{total} images" + ("\n" if done == total else ""))
-            sys.stderr.flush()
-
-    return tell
-
-
 def file_name(job: Job) -> str:
-    """e.g. 0000-0-a-large-red-circle.png: caption id, sample, and the caption's letters and digits."""
-    words = re.sub(r"[^a-z0-9]+", "-", job.caption.lower()).strip("-")[:NAME_LENGTH].rstrip("-")
-    return f"{job.caption_id:04d}-{job.sample}{'-' if words else ''}{words}.png"
+    """Caption id, sample, and the caption's letters and digits: `0000-0-a-large-red-circle.png`."""
+    slug = re.sub(r"[^a-z0-9]+", "-", job.caption.lower()).strip("-")[:_MAX_CAPTION_CHARS].rstrip("-")
+    return f"{job.caption_id:04d}-{job.sample}{'-' if slug else ''}{slug}.png"
 
 
-def image_row(result: Result, file: str) -> dict[str, Any]:
-    """One image's numbers. `latency`: its share of the seconds of the rounds it took part in."""
-    job, numbers = result.job, result.statistics
+def _image_row(result: Result, file: str) -> dict[str, Any]:
+    """The statistics of one image. `latency`: its share of the seconds of the rounds it took part in."""
+    job, statistics = result.job, result.statistics
     return {
         "file": file,
         "caption_id": job.caption_id,
         "caption": job.caption,
         "sample": job.sample,
-        "target_passes": numbers.rounds,
-        **{name: getattr(numbers, name) for name in MEANS},
-        "latency": numbers.latency,
-        "seconds": {phase: numbers.seconds[phase] for phase in PHASES},
+        "target_passes": statistics.rounds,
+        **{name: getattr(statistics, name) for name in _MEANS},
+        "latency": statistics.latency,
+        "seconds": {phase: statistics.seconds[phase] for phase in PHASES},
     }
 
 
-def overall(rows: Sequence[dict[str, Any]], wall: float) -> dict[str, Any]:
-    """Figures of all images together.
+def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, Any]:
+    """Statistics over all images.
 
-    Accepted length: all tokens but the prefills' over all target passes; step compression and tree depth: means over
-    the images. `latency`: wall time per image at this batch size. `seconds`: sums over the images.
+    Accepted length: all tokens except the prefills' over all target passes. Step compression and tree depth: means
+    over the images. `latency`: wall time per image at this batch size. `seconds`: sums over the images.
     """
     passes = sum(row["target_passes"] for row in rows)
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in MEANS}
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in _MEANS}
     means["mean_accepted_length"] = sum(row["mean_accepted_length"] * row["target_passes"] for row in rows) / passes
     return {
         "images": len(rows),
         "target_passes": passes,
         **means,
-        "latency": wall / len(rows),
-        "wall_seconds": wall,
+        "latency": wall_seconds / len(rows),
+        "wall_seconds": wall_seconds,
         "seconds": {phase: sum(row["seconds"][phase] for row in rows) for phase in PHASES},
     }
 
 
-def acceptance_map(results: Iterable[Result], grid: Grid) -> list[list[float | None]]:
-    """For every grid cell, the mean over images of the accepted length of the round that emitted its token.
-
-    The first cell comes from the prefill, not from a round: None.
-    """
-    return accepted_by_cell((result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols)
-
-
-def write_report(gallery: Gallery, grid: Grid, head: dict[str, Any], wall: float) -> dict[str, Any]:
+def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_seconds: float) -> dict[str, Any]:
     """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics."""
     entries, folder = gallery.ordered, gallery.folder
-    rows = [image_row(result, name) for result, _, name in entries]
-    cells = acceptance_map([result for result, _, _ in entries], grid)
-    statistics = {**head, "overall": overall(rows, wall), "accepted_length_by_cell": cells, "images": rows}
-    contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows]).save(
-        folder / "contact_sheet.png"
-    )
-    mean, images = statistics["overall"]["mean_accepted_length"], counted(len(rows))
-    # a long round covers more cells than a short one, so the cells lie higher than the mean over rounds
+    rows = [_image_row(result, name) for result, _, name in entries]
+    cells = accepted_by_cell((result.statistics.emitted.tolist() for result, _, _ in entries), grid.rows, grid.cols)
+    statistics = {**header, "overall": _overall(rows, wall_seconds), "accepted_length_by_cell": cells, "images": rows}
+    sheet = contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows])
+    sheet.save(folder / "contact_sheet.png")
+    mean, images = statistics["overall"]["mean_accepted_length"], _count_images(len(rows))
+    # a long round covers more cells than a short one, so the mean over cells exceeds the mean over rounds
     title = f"accepted length of each cell's round, {images} (mean over rounds {mean:.2f})"
     heat_map(cells, title).save(folder / "heatmap.png")
     text = json.dumps(statistics, indent=2, ensure_ascii=False)
-    (folder / "statistics.json").write_text(text + "\n", "utf-8")
-    (folder / "config.yaml").write_text(yaml.safe_dump(head["config"], sort_keys=False, allow_unicode=True), "utf-8")
+    (folder / _STATISTICS).write_text(text + "\n", "utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(header["config"], sort_keys=False, allow_unicode=True), "utf-8")
     return statistics
 
 
-def summary(statistics: dict[str, Any], folder: Path) -> str:
+def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
+    """All pictures in rows of at most six, each enlarged to about `side` pixels, with its caption below."""
+    if not pictures or len(pictures) != len(captions):
+        raise ValueError(
+            f"a contact sheet needs as many captions as pictures, at least one: got {len(captions)} and {len(pictures)}"
+        )
+    font = ImageFont.load_default(TEXT_SIZE)
+    thumbs = [enlarge(picture, side) for picture in pictures]
+    width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
+    texts = [wrap(caption, width, font) for caption in captions]
+    columns = _columns_for(len(thumbs))
+    rows = [range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)]
+    row_heights = [height + LINE * max(len(texts[i]) for i in row) + 2 * MARGIN for row in rows]
+    sheet = Image.new("RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    top = MARGIN
+    for row, row_height in zip(rows, row_heights, strict=True):
+        for column, index in enumerate(row):
+            left = MARGIN + column * (width + MARGIN)
+            sheet.paste(thumbs[index], (left, top))
+            for number, line in enumerate(texts[index]):
+                draw.text((left, top + height + 4 + number * LINE), line, INK, font)
+        top += row_height
+    return sheet
+
+
+def _columns_for(count: int) -> int:
+    """Columns of a sheet: one row up to four, then as square as six columns allow."""
+    return count if count <= 4 else min(6, max(3, round(count**0.5 + 0.49)))
+
+
+def _summary(statistics: dict[str, Any], folder: Path) -> str:
     """The statistics in four lines."""
     means = statistics["overall"]
-    images = counted(means["images"])
+    images = _count_images(means["images"])
     return "\n".join(
         [
             f"{images} in {means['wall_seconds']:.2f} s, {means['latency']:.3f} s each at batch {statistics['batch']}",
-            ", ".join(f"{name.replace('_', ' ')} {means[name]:.2f}" for name in MEANS),
+            ", ".join(f"{name.replace('_', ' ')} {means[name]:.2f}" for name in _MEANS),
             "seconds: " + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in means["seconds"].items()),
-            f"{folder / 'contact_sheet.png'} (heatmap.png, statistics.json and config.yaml beside it)",
+            f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
         ]
     )
 
 
-def counted(images: int) -> str:
+def _count_images(images: int) -> str:
     return f"{images} image{'' if images == 1 else 's'}"

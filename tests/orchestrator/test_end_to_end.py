@@ -1,10 +1,9 @@
-"""The command on the built-in weights: it draws what the captions say, and says what is wrong with broken weights."""
+"""`generate` with the built-in weights: pictures match their captions, and broken weights are named."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from orchestrator.cli.app import main
+from tests.fakes.command_line import error_of, specfrontier
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.features import load_features
 from workers.models.checkpoint_files import safetensors_metadata
@@ -27,14 +26,6 @@ CAPTIONS = (
 )
 
 
-def generate(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["specfrontier", "generate", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 def pixels(path: Path) -> Tensor:
     """The picture as drawn, [3, 48, 48] in [0, 1]: one pixel of each enlarged square."""
     with Image.open(path) as picture:
@@ -46,13 +37,11 @@ def pixels(path: Path) -> Tensor:
 
 @pytest.mark.slow(seconds=35)
 @pytest.mark.parametrize("preset", ["vanilla", "lantern"])
-def test_the_pictures_show_what_the_captions_say(
-    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """16 pictures with a fixed seed; guessing every attribute blindly would be right for about one in four."""
-    out = str(tmp_path)
-    assert generate(monkeypatch, *CAPTIONS, "--preset", preset, "--samples", "4", "--out", out, "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_pictures_match_their_captions(preset: str, tmp_path: Path) -> None:
+    """16 pictures with a fixed seed; blind guesses would get about one attribute in four right."""
+    result = specfrontier("generate", *CAPTIONS, "--preset", preset, "--samples", "4", "--out", str(tmp_path), "--json")
+    assert result.code == 0, result.err
+    printed = result.json
     assert printed["target"] == "scenes"
     assert set(printed["weights"]) >= {"target.safetensors", "tokenizer.safetensors", "eagle.safetensors"}
     rows = printed["images"]
@@ -67,22 +56,19 @@ def test_the_pictures_show_what_the_captions_say(
         assert all(row["mean_tree_depth"] <= 5 for row in rows)
 
 
-def test_an_unknown_word_is_refused_before_anything_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(monkeypatch, CAPTIONS[0], "a large crimson circle", "--out", str(tmp_path), "--batch", "1") == 2
-    error = capsys.readouterr().err
-    assert "unknown word 'crimson'" in error
-    assert "red, orange, yellow" in error
-    assert error.count("\n") == 1
+def test_an_unknown_word_is_refused_before_drawing(tmp_path: Path) -> None:
+    message = error_of("generate", CAPTIONS[0], "a large crimson circle", "--out", str(tmp_path), code=2)
+    assert "'crimson'" in message
+    assert "red, orange, yellow" in message
+    assert message.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_k_beyond_the_codebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(monkeypatch, "a red ring", "--preset", "lantern", "--k", "1025", "--out", str(tmp_path)) == 2
-    assert capsys.readouterr().err == "Error: --k: 1025 neighbours are more than the 1024 codes of the codebook\n"
+def test_k_beyond_the_codebook(tmp_path: Path) -> None:
+    config = ("--preset", "lantern", "--set", "acceptance.k=1025")
+    message = error_of("generate", "a red ring", *config, "--out", str(tmp_path), code=2)
+    assert message.startswith("Error: acceptance.k: 1025 neighbours")
+    assert "1024 codes" in message
 
 
 def truncate(folder: Path) -> None:
@@ -125,29 +111,17 @@ def scribble(folder: Path) -> None:
         (scribble, ("target.safetensors", "web page")),
     ],
 )
-def test_broken_weights_are_named(
-    damage: object,
-    parts: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_broken_weights_are_named(damage: Callable[[Path], None], parts: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     shutil.copytree(BUILTIN, folder)
-    assert callable(damage)
     damage(folder)
-    said = ("a red ring", "--weights", str(folder), "--out", str(tmp_path / "out"))
-    assert generate(monkeypatch, *said) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("Error: ")
-    assert error.count("\n") == 1
+    message = error_of("generate", "a red ring", "--weights", str(folder), "--out", str(tmp_path / "out"), code=1)
+    assert message.startswith("Error: ")
+    assert message.count("\n") == 1
     for part in parts:
-        assert part in error
+        assert part in message
 
 
-def test_a_folder_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = ("a red ring", "--weights", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
-    assert generate(monkeypatch, *said) == 2
-    assert "no such folder" in capsys.readouterr().err
+def test_a_missing_folder(tmp_path: Path) -> None:
+    words = ("a red ring", "--weights", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
+    assert "no such folder" in error_of("generate", *words, code=2)

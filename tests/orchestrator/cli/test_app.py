@@ -67,7 +67,7 @@ def test_presets_are_listed_with_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("no-such-command",), ("generate", "--depth"), ("generate", "a ring", "--seed", "x")]
+    "arguments", [("no-such-command",), ("generate", "--set"), ("generate", "a ring", "--seed", "x")]
 )
 def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
     ran = specfrontier(*arguments)
@@ -79,7 +79,7 @@ def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
 
 def test_a_mistake_in_the_setting_is_found_before_any_model_is_loaded() -> None:
     start = time.perf_counter()
-    ran = specfrontier("generate", "a ring", "--preset", "eagle2", "--depth", "0")
+    ran = specfrontier("generate", "a ring", "--preset", "eagle2", "--set", "tree.depth=0")
     assert ran.returncode == 2
-    assert ran.stderr == "Error: --depth: must be at least 1, got 0\n"
+    assert ran.stderr == "Error: tree.depth: must be at least 1, got 0\n"
     assert time.perf_counter() - start < 5

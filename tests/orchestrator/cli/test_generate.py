@@ -1,4 +1,4 @@
-"""`specfrontier generate` on a tiny random model: what is written, and what every mistake is answered with."""
+"""`specfrontier generate` on a tiny random model: the files it writes and the messages of wrong usage."""
 
 from __future__ import annotations
 
@@ -14,53 +14,51 @@ from PIL import Image
 from torch import Tensor
 
 import orchestrator.run.generation
-from orchestrator.cli.app import main
 from orchestrator.errors import CommandError
-from orchestrator.run.generation import acceptance_map, file_name
+from orchestrator.run.generation import contact_sheet, file_name
 from orchestrator.run.models import Models, pick_device
+from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.state import Job
-from workers.decoding.statistics import PHASES, ImageStatistics
-from workers.models.target import Grid, Target
+from workers.decoding.statistics import PHASES
+from workers.models.target import Target
 
 CAPTIONS = ("a red circle", "a blue star")
-CHAIN = ("--drafter", "eagle", "--tree", "chain", "--depth", "3")
+CHAIN = ("--set", "drafter.kind=eagle", "--set", "tree.policy=chain", "--set", "tree.length=3")
 
 
-def toy_models(break_with: float | None = None) -> Models:
+def toy_models(head_weight: float | None = None) -> Models:
+    """A toy target with all drafters; `head_weight` overwrites one row of the target's head."""
     target = toy_target()
-    if break_with is not None:
-        weights = dict(target.head.named_parameters())
-        weights["weight"].data[3] = break_with
+    if head_weight is not None:
+        dict(target.head.named_parameters())["weight"].data[3] = head_weight
     drafters = {kind: toy_drafter(kind, target) for kind in ("eagle", "medusa", "independent")}
     return Models(
         target, {kind: drafter for kind, drafter in drafters.items() if drafter is not None}, {"toy": "0" * 64}
     )
 
 
+@pytest.fixture(scope="module")
+def shared_models() -> Models:
+    return toy_models()
+
+
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = toy_models()
-    monkeypatch.setattr(orchestrator.run.generation, "load_models", lambda *_: models)
+def toy(monkeypatch: pytest.MonkeyPatch, shared_models: Models) -> None:
+    monkeypatch.setattr(orchestrator.run.generation, "load_models", lambda *_: shared_models)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Exit code of `specfrontier generate ARGUMENTS` in this process."""
-    monkeypatch.setattr(sys, "argv", ["specfrontier", "generate", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+def generate(*arguments: str) -> CommandResult:
+    return specfrontier("generate", *arguments)
 
 
 @pytest.mark.usefixtures("toy")
-def test_everything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_files_are_written(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    assert command(monkeypatch, *CAPTIONS, *CHAIN, "--samples", "2", "--batch", "3", "--out", str(out), "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
+    result = generate(*CAPTIONS, *CHAIN, "--samples", "2", "--batch", "3", "--out", str(out), "--json")
+    assert result.code == 0
+    printed = result.json
     assert printed == json.loads((out / "statistics.json").read_text())
     files = [row["file"] for row in printed["images"]]
     assert files[0] == "0000-0-a-red-circle.png"
@@ -96,131 +94,115 @@ def check_overall(printed: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_pictures_of_the_run_before_go_and_what_is_not_ours_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert command(monkeypatch, *CAPTIONS, "--out", str(tmp_path)) == 0
+def test_a_new_run_removes_only_the_pictures_of_the_previous_one(tmp_path: Path) -> None:
+    assert generate(*CAPTIONS, "--out", str(tmp_path)).code == 0
     (tmp_path / "0007-0-mine.png").touch()
     statistics = tmp_path / "statistics.json"
     statistics.write_text(statistics.read_text().replace("0001-0-a-blue-star.png", "../outside.png"))
     (tmp_path.parent / "outside.png").touch()
-    assert command(monkeypatch, "a green ring", "--out", str(tmp_path)) == 0
+    assert generate("a green ring", "--out", str(tmp_path)).code == 0
     pictures = {path.name for path in tmp_path.glob("0*.png")}
     assert pictures == {"0000-0-a-green-ring.png", "0001-0-a-blue-star.png", "0007-0-mine.png"}
     assert (tmp_path.parent / "outside.png").exists()
 
 
 @pytest.mark.usefixtures("toy")
-def test_the_written_config_draws_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, again = tmp_path / "first", tmp_path / "again"
-    said = ("--preset", "cool", "--budget", "2", "--set", "acceptance.nu=0.2", "--temperature", "0.8", "--seed", "5")
-    assert command(monkeypatch, *CAPTIONS, *said, "--out", str(first)) == 0
+def test_the_written_config_draws_the_same_images(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    keys = ("acceptance.budget=2", "acceptance.nu=0.2", "sampling.temperature=0.8")
+    sets = [word for key in keys for word in ("--set", key)]
+    assert generate(*CAPTIONS, "--preset", "cool", *sets, "--seed", "5", "--out", str(first)).code == 0
     config = str(first / "config.yaml")
-    assert command(monkeypatch, *CAPTIONS, "--config", config, "--seed", "5", "--batch", "1", "--out", str(again)) == 0
-    one, two = (json.loads((folder / "statistics.json").read_text()) for folder in (first, again))
-    assert one["config"] == two["config"]
-    assert one["digest"] == two["digest"]
-    assert yaml.safe_load((first / "config.yaml").read_text())["acceptance"]["budget"] == 2.0
-    for row in one["images"]:
-        assert (first / row["file"]).read_bytes() == (again / row["file"]).read_bytes()
+    assert generate(*CAPTIONS, "--config", config, "--seed", "5", "--batch", "1", "--out", str(second)).code == 0
+    before, after = (json.loads((folder / "statistics.json").read_text()) for folder in (first, second))
+    assert before["config"] == after["config"]
+    assert before["digest"] == after["digest"]
+    written = yaml.safe_load((first / "config.yaml").read_text())
+    assert written["acceptance"]["budget"] == 2.0
+    assert written["sampling"] == {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "cfg": 2.0}, "the rest is the target's"
+    for row in before["images"]:
+        assert (first / row["file"]).read_bytes() == (second / row["file"]).read_bytes()
 
 
 @pytest.mark.usefixtures("toy")
-def test_captions_from_line_file_and_standard_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_from_arguments_file_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "captions.txt"
     file.write_bytes("\ufeffa red circle\r\n\r\n  a blå star \r\n".encode())
-    assert command(monkeypatch, "a ring", "--captions", str(file), "--out", str(tmp_path / "o"), "--json") == 0
-    read = [row["caption"] for row in json.loads(capsys.readouterr().out)["images"]]
-    assert read == ["a ring", "a red circle", "a blå star"]
+    out = ("--out", str(tmp_path / "o"), "--json")
+    captions = [row["caption"] for row in generate("a ring", "--captions", str(file), *out).json["images"]]
+    assert captions == ["a ring", "a red circle", "a blå star"]
     with file.open("rb") as standard_input:
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": standard_input}))
-        assert command(monkeypatch, "--captions", "-", "--out", str(tmp_path / "o"), "--json") == 0
-    assert [row["caption"] for row in json.loads(capsys.readouterr().out)["images"]] == read[1:]
+        result = generate("--captions", "-", *out)
+    assert [row["caption"] for row in result.json["images"]] == captions[1:]
 
 
 @pytest.mark.usefixtures("toy")
-def test_the_summary_names_the_sheet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(monkeypatch, CAPTIONS[0], "--out", str(tmp_path)) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert "1 image in" in printed.out
-    assert "mean accepted length 1.00" in printed.out
-    assert str(tmp_path / "contact_sheet.png") in printed.out
+def test_the_summary_names_the_sheet(tmp_path: Path) -> None:
+    result = generate(CAPTIONS[0], "--out", str(tmp_path))
+    assert (result.code, result.err) == (0, "")
+    assert "1 image in" in result.out
+    assert "mean accepted length 1.00" in result.out
+    assert str(tmp_path / "contact_sheet.png") in result.out
+
+
+def sets(*assignments: str) -> tuple[str, ...]:
+    return tuple(word for assignment in assignments for word in ("--set", assignment))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "parts"),
+    ("arguments", "parts"),
     [
-        ((), 2, ("no captions",)),
-        (("",), 2, ("a caption is empty",)),
-        (("a ring", "--captions", "none.txt"), 2, ("none.txt", "No such file")),
-        (("--captions", "empty.txt"), 2, ("no captions", "empty.txt")),
-        (("--captions", "latin1.txt"), 2, ("latin1.txt", "UTF-8")),
-        (("a ring", "--preset", "lantren"), 2, ("did you mean 'lantern'",)),
-        (("a ring", "--preset", "lantern", "--config", "x.yaml"), 2, ("--preset and --config",)),
-        (("a ring", "--config", "x.yaml"), 2, ("x.yaml", "No such file")),
-        (("a ring", "--preset", "eagle2", "--depth", "0"), 2, ("--depth", "at least 1")),
-        (("a ring", "--preset", "eagle2", "--depth", "deep"), 2, ("--depth", "integer")),
-        (("a ring", "--preset", "lantern", "--k", "5000"), 2, ("--k", "5000", "24 codes")),
-        (("a ring", *CHAIN, "--top-k", "25"), 2, ("--top-k", "25", "24 codes")),
-        (("a ring", "--drafter", "medusa", "--tree", "chain", "--depth", "9"), 2, ("9", "6", "edusa")),
-        (("a ring", "--drafter", "eagle", "--tree", "static", "--set", "tree.paths=[[0],[1,0]]"), 2, ("orphan",)),
-        (("a ring", "--batch", "0"), 2, ("--batch", "greater than or equal to 1")),
-        (("a ring", "--samples", "0"), 2, ("--samples", "greater than or equal to 1")),
-        (("a ring", "--no-such-option"), 2, ("--no-such-option",)),
-        (("a ring", "--out", "empty.txt/sub"), 2, ("empty.txt",)),
+        ((), ("no captions",)),
+        (("",), ("a caption is empty",)),
+        (("a ring", "--captions", "none.txt"), ("none.txt", "No such file")),
+        (("--captions", "empty.txt"), ("no captions", "empty.txt")),
+        (("--captions", "latin1.txt"), ("latin1.txt", "UTF-8")),
+        (("a ring", "--preset", "lantren"), ("'lantern'",)),
+        (("a ring", "--preset", "lantern", "--config", "x.yaml"), ("--preset and --config",)),
+        (("a ring", "--config", "x.yaml"), ("x.yaml", "No such file")),
+        (("a ring", "--config", "bad.yaml"), ("bad.yaml:2", "tree.length")),
+        (("a ring", "--preset", "eagle2", *sets("tree.depth=0")), ("tree.depth", "at least 1")),
+        (("a ring", "--preset", "eagle2", *sets("tree.depth")), ("--set tree.depth", "KEY=VALUE")),
+        (("a ring", "--preset", "lantern", *sets("acceptance.k=5000")), ("acceptance.k", "5000", "24 codes")),
+        (("a ring", *CHAIN, *sets("sampling.top_k=25")), ("sampling.top_k", "25", "24 codes")),
+        (("a ring", *sets("drafter.kind=medusa", "tree.policy=chain", "tree.length=9")), ("9", "6", "edusa")),
+        (("a ring", "--no-such-option"), ("--no-such-option",)),
+        (("a ring", "--batch", "0"), ("--batch", "greater than or equal to 1")),
+        (("a ring", "--out", "empty.txt/sub"), ("empty.txt",)),
     ],
 )
 @pytest.mark.usefixtures("toy")
-def test_mistakes_get_one_message(
-    arguments: tuple[str, ...],
-    code: int,
-    parts: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_wrong_usage_gets_one_message(
+    arguments: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n  \n")
     (tmp_path / "latin1.txt").write_bytes("ein blåer Kreis".encode("latin-1"))
-    assert command(monkeypatch, *arguments) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("Error: ") == 1
-    assert "Traceback" not in printed.err
+    (tmp_path / "bad.yaml").write_text("drafter: eagle\ntree: {policy: chain, length: 0}\n")
+    message = error_of("generate", *arguments, code=2)
     for part in parts:
-        assert part in printed.err
+        assert part in message
 
 
-def test_a_missing_drafter_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_drafter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models(toy_target(), {}, {})
     monkeypatch.setattr(orchestrator.run.generation, "load_models", lambda *_: models)
-    assert command(monkeypatch, "a ring", "--preset", "lantern", "--out", str(tmp_path)) == 2
-    assert "has no 'eagle' drafter" in capsys.readouterr().err
+    message = error_of("generate", "a ring", "--preset", "lantern", "--out", str(tmp_path), code=2)
+    assert "'eagle' drafter" in message
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_broken_logits_fail(
-    bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = toy_models(break_with=bad)
+def test_broken_logits_fail(bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = toy_models(head_weight=bad)
     monkeypatch.setattr(orchestrator.run.generation, "load_models", lambda *_: models)
-    assert command(monkeypatch, "a ring", *CHAIN, "--out", str(tmp_path)) == 1
-    error = capsys.readouterr().err
-    assert "not finite" in error
-    assert error.count("\n") == 1
+    message = error_of("generate", "a ring", *CHAIN, "--out", str(tmp_path), code=1)
+    assert "not finite" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.usefixtures("toy")
-def test_an_interrupt_says_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decode, calls = Target.decode, []
 
     def interrupted(self: Target, tokens: Tensor) -> Tensor:
@@ -230,8 +212,8 @@ def test_an_interrupt_says_what_is_there(
         return decode(self, tokens)
 
     monkeypatch.setattr(Target, "decode", interrupted)
-    assert command(monkeypatch, *CAPTIONS, "--batch", "1", "--out", str(tmp_path)) == 130
-    assert "interrupted; 1 of 2 images are in" in capsys.readouterr().err
+    message = error_of("generate", *CAPTIONS, "--batch", "1", "--out", str(tmp_path), code=130)
+    assert "interrupted; 1 of 2 images are in" in message
     assert len(list(tmp_path.glob("*.png"))) == 1
 
 
@@ -242,37 +224,38 @@ def test_an_interrupt_says_what_is_there(
     ids=["cuda", "cpu", "python"],
 )
 @pytest.mark.parametrize(
-    ("where", "advice"),
+    ("function", "advice"),
     [
         ((Engine, "open_batch"), "at batch 8; try --batch 4"),
-        ((orchestrator.run.generation, "load_models"), "while the models were loaded"),
+        ((orchestrator.run.generation, "load_models"), "loading the models"),
     ],
     ids=["drawing", "loading"],
 )
-def test_running_out_of_memory_says_what_to_try(
-    error: Exception,
-    where: tuple[object, str],
-    advice: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_out_of_memory_says_what_to_try(
+    error: Exception, function: tuple[object, str], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(*where, full)
-    assert command(monkeypatch, *CAPTIONS, "--batch", "8", "--out", str(tmp_path)) == 1
-    assert f"out of memory {advice}" in capsys.readouterr().err
+    monkeypatch.setattr(*function, full)
+    message = error_of("generate", *CAPTIONS, "--batch", "8", "--out", str(tmp_path), code=1)
+    assert "out of memory" in message
+    assert advice in message
 
 
-def test_cells_carry_the_length_of_their_round() -> None:
-    emitted = torch.tensor([3, 1, 2])
-    numbers = ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, emitted, emitted, dict.fromkeys(PHASES, 0.0))
-    other = torch.tensor([6])
-    single = ImageStatistics(other, torch.tensor([1]), other, other, dict.fromkeys(PHASES, 0.0))
-    results = [Result(Job(0, "x"), torch.zeros(7), numbers), Result(Job(1, "x"), torch.zeros(7), single)]
-    assert acceptance_map(results[:1], Grid(2, 4)) == [[None, 3, 3, 3], [1, 2, 2, None]]
-    assert acceptance_map(results, Grid(2, 4)) == [[None, 4.5, 4.5, 4.5], [3.5, 4, 4, None]]
+def test_sheets_hold_every_picture() -> None:
+    for count in range(1, 40):
+        pictures = [Image.new("RGB", (4, 4), (255, 0, 0))] * count
+        sheet = contact_sheet(pictures, ["one"] * count, side=4)
+        reds = sum(pixel == (255, 0, 0) for pixel in sheet.get_flattened_data())
+        assert reds == 16 * count
+
+
+def test_sheets_refuse_an_uneven_pairing() -> None:
+    with pytest.raises(ValueError, match="as many captions as pictures"):
+        contact_sheet([], [])
+    with pytest.raises(ValueError, match="got 1 and 2"):
+        contact_sheet([Image.new("RGB", (4, 4))] * 2, ["one"])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
-"""`specfrontier generate --models FILE#ENTRY`: pictures of tiny official checkpoints, and what is refused."""
+"""`specfrontier generate --models FILE#ENTRY`: pictures of tiny official checkpoints, and messages of wrong entries."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from orchestrator.cli.app import main
+from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models
 from workers.loading.entry_names import split_entry
 from workers.loading.manifest import hashes_of, read_entry
@@ -25,62 +23,42 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made.parent)
 
 
-def generate(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["specfrontier", "generate", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def test_captions_become_pictures(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_become_pictures(made: Path, tmp_path: Path) -> None:
     """The text-conditional entry: T5, the caption MLP, the drafter, the codec."""
-    words = ("--models", "models.yaml#captions", "--drafter", "eagle", "--tree", "chain", "--depth", "2")
-    code = generate(monkeypatch, "a red ball", "a small cat", *words, "--json", "--out", str(tmp_path))
-    assert code == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["target"] == "llamagen-t2i-32x2-48"
-    assert told["weights"] == hashes_of(read_entry(made, "captions"))
-    assert told["config"]["sampling"]["cfg"] == 7.5, "the family's own"
-    for row in told["images"]:
+    config = ("--set", "drafter.kind=eagle", "--set", "tree.policy=chain", "--set", "tree.length=2")
+    words = ("--models", "models.yaml#captions", *config, "--json", "--out", str(tmp_path))
+    result = specfrontier("generate", "a red ball", "a small cat", *words)
+    assert result.code == 0, result.err
+    statistics = result.json
+    assert statistics["target"] == "llamagen-t2i-32x2-48"
+    assert statistics["weights"] == hashes_of(read_entry(made, "captions"))
+    assert statistics["config"]["sampling"]["cfg"] == 7.5, "the family's default"
+    for row in statistics["images"]:
         with Image.open(tmp_path / row["file"]) as picture:
             assert picture.size == (384, 384)
             assert len(set(picture.convert("L").tobytes())) > 50
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "part"),
+    ("words", "part"),
     [
-        (("--models", "models.yaml"), 2, "has several entries; name one, models.yaml#NAME: classes, captions"),
-        (("--models", "models.yaml#clases"), 2, "did you mean 'classes'?"),
-        (("--models", "models.yaml#classes", "--weights", "x"), 2, "--weights and --models both"),
-        (("--models", "models.yaml#classes"), 2, "'a red ball' is no class"),
-        (("--models", "nowhere.yaml#classes"), 2, "nowhere.yaml: No such file"),
+        (("--models", "models.yaml"), "has several entries; name one, models.yaml#NAME: classes, captions"),
+        (("--models", "models.yaml#clases"), "did you mean 'classes'?"),
+        (("--models", "models.yaml#classes", "--weights", "x"), "--weights and --models both"),
+        (("--models", "models.yaml#classes"), "'a red ball'"),
+        (("--models", "nowhere.yaml#classes"), "nowhere.yaml: No such file"),
     ],
 )
-def test_what_is_refused(
-    words: tuple[str, ...],
-    code: int,
-    part: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert generate(monkeypatch, "a red ball", *words, "--out", str(tmp_path)) == code
-    said = capsys.readouterr().err
-    assert part in said
-    assert said.count("\n") == 1
+def test_wrong_entries_are_refused(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
+    message = error_of("generate", "a red ball", *words, "--out", str(tmp_path), code=2)
+    assert part in message
+    assert message.count("\n") == 1
 
 
-def test_a_missing_checkpoint_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_checkpoint_fails(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("a: {family: llamagen, transformer: x.pt, vq: y.pt, image_size: 256}\n")
-    assert generate(monkeypatch, "7", "--models", str(path)) == 1
-    assert "models.yaml:1: a: " in capsys.readouterr().err
+    assert "models.yaml:1: a: " in error_of("generate", "7", "--models", str(path), code=1)
 
 
 def test_a_file_with_the_sign_in_its_name(tmp_path: Path) -> None:

@@ -30,11 +30,10 @@ from orchestrator.errors import CommandError
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
 from orchestrator.report.thumbnails import GRID_SIDE, Album, read_captions
-from orchestrator.results.overrides import choose, read_file
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord, write_trial
 from search_spaces.presets import PRESETS
-from search_spaces.trial import Sampling
+from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import CAPTIONS, write_sweep
 from workers.data.storage import Storage
 
@@ -194,8 +193,7 @@ def test_configs_are_what_generate_takes(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=12)
     configs = data_of(report_page(Storage(tmp_path)))["configs"]
     for record in records:
-        (tmp_path / "config.yaml").write_text(configs[record.digest], "utf-8")
-        assert choose(read_file(str(tmp_path / "config.yaml")), []).complete(Sampling()) == record.setting
+        assert DecodingConfig.from_mapping(yaml.safe_load(configs[record.digest])) == record.setting
 
 
 def test_the_share_of_redraws_is_that_of_the_front_command(tmp_path: Path) -> None:

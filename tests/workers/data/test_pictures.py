@@ -1,20 +1,12 @@
+"""Pictures drawn with Pillow: pixels, captions that wrap, heat maps."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from PIL import Image, ImageFont
 
-from orchestrator.run.contact_sheet import (
-    NO_VALUE,
-    RAMP,
-    columns_for,
-    contact_sheet,
-    enlarge,
-    heat_map,
-    shade,
-    to_pictures,
-    wrap,
-)
+from workers.data.pictures import NO_VALUE, RAMP, accepted_by_cell, enlarge, heat_map, shade, to_pictures, wrap
 
 
 def test_pixels_survive_unchanged() -> None:
@@ -54,23 +46,6 @@ def test_captions_wrap_within_the_thumbnail() -> None:
     assert font.getlength(cut[0]) <= 90
 
 
-@pytest.mark.parametrize("count", range(1, 40))
-def test_sheets_hold_every_picture(count: int) -> None:
-    columns = columns_for(count)
-    assert 1 <= columns <= 6
-    pictures = [Image.new("RGB", (4, 4), (255, 0, 0))] * count
-    sheet = contact_sheet(pictures, ["one"] * count, side=4)
-    reds = sum(pixel == (255, 0, 0) for pixel in sheet.get_flattened_data())
-    assert reds == 16 * count
-
-
-def test_sheets_refuse_an_uneven_pairing() -> None:
-    with pytest.raises(ValueError, match="as many captions as pictures"):
-        contact_sheet([], [])
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        contact_sheet([Image.new("RGB", (4, 4))] * 2, ["one"])
-
-
 def test_heat_maps_colour_each_cell_by_its_value() -> None:
     picture = heat_map([[None, 1.0], [2.0, 3.0]], "title", cell=10)
     pixels = set(picture.get_flattened_data())
@@ -87,3 +62,8 @@ def test_the_ramp_is_monotone_in_lightness() -> None:
     assert lightness == sorted(lightness)
     assert shade(-5, 0, 1) == RAMP[0]
     assert shade(5, 0, 1) == RAMP[-1]
+
+
+def test_cells_carry_the_accepted_length_of_their_round() -> None:
+    assert accepted_by_cell([[3, 1, 2]], 2, 4) == [[None, 3, 3, 3], [1, 2, 2, None]]
+    assert accepted_by_cell([[3, 1, 2], [6]], 2, 4) == [[None, 4.5, 4.5, 4.5], [3.5, 4, 4, None]]

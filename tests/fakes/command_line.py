@@ -1,0 +1,50 @@
+"""The `specfrontier` command, run inside the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from orchestrator.cli.app import main
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Exit code and both streams of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def specfrontier(*arguments: str) -> CommandResult:
+    """`specfrontier ARGUMENTS`, with its output captured."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = mock.patch.object(sys, "argv", ["specfrontier", *arguments])
+    code: object = 0
+    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code
+    assert isinstance(code, int), code
+    return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+def error_of(*arguments: str, code: int) -> str:
+    """The one error message of a command that must fail with `code` and print nothing else."""
+    result = specfrontier(*arguments)
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert result.err.count("Error: ") == 1
+    assert "Traceback" not in result.err
+    return result.err
