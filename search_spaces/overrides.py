@@ -76,7 +76,7 @@ def _names_kind(path: str) -> bool:
 
 
 def _without_unknown(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section without keys that its kinds do not have. With an unknown kind: all of it, for validation to refuse."""
+    """The section without keys that its kinds do not have. Left as it is if a kind is unknown."""
     allowed = {*_KINDS[name], *(knobs(_COMMON[name]) if name in _COMMON else ())}
     for key, choices in _KINDS[name].items():
         kind = section.get(key, next(iter(choices)))
