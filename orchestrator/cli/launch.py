@@ -171,7 +171,7 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
             tell(event)
             if event["event"] == "identity" and tracker:
                 tracker.start()  # there is something to log from now on
-            if event["event"] == "told":
+            if event["event"] == "trial_finished":
                 if problem := views.refresh():
                     tell({"event": "note", "note": f"tables and picture not written: {problem}"})
                 if tracker:

@@ -138,7 +138,7 @@ def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], sure: float 
         "digest": record.digest,
         "images": record.images,
         "seconds": record.seconds,
-        "same_as": record.same_as,
+        "duplicate_of": record.duplicate_of,
         "sure": sure,
         "metrics": {name: [entry.value, entry.error] for name, entry in measured.items()},
     }
@@ -170,7 +170,7 @@ def _metric(sweep: Sweep, name: str) -> dict[str, str]:
 
 def _summary(sweep: Sweep) -> list[str]:
     """Facts for the head of the page, a few words each."""
-    images = sum(record.images for record in sweep.records if record.same_as is None)
+    images = sum(record.images for record in sweep.records if record.duplicate_of is None)
     hours = sum(record.seconds for record in sweep.records) / 3600
     failed = sum(record.state == FAILED for record in sweep.records)
     trials = len(sweep.records)

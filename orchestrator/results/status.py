@@ -58,7 +58,7 @@ def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
         done=len(sweep.records),
         failed=tuple((r.number, r.cause or "no cause given") for r in sweep.records if r.state == FAILED),
         running=tuple(sorted(_begun(events) - finished)),
-        images=sum(record.images for record in sweep.records if record.same_as is None),
+        images=sum(record.images for record in sweep.records if record.duplicate_of is None),
         last=tuple(event_in_words(event) for event in events if event.get("event") != "shard")[-LAST:],
         silent=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
         logs=None if logs is None else str(logs),
@@ -85,7 +85,9 @@ def event_in_words(event: Mapping[str, Any]) -> str:
     time = _time(str(event.get("at", "")))
     clock = "" if time is None else f"{time:%H:%M:%S} "
     trial = f"trial {event['trial']} " if isinstance(event.get("trial"), int) and event["trial"] >= 0 else ""
-    told = {"told": str(event.get("state", "finished")), "asked": "begun"}.get(str(event.get("event")))
+    told = {"trial_finished": str(event.get("state", "finished")), "trial_started": "begun"}.get(
+        str(event.get("event"))
+    )
     note = str(event.get("cause") or event.get("note") or "")
     return f"{clock}{trial}{told or event.get('event', 'event')}" + (f": {note}" if note else "")
 
@@ -102,11 +104,11 @@ def _begun(events: Sequence[Mapping[str, Any]]) -> set[int]:
     """Trials that the present run has begun and not told."""
     begun: set[int] = set()
     for event in events:
-        if event.get("event") == "start":
+        if event.get("event") == "launch":
             begun.clear()
-        elif event.get("event") == "asked" and isinstance(event.get("trial"), int):
+        elif event.get("event") == "trial_started" and isinstance(event.get("trial"), int):
             begun.add(event["trial"])
-        elif event.get("event") == "told":
+        elif event.get("event") == "trial_finished":
             begun.discard(event.get("trial", -1))
     return begun
 

@@ -150,7 +150,7 @@ class Sweep:
         self, table: pyarrow.Table, where: Iterable[str], subject_to: Iterable[str], feasible: bool
     ) -> dict[str, Bools]:
         """What a candidate must pass, by what is said of a row that does not."""
-        states, twins = table["state"].to_pylist(), table["same_as"].to_pylist()
+        states, twins = table["state"].to_pylist(), table["duplicate_of"].to_pylist()
         tests = {
             "by --where": passing(table, where),
             "failed": np.array([state == COMPLETE for state in states], dtype=np.bool_),

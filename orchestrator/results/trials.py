@@ -34,7 +34,7 @@ class TrialRecord:
 
     label: a preset's or the user's name for the setting, "" if the search proposed it. config: the complete setting,
     sampling included. params: what the study suggested. cause: why it failed. constraints: feasible where at most 0.
-    history: metrics after the first so many images. same_as: the earlier trial whose setting this one repeats and whose
+    history: metrics after the first so many images. duplicate_of: the earlier trial whose setting this one repeats and whose
     images it uses. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
@@ -50,7 +50,7 @@ class TrialRecord:
     images: int = 0
     seconds: float = 0.0
     cause: str | None = None
-    same_as: int | None = None
+    duplicate_of: int | None = None
     started: str = ""
     finished: str = ""
 
@@ -146,7 +146,7 @@ def _row(record: TrialRecord) -> dict[str, Any]:
         "digest": record.digest,
         "images": record.images,
         "seconds": float(record.seconds),
-        "same_as": record.same_as,
+        "duplicate_of": record.duplicate_of,
         "started": record.started,
         "finished": record.finished,
     }

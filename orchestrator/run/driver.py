@@ -91,7 +91,7 @@ class Driver:
             stop = self._ask_what_may_be_asked()
             if not self.flights:
                 return Outcome(self.records, stop or "trials", self.lost)
-            if self.flights[0].record is None and self.flights[0].same_as is None:
+            if self.flights[0].record is None and self.flights[0].duplicate_of is None:
                 for done in self.workers.collect(PATIENCE):
                     self._take(done)
                 self._count_workers()
@@ -132,7 +132,7 @@ class Driver:
         earlier = self._digests.setdefault(proposal.config.digest(), proposal.number)
         flight.record = known
         if earlier != proposal.number:
-            flight.same_as = earlier
+            flight.duplicate_of = earlier
             return
         self.images += flight.images
         if self.baseline is None:
@@ -141,7 +141,7 @@ class Driver:
             return
         if known is None:
             about = {"label": proposal.label, "words": self._words(proposal.label, proposal.config)}
-            self.tell({"event": "asked", "trial": flight.number, **about, "setting": proposal.config.flat()})
+            self.tell({"event": "trial_started", "trial": flight.number, **about, "setting": proposal.config.flat()})
         for task in tasks:
             self.workers.submit(task)
         self._measure_what_is_there()
@@ -216,7 +216,9 @@ class Driver:
         if base is None or base.missing:
             return
         for flight in self.flights:
-            ready = flight.record is None and not flight.missing and not flight.measuring and flight.same_as is None
+            ready = (
+                flight.record is None and not flight.missing and not flight.measuring and flight.duplicate_of is None
+            )
             if ready:
                 flight.measuring = True
                 self.workers.submit(self.planner.measure(flight, base))
@@ -226,9 +228,9 @@ class Driver:
         by the asking that it allows, so that what is asked does not depend on how many finished together.
         """
         flight = self.flights[0]
-        if flight.same_as is not None and flight.record is None:
-            flight.repeat(self.records[flight.same_as])
-            if flight.same_as in self.lost:
+        if flight.duplicate_of is not None and flight.record is None:
+            flight.repeat(self.records[flight.duplicate_of])
+            if flight.duplicate_of in self.lost:
                 self.lost.add(flight.number)
         if flight.record is not None:
             self.flights.popleft()
@@ -245,7 +247,7 @@ class Driver:
         about = {"trial": record.number, "label": record.label, "words": self._words(record.label, record.setting)}
         state = {"state": record.state, "new": new, "cause": record.cause, "feasible": record.feasible}
         shown = {name: entry.value for name, entry in record.metrics.items()}
-        self.tell({"event": "told", **about, **state, "images": record.images, "metrics": shown})
+        self.tell({"event": "trial_finished", **about, **state, "images": record.images, "metrics": shown})
 
     def _judged(self, record: TrialRecord) -> TrialRecord:
         """The record with how far it is beyond each constraint."""

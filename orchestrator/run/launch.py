@@ -56,7 +56,7 @@ def launch(sweep: SweepConfig, storage: Storage, place: Place, tell: Tell, *, co
     Raises:
         PoolError, StudyError, IdentityError, SettingError, SweepError: with what to do.
     """
-    tell({"event": "start", "note": "starting workers"})
+    tell({"event": "launch", "note": "starting workers"})
     with sole_driver(storage), connected(place.address, place.slots, cores) as slots:
         threads = place.threads or max(1, int(slots.cpus))
 

@@ -30,7 +30,7 @@ class Flight:
     missing: set[str] = field(default_factory=set)
     seconds: float = 0.0
     started: str = field(default_factory=now)
-    same_as: int | None = None
+    duplicate_of: int | None = None
     measuring: bool = False
     record: TrialRecord | None = None
 
@@ -55,7 +55,7 @@ class Flight:
             shards=earlier.shards,
             images=earlier.images,
             cause=earlier.cause,
-            same_as=earlier.number if earlier.same_as is None else earlier.same_as,
+            duplicate_of=earlier.number if earlier.duplicate_of is None else earlier.duplicate_of,
         )
 
     def complete(self, result: Mapping[str, Any], wanted: Collection[str]) -> None:

@@ -41,11 +41,11 @@ class Status:
     def take(self, event: Event) -> None:
         """Learn from one event."""
         kind = event["event"]
-        if kind == "asked":
+        if kind == "trial_started":
             self.in_flight[event["trial"]] = event["words"]
         elif kind == "shard" and event["kind"] == "quality":
             self.images += event["images"]
-        elif kind == "told":
+        elif kind == "trial_finished":
             self._told(event)
         elif kind == "workers":
             self.workers = event["alive"]
@@ -123,7 +123,7 @@ class Plain:
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, event: Event) -> None:
-        if event["event"] == "told" and event["new"]:
+        if event["event"] == "trial_finished" and event["new"]:
             print(told_line(event, self.status), file=self.out, flush=True)
         elif event.get("note"):
             print(event["note"], file=self.out, flush=True)
@@ -173,7 +173,7 @@ class Live:
         self._live.__exit__(*error)
 
     def show(self, event: Event) -> None:
-        if event["event"] == "told" and event["new"] and event["state"] == "failed":
+        if event["event"] == "trial_finished" and event["new"] and event["state"] == "failed":
             self._live.console.print(told_line(event, self.status), markup=False, highlight=False)
 
     def _draw(self) -> RenderableType:

@@ -178,7 +178,7 @@ def tags(record: TrialRecord, facts: Facts, parent: str, *, pareto: bool) -> dic
             "specfrontier.label": record.label,
             "specfrontier.state": record.state,
             "specfrontier.cause": record.cause,
-            "specfrontier.same_as": record.same_as,
+            "specfrontier.duplicate_of": record.duplicate_of,
         }
     )
 

@@ -211,7 +211,7 @@ def results(records: Sequence[TrialRecord], metrics: Sequence[str]) -> list[tupl
             record.state,
             record.config,
             record.params,
-            record.same_as,
+            record.duplicate_of,
             [name for name in record.shards if name.startswith("shards/quality")],
             {name: record.metrics[name] for name in metrics if name in record.metrics},
         )

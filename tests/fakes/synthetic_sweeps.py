@@ -135,7 +135,7 @@ def write_sweep(
     storage.write("sweep.yaml", yaml.safe_dump(planned, sort_keys=False).encode())
     storage.write("identity.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
     records: list[TrialRecord] = []
-    events: list[dict[str, Any]] = [{"at": facts["started"], "event": "start", "note": "starting workers"}]
+    events: list[dict[str, Any]] = [{"at": facts["started"], "event": "launch", "note": "starting workers"}]
     for number, (label, setting) in enumerate(made):
         twin = records[repeated[number]] if repeated and number in repeated else None
         record = _record(number, label, setting, rng, number in failed, twin)
@@ -172,7 +172,7 @@ def _record(
         shards=twin.shards if twin is not None else (),
         images=IMAGES,
         seconds=12.5,
-        same_as=None if twin is None else twin.number,
+        duplicate_of=None if twin is None else twin.number,
         started=started,
         finished=finished,
     )
@@ -181,8 +181,15 @@ def _record(
 def _events(record: TrialRecord) -> list[dict[str, Any]]:
     """What the driver tells of a trial."""
     about = {"trial": record.number, "label": record.label}
-    asked = {"at": record.started, "event": "asked", **about, "setting": {}}
-    told = {"at": record.finished, "event": "told", **about, "state": record.state, "new": True, "cause": record.cause}
+    asked = {"at": record.started, "event": "trial_started", **about, "setting": {}}
+    told = {
+        "at": record.finished,
+        "event": "trial_finished",
+        **about,
+        "state": record.state,
+        "new": True,
+        "cause": record.cause,
+    }
     metrics = {name: entry.value for name, entry in record.metrics.items()}
     return [asked, {**told, "images": record.images, "metrics": metrics}]
 

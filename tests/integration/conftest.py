@@ -48,7 +48,7 @@ def run_logged(launched: Launched) -> tuple[int, int]:
     """
     ledger, port = Ledger(Storage(str(launched.store))), free_port(HOST, 0)
     launched.start("--workers", "2", "--tracking-uri", f"http://{HOST}:{port}")
-    launched.wait_for(lambda: launched.count("told"))
+    launched.wait_for(lambda: launched.count("trial_finished"))
     assert not ledger.runs()
     workers = processes(launched.ray, "ray::Worker")
     halt(workers, signal.SIGSTOP)

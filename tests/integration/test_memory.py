@@ -74,7 +74,7 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     assert [record.state for record in outcome.records] == ["complete", "complete", "failed", "complete"]
     assert records["three"].cause is not None
     assert "out of memory at batch 4: CUDA out of memory. Tried to allocate 2.00 GiB." in records["three"].cause
-    assert [event["trial"] for event in told if event["event"] == "told" and event["cause"]] == [2]
+    assert [event["trial"] for event in told if event["event"] == "trial_finished" and event["cause"]] == [2]
 
     def batches(label: str) -> set[int]:
         (name,) = (name for name in records[label].shards if "/quality-" in name)

@@ -37,7 +37,7 @@ def test_a_sweep_does_not_wait_for_mlflow_which_has_everything_once_after_sync(l
     assert 0 < logged.in_time < len(launched.records) == 6
     lacking = 6 - logged.in_time
     assert f"MLflow   lacks {lacking} trial{'s' if lacking > 1 else ''}" in launched.said
-    told = [event["at"] for event in launched.events if event["event"] == "told"]
+    told = [event["at"] for event in launched.events if event["event"] == "trial_finished"]
     assert len(told) == 6
     database = f"sqlite:///{logged.database}"
     with serving(Storage(str(launched.folder / "x")), database, HOST, logged.port) as (base, _):

@@ -48,7 +48,7 @@ function duration(seconds) {
 const sign = (metric) => (DATA.metrics[metric].direction === "maximize" ? 1 : -1);
 const goodness = (trial, metric) => sign(metric) * trial.metrics[metric][0];
 // A repeated setting has the numbers of the trial that it repeats, so it is drawn once.
-const plotted = (trial, x, y) => trial.state === "complete" && trial.same_as === null && trial.metrics[x] && trial.metrics[y];
+const plotted = (trial, x, y) => trial.state === "complete" && trial.duplicate_of === null && trial.metrics[x] && trial.metrics[y];
 
 // The trials that no other beats in both metrics, fastest way first: best x first, then the best y yet.
 function frontOf(trials, x, y) {

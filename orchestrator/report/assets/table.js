@@ -54,7 +54,7 @@ function drawTable(front) {
 function row(trial, front) {
   const at = scene.trials.includes(trial), name = trial.label ? el("strong", {}, trial.label) : null;
   const tags = [front.includes(trial) ? "front" : "", trial.state === "failed" ? "failed" : trial.feasible ? "" : "breaks a constraint",
-    trial.same_as === null ? "" : `same setting as ${trial.same_as}`].filter(Boolean);
+    trial.duplicate_of === null ? "" : `same setting as ${trial.duplicate_of}`].filter(Boolean);
   const cells = COLUMNS.map((column) => {
     if (column.key === "number") {
       return el("th", { scope: "row", class: "number" }, at ? el("button", { type: "button", class: "link", "aria-label": `Show trial ${trial.number} in the plot`, click: () => reveal(trial) }, trial.number) : trial.number);

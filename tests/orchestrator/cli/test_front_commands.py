@@ -125,7 +125,7 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
         (name, record.number): (record.metrics["speedup"].value, -record.metrics["fid"].value)
         for name, folder in (("one", one), ("two", two))
         for record in Sweep.open(folder).records
-        if record.feasible and record.same_as is None
+        if record.feasible and record.duplicate_of is None
     }
     expected = {
         key
@@ -183,7 +183,7 @@ def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
     """Those that --where leaves out have not failed: each trial is counted once, under the first reason that holds."""
     rows = Sweep.open(one).records
     additive = [r for r in rows if r.config["acceptance"]["neighbourhood"] == "additive"]
-    sound = [r for r in additive if r.state == "complete" and r.same_as is None and r.feasible]
+    sound = [r for r in additive if r.state == "complete" and r.duplicate_of is None and r.feasible]
     limit = sorted(r.metrics["drift"].value for r in sound)[1]
     within = [r for r in sound if r.metrics["drift"].value <= limit]
     where = ("--where", "acceptance.neighbourhood=additive", "--subject-to", f"drift<={limit}")
@@ -265,12 +265,14 @@ def test_status_while_it_runs(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=4, budget=10)
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
         for number in (4, 5):
-            file.write(json.dumps({"at": "2026-01-02T03:01:00+00:00", "event": "asked", "trial": number}) + "\n")
+            file.write(
+                json.dumps({"at": "2026-01-02T03:01:00+00:00", "event": "trial_started", "trial": number}) + "\n"
+            )
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
     assert "4 of 10 finished; under way when last heard of: 4, 5" in run(status, tmp_path).out
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "start"}\n')
+        file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "launch"}\n')
     assert data(status, tmp_path)["running"] == []
 
 

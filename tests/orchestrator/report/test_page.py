@@ -87,7 +87,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
     for trial, record in zip(data["trials"], records, strict=True):
         assert trial["metrics"] == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
-        assert trial["same_as"] == record.same_as
+        assert trial["duplicate_of"] == record.duplicate_of
     assert data["trials"][2]["words"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
 

@@ -63,7 +63,9 @@ def test_the_front_is_the_brute_force_front(
         "drafter.kind!=none": lambda r: r.config["drafter"]["kind"] != "none",
         "tree.policy=chain": lambda r: r.config["tree"]["policy"] == "chain",
     }
-    able = [r for r in sweep.records if r.feasible and r.same_as is None and all(held[t](r) for t in (*limits, *where))]
+    able = [
+        r for r in sweep.records if r.feasible and r.duplicate_of is None and all(held[t](r) for t in (*limits, *where))
+    ]
     expected = {r.number for r in able if not any(better(other, r, names[:m]) for other in able)}
     x, y, z = (*names[:2], names[2] if m == 3 else None)
     found = sweep.front(x, y, z, where=where, subject_to=limits)
@@ -152,7 +154,7 @@ def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
     assert set(numbers(one)) == {5}
     assert set(numbers(sweep.images(10))) == {10}  # the images of trial 6, whose setting it repeats
     every = sweep.images(columns=["latency"])
-    assert set(numbers(every)) == {r.number for r in sweep.records if r.shards and r.same_as is None}
+    assert set(numbers(every)) == {r.number for r in sweep.records if r.shards and r.duplicate_of is None}
     assert sweep.images(7).num_rows == 0
     with pytest.raises(QueryError, match="no finished trial 99"):
         sweep.images(99)

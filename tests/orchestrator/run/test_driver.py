@@ -163,10 +163,10 @@ space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
     distinct = {record.digest for record in outcome.records}
     assert len(distinct) == 4  # vanilla, lantern, and chains of 2 and of 3, one of which was enqueued
     assert sum(name.startswith("measures") for name in workers.ran) == 4
-    twins = [record for record in outcome.records if record.same_as is not None]
+    twins = [record for record in outcome.records if record.duplicate_of is not None]
     assert len(twins) == 8
     for twin in twins:
-        first = outcome.records[twin.same_as or 0]
+        first = outcome.records[twin.duplicate_of or 0]
         assert (twin.digest, twin.metrics, twin.shards) == (first.digest, first.metrics, first.shards)
 
 

@@ -139,7 +139,7 @@ def test_a_repeat_takes_the_result_and_names_the_first(planner: Planner) -> None
     assert second.record is not None
     third.repeat(second.record)
     assert third.record is not None
-    assert (second.record.same_as, third.record.same_as) == (1, 1)
+    assert (second.record.duplicate_of, third.record.duplicate_of) == (1, 1)
     assert second.record.metrics == third.record.metrics == first.record.metrics
     assert third.record.shards == first.record.shards
     assert second.record.seconds == 0.0, "no worker was busy with it"
@@ -149,4 +149,4 @@ def test_a_repeat_takes_the_result_and_names_the_first(planner: Planner) -> None
     fourth = flight(number=6)
     fourth.repeat(failed.record)
     assert fourth.record is not None
-    assert (fourth.record.state, fourth.record.cause, fourth.record.same_as) == ("failed", "no", 5)
+    assert (fourth.record.state, fourth.record.cause, fourth.record.duplicate_of) == ("failed", "no", 5)

@@ -23,7 +23,7 @@ OBJECTIVES = {
 
 
 def asked(trial: int, words: str = "") -> dict[str, Any]:
-    return {"event": "asked", "trial": trial, "label": "", "words": words or f"chain {trial}", "setting": {}}
+    return {"event": "trial_started", "trial": trial, "label": "", "words": words or f"chain {trial}", "setting": {}}
 
 
 def shard(trial: int, images: int = 8, kind: str = "quality") -> dict[str, Any]:
@@ -31,7 +31,14 @@ def shard(trial: int, images: int = 8, kind: str = "quality") -> dict[str, Any]:
 
 
 def told(trial: int, speedup: float = 1.0, fid: float = 5.0, **changes: Any) -> dict[str, Any]:
-    event = {"event": "told", "trial": trial, "label": "", "words": f"chain {trial}", "state": "complete", "new": True}
+    event = {
+        "event": "trial_finished",
+        "trial": trial,
+        "label": "",
+        "words": f"chain {trial}",
+        "state": "complete",
+        "new": True,
+    }
     metrics = {"speedup": speedup, "fid": fid}
     return event | {"cause": None, "feasible": True, "images": 8, "metrics": metrics} | changes
 
@@ -105,7 +112,7 @@ def test_a_finished_trial_in_a_line() -> None:
 def test_plain_lines() -> None:
     status, out = after(), io.StringIO()
     with Plain(status, out) as shown:
-        for event in ({"event": "start", "note": "starting workers"}, shard(0), shard(0), told(0, new=False), told(1)):
+        for event in ({"event": "launch", "note": "starting workers"}, shard(0), shard(0), told(0, new=False), told(1)):
             status.take(event)
             shown.show(event)
     lines = out.getvalue().splitlines()
@@ -175,7 +182,7 @@ def test_all_events_go_into_a_file_with_their_time(tmp_path: Path) -> None:
         tell(OBJECTIVES)
         tell(told(0))
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    assert [line["event"] for line in lines] == ["identity", "told"] * 2
+    assert [line["event"] for line in lines] == ["identity", "trial_finished"] * 2
     assert all(time.strptime(line["at"][:19], "%Y-%m-%dT%H:%M:%S") for line in lines)
     assert status.done == 2
 
