@@ -34,8 +34,8 @@ class TrialRecord:
 
     label: a preset's or the user's name for the setting, "" if the search proposed it. config: the complete setting,
     sampling included. params: what the study suggested. cause: why it failed. constraints: feasible where at most 0.
-    history: metrics after the first so many images. duplicate_of: the earlier trial whose setting this one repeats and whose
-    images it uses. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    history: metrics after the first so many images. duplicate_of: the earlier trial with the same config,
+    whose images this one uses. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int
