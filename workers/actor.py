@@ -33,10 +33,6 @@ class Worker:
         self.log.info("facts: %s", json.dumps(self.evaluator.facts(), ensure_ascii=False))
         self.busy = threading.Lock()
 
-    def ping(self) -> str:
-        """The worker's name, at once, whatever it is doing."""
-        return self.evaluator.spec.worker
-
     def facts(self) -> dict[str, Any]:
         """See `Evaluator.facts`; and the name of the machine."""
         return {**self.evaluator.facts(), "node": platform.node()}

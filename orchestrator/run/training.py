@@ -17,7 +17,7 @@ from workers.loading.manifest import read_entry, sketch_entry
 from workers.loading.models import pick_device, weights_folder
 from workers.training.eagle import JOURNAL, EagleRecipe
 from workers.training.jobs import DrafterJob
-from workers.training.team import Team
+from workers.training.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
 
@@ -76,7 +76,7 @@ def train_drafter(
         ValueError: see `DrafterJob.run`; a batch that the workers cannot share.
         PoolError: no cluster, or no room on it; the workers failed.
     """
-    Team(0, place.workers).share(job.recipe.batch)
+    ProcessGroup(0, place.workers).share(job.recipe.batch)
     job.out.mkdir(parents=True, exist_ok=True)
     with _tracked(job, tracking, resume, tell):
         if place.workers == 1 and place.address is None:

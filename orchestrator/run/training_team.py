@@ -74,25 +74,25 @@ def member(config: dict[str, Any]) -> None:
     from ray.train import get_context
     from ray.train.torch import get_device
 
-    from workers.training.team import Team
+    from workers.training.process_group import ProcessGroup
 
-    job, team = _job(config), Team.of_this_process()
+    job, team = _job(config), ProcessGroup.current()
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # one core each, as was asked for
     # a group that was started again goes on where the first one came to
     begun = job.out / RAY_FOLDER / f"{get_context().get_experiment_name()}.begun"
     again = begun.exists()
-    team.wait()
+    team.barrier()
 
     def say(line: str) -> None:
         with (job.out / LINES).open("a", encoding="utf-8") as lines:
             lines.write(line + "\n")
 
-    if team.first:
+    if team.is_main:
         begun.parent.mkdir(parents=True, exist_ok=True)
         begun.touch()
-    tell = say if team.first else _nothing
-    job.run(get_device(), resume=config["resume"] or again, team=team, tell=tell)
+    tell = say if team.is_main else _nothing
+    job.run(get_device(), resume=config["resume"] or again, group=team, tell=tell)
 
 
 def _nothing(line: str) -> None: ...

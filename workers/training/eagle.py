@@ -32,8 +32,8 @@ from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer
 from workers.models.weights import read_config, save
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 from workers.training.recording import sight
-from workers.training.team import ALONE, Team
 
 NAME = "eagle"
 WEIGHTS, CHECKPOINT, JOURNAL = f"{NAME}.safetensors", f"{NAME}.checkpoint.pt", f"{NAME}.journal.jsonl"
@@ -139,13 +139,15 @@ def head(target: Target, features: Tensor) -> Tensor:
     return out.float()
 
 
-def eagle_loss(target: Target, layer: EagleLayer, data: Drawn, recipe: EagleRecipe, team: Team = ALONE) -> LossFunction:
+def eagle_loss(
+    target: Target, layer: EagleLayer, data: Drawn, recipe: EagleRecipe, group: ProcessGroup = SINGLE_PROCESS
+) -> LossFunction:
     """The loss of this process's share of a batch of examples."""
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
         dropped = torch.rand(len(indices), generator=generator) < recipe.dropped
         seeds = torch.randint(1 << 62, (len(indices),), generator=generator)
-        mine = team.share(len(indices))
+        mine = group.share(len(indices))
         captions, tokens = data.pick(indices[mine], target.device)
         given = slots(target, _prompts(target, captions, dropped[mine]), tokens)
         noise = torch.stack([_noise(given.features[0], int(seed), recipe.noise) for seed in seeds[mine]])
@@ -213,7 +215,7 @@ def train_eagle(
     recipe: EagleRecipe,
     *,
     resume: bool = False,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     tell: Callable[[str], None] = print,
 ) -> Path:
     """Trains a drafter into `out`; returns its weight file, which holds the weights that were best at held-out top-3.
@@ -230,7 +232,7 @@ def train_eagle(
     learn = Drawn(data.captions[:-held], data.tokens[:-held])
     measure = Drawn(data.captions[-held:][:MEASURED], data.tokens[-held:][:MEASURED])
     config = recipe.schedule(len(learn), target.device)
-    team.share(config.batch)
+    group.share(config.batch)
     layer = new_layer(target, recipe.seed)
     header = {"transformer": asdict(layer.decoder.config), "filler": prompt_filler(target), "recipe": asdict(recipe)}
     weights = out / WEIGHTS
@@ -243,12 +245,12 @@ def train_eagle(
         return found
 
     going_on = resume and (out / CHECKPOINT).exists()
-    if team.first and not going_on:
+    if group.is_main and not going_on:
         weights.unlink(missing_ok=True)  # an earlier training's, which this one's may never beat
-    loss = eagle_loss(target, layer, learn, recipe, team)
+    loss = eagle_loss(target, layer, learn, recipe, group)
     train(
         layer, loss, len(learn), config, name=NAME, checkpoint=out / CHECKPOINT, resume=going_on, on_save=on_save,
-        log=tell, journal=out / JOURNAL, team=team,
+        log=tell, journal=out / JOURNAL, group=group,
     )  # fmt: skip
     return weights
 

@@ -16,8 +16,8 @@ from workers.data.shards import digest
 from workers.loading.manifest import Entry, load_entry
 from workers.loading.models import Models, load_models, weights_folder
 from workers.training.eagle import CHECKPOINT, JOURNAL, Drawn, EagleRecipe, train_eagle
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 from workers.training.recording import record
-from workers.training.team import ALONE, Team
 
 FACTS = "eagle.job.json"
 RECORDED = "recorded"
@@ -64,7 +64,7 @@ class DrafterJob:
         device: torch.device,
         *,
         resume: bool = False,
-        team: Team = ALONE,
+        group: ProcessGroup = SINGLE_PROCESS,
         tell: Callable[[str], None] = print,
     ) -> Path:
         """Draw the images, then train; returns the weight file. All processes of a team call it.
@@ -75,9 +75,9 @@ class DrafterJob:
         """
         models = self.load(device)
         facts = self.facts(models)
-        if team.first:
+        if group.is_main:
             self.open(facts, resume)
-        team.wait()
+        group.barrier()
         tokens = record(
             models.target,
             self.captions,
@@ -85,11 +85,11 @@ class DrafterJob:
             identity=digest(facts["models"]),
             seed=self.recipe.seed,
             batch=2 * self.recipe.batch,
-            team=team,
+            group=group,
             tell=tell,
         )
         data = Drawn([caption.text for caption in self.captions], tokens)
-        return train_eagle(models.target, data, self.out, self.recipe, resume=resume, team=team, tell=tell)
+        return train_eagle(models.target, data, self.out, self.recipe, resume=resume, group=group, tell=tell)
 
     def open(self, facts: dict[str, Any], resume: bool) -> None:
         """Hold a training that goes on against what it was begun with; clear away an earlier one otherwise."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.training.optim import build_optimisers, trapezoid
-from workers.training.team import ALONE, Team
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 #: Loss of the examples `indices` [batch]; the generator serves every random choice inside (dropped captions, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -95,7 +95,7 @@ def train(
     on_save: Callable[[nn.Module], Figures] | None = None,
     log: Callable[[str], None] = print,
     journal: Path | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[nn.Module, Progress]:
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
 
@@ -116,7 +116,7 @@ def train(
     average, progress = copy.deepcopy(model), Progress()
     if resume:
         progress = _restore(checkpoint, name, model, average, optimisers)
-    noted = journal if team.first else None
+    noted = journal if group.is_main else None
     if noted is not None:
         _rewrite(noted, progress)
     start, began = len(progress.losses), time.monotonic()
@@ -126,14 +126,14 @@ def train(
     for step in range(start, config.steps):
         rate = trapezoid(step, config.steps, config.warmup, config.decay)
         for optimiser in optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = group["peak_lr"] * rate
+            for param_group in optimiser.param_groups:
+                param_group["lr"] = param_group["peak_lr"] * rate
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
             loss = loss_of(batch_indices(config.seed, step, config.batch, size), generator)
         loss.backward()  # type: ignore[no-untyped-call]
         waiting.append(loss.detach())
-        team.average([waiting[-1], *(p.grad for p in trainable if p.grad is not None)])
+        group.average([waiting[-1], *(p.grad for p in trainable if p.grad is not None)])
         _bound(trainable, config)
         for optimiser in optimisers:
             optimiser.step()
@@ -144,9 +144,9 @@ def train(
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if saving or (step + 1) % config.log_every == 0:  # losses are read rarely: reading waits for the device
             _collect(name, waiting, progress, noted)
-            if team.first:
+            if group.is_main:
                 log(_line(name, progress, config, start, began, rate))
-        if saving and team.first:
+        if saving and group.is_main:
             if on_save is not None:
                 _measured(name, step + 1, on_save(average), progress, noted, log)
             if checkpoint is not None:

@@ -24,11 +24,10 @@ from workers.models.families.conditioners import SceneConditioner, WordCondition
 from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
 from workers.models.vq import VQModel, load_vq
 from workers.models.weights import content_hash, save
-from workers.training.clip import ClipTraining, train_clip
 from workers.training.drafters import DistillConfig, new_eagle, new_medusa, train_drafter
-from workers.training.features import FeatureTraining, train_features
 from workers.training.loop import TrainConfig
 from workers.training.parts import TokenSet, build_model, load_model
+from workers.training.scene_nets import ClipTraining, FeatureTraining, train_clip, train_features
 from workers.training.scene_set import scene_set
 from workers.training.target import train_target
 from workers.training.tokenizer import TokenizerConfig, scene_images, tokenize_scenes, train_tokenizer
@@ -145,10 +144,10 @@ def _scene_net(job: _Job) -> Path:
     if job.piece == "features":
         features = FeatureTraining()
         features = replace(features, steps=job.steps or features.steps)
-        return train_features(features, scene_set(0, 20_000, report=job.tell), job.out, job.seed, report=job.tell)
+        return train_features(features, scene_set(0, 20_000, report=job.tell), job.out, job.seed, log=job.tell)
     clip = ClipTraining()
     clip = replace(clip, steps=job.steps or clip.steps)
-    return train_clip(clip, scene_set(0, 20_000, report=job.tell), job.out, job.seed, report=job.tell)
+    return train_clip(clip, scene_set(0, 20_000, report=job.tell), job.out, job.seed, log=job.tell)
 
 
 def _tokenizer(job: _Job) -> Path:

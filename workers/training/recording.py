@@ -24,7 +24,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Job
 from workers.models.target import Target
 from workers.models.weights import load_tensors, save
-from workers.training.team import ALONE, Team
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 CHUNK = 64  # images of a file
 
@@ -37,7 +37,7 @@ def record(
     identity: str,
     seed: int = 0,
     batch: int = 32,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     tell: Callable[[str], None] = print,
 ) -> Tensor:
     """Tokens [B, N] (int32, CPU) of one image for each caption, drawn by the target's own sampling defaults.
@@ -54,13 +54,13 @@ def record(
     files = [folder / f"{_name(target, chunk, identity, seed)}.safetensors" for chunk in chunks]
     missing = [n for n, file in enumerate(files) if not file.exists()]
     began = time.monotonic()
-    for done, number in enumerate(missing[team.rank :: team.size]):
+    for done, number in enumerate(missing[group.rank :: group.size]):
         engine = Engine(target, DecodingConfig(), seed=seed, batch_size=batch)
         _draw(engine, chunks[number], files[number])
-        left = (time.monotonic() - began) / (done + 1) * (len(missing[team.rank :: team.size]) - done - 1) / 60
+        left = (time.monotonic() - began) / (done + 1) * (len(missing[group.rank :: group.size]) - done - 1) / 60
         drawn = sum(file.exists() for file in files)
         tell(f"drew images: {drawn} of {len(files)} files of {CHUNK}, {left:.1f} min left")
-    team.wait()
+    group.barrier()
     return torch.cat([load_tensors(file)["tokens"] for file in files])
 
 

@@ -1,4 +1,7 @@
-"""Rendered scenes in memory for the small nets of the metrics, as bytes: 6.9 kB a scene."""
+"""Rendered scenes in memory for training the nets of the metrics, and random corruptions of them.
+
+The corruptions are those that decoded images have: blur, noise and wobbly outlines, by known amounts.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Generator, Tensor
 
 from workers.data.scenes import render, sample_attributes
 
-#: What the built-in nets are trained on, and what they are measured on.
-TRAINING_SCENES, TRAINING_SEED = 20_000, 0
-HELD_OUT_SCENES, HELD_OUT_SEED = 2_000, 1
+_NOISE_STD = 0.08  # standard deviation of the noise at amount 1, images lie in [0, 1]
+_WOBBLE_STD = 1.0  # standard deviation of the displacement at amount 1, in pixels
+_KNOT_SPACING = 4  # pixels between displacement knots: the tokenizer's patch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,3 +46,42 @@ def scene_set(
         if len(parts) % 20 == 0:
             report(f"rendered {indices.stop} of {scenes} scenes")
     return SceneSet(torch.cat(parts), rows)
+
+
+def amounts(n: int, generator: Generator) -> Tensor:
+    """Random amounts [n, 3] of blur, noise and wobble in [0, 1]; each is 0 for 60% of the images."""
+    drawn = torch.rand(2, n, 3, generator=generator)
+    return drawn[0] * (drawn[1] < 0.4)
+
+
+def corrupt(images: Tensor, amount: Tensor, generator: Generator) -> Tensor:
+    """Images [n, 3, H, W] in [0, 1] with `amount` [n, 3] of blur, noise and wobble; 0 leaves pixels as they are."""
+    blur, noise, wobble = (column.view(-1, 1, 1, 1) for column in amount.unbind(1))
+    moved = amount[:, 2] > 0
+    if bool(moved.any()):
+        images = images.clone()
+        images[moved] = _displace(images[moved], wobble[moved], generator)
+    images = torch.lerp(images, _soften(images), blur)
+    grain = torch.randn(images.shape, generator=generator)
+    return (images + _NOISE_STD * noise * grain).clamp(0, 1)
+
+
+def _soften(images: Tensor) -> Tensor:
+    """A 5 x 5 binomial filter (standard deviation 1 pixel), edges repeated."""
+    taps = torch.tensor([1.0, 4, 6, 4, 1]) / 16
+    kernel = torch.outer(taps, taps).expand(3, 1, 5, 5)
+    return F.conv2d(F.pad(images, (2, 2, 2, 2), mode="replicate"), kernel, groups=3)
+
+
+def _displace(images: Tensor, amount: Tensor, generator: Generator) -> Tensor:
+    """Moves pixels by a field that is random at knots _KNOT_SPACING pixels apart and linear between them."""
+    n, _, height, width = images.shape
+    knots = (
+        torch.randn(n, 2, height // _KNOT_SPACING + 1, width // _KNOT_SPACING + 1, generator=generator)
+        * _WOBBLE_STD
+        * amount
+    )
+    field = F.interpolate(knots, (height, width), mode="bilinear", align_corners=True)
+    y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
+    where = torch.stack([(x + field[:, 0]) * 2 / width - 1, (y + field[:, 1]) * 2 / height - 1], dim=3)
+    return F.grid_sample(images, where, padding_mode="border", align_corners=False)

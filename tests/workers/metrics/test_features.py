@@ -14,7 +14,7 @@ from workers.data.scenes import SLOTS, render, sample_attributes
 from workers.metrics.features import BUILTIN, SLOT_SIZES, FeatureConfig, SceneFeatures, load_features
 from workers.metrics.frechet import FeatureStatistics, frechet_distance
 from workers.models.weights import WeightsError, save
-from workers.training.corruptions import corrupt
+from workers.training.scene_set import corrupt
 
 TINY = FeatureConfig(channels=(4, 4, 4, 4), squeeze=2, dim=8, hidden=8)
 

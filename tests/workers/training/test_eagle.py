@@ -41,8 +41,8 @@ from workers.training.eagle import (
     train_eagle,
 )
 from workers.training.jobs import RECORDED, DrafterJob
+from workers.training.process_group import ProcessGroup
 from workers.training.recording import record
-from workers.training.team import Team
 
 CONFIGS: dict[str, TransformerConfig] = {
     "LlamaGen's": replace(BASE, prompt_rope="zero"),
@@ -131,20 +131,20 @@ def test_shares_of_a_batch_come_to_the_whole_batch() -> None:
     target = toy_target()
     data, indices = examples(target), torch.tensor([7, 0, 3, 11])
 
-    def gradient(team: Team) -> tuple[float, Tensor]:
+    def gradient(group: ProcessGroup) -> tuple[float, Tensor]:
         layer = new_layer(target, 0)
-        loss = eagle_loss(target, layer, data, replace(QUICK, dropped=0.5), team)
+        loss = eagle_loss(target, layer, data, replace(QUICK, dropped=0.5), group)
         value = loss(indices, torch.Generator().manual_seed(9))
         value.backward()  # type: ignore[no-untyped-call]
         assert layer.fc.weight.grad is not None
         return value.item(), layer.fc.weight.grad
 
-    whole, one, two = gradient(Team()), gradient(Team(0, 2)), gradient(Team(1, 2))
+    whole, one, two = gradient(ProcessGroup()), gradient(ProcessGroup(0, 2)), gradient(ProcessGroup(1, 2))
     assert one[0] != pytest.approx(two[0], rel=1e-3)
     assert (one[0] + two[0]) / 2 == pytest.approx(whole[0], rel=1e-6)
     torch.testing.assert_close((one[1] + two[1]) / 2, whole[1], atol=1e-6, rtol=1e-4)
     with pytest.raises(ValueError, match="batch of 4 cannot be shared evenly by 3 workers"):
-        Team(0, 3).share(4)
+        ProcessGroup(0, 3).share(4)
 
 
 def test_noise_is_uniform_and_an_examples_own() -> None:

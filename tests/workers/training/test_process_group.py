@@ -1,4 +1,4 @@
-"""A team in earnest: two processes that torch.distributed joins train one drafter, and come to what one comes to."""
+"""A group in earnest: two processes that torch.distributed joins train one drafter, and come to what one comes to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.data.captions import read_captions
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 from workers.training.jobs import RECORDED, DrafterJob
-from workers.training.team import Team
+from workers.training.process_group import ProcessGroup
 
 ROOT = Path(__file__).parents[3]
 RECIPE = EagleRecipe(batch=4, steps=30, rate=2e-3, save_every=10)
@@ -24,14 +24,14 @@ MEMBER = """
 import sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from tests.workers.training.test_team import job
-from workers.training.team import Team
+from tests.workers.training.test_process_group import job
+from workers.training.process_group import ProcessGroup
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-team = Team.of_this_process()
-job(Path(sys.argv[1]), sys.argv[2]).run(torch.device("cpu"), team=team, tell=lambda line: None)
-print(team.rank, team.size)
+group = ProcessGroup.current()
+job(Path(sys.argv[1]), sys.argv[2]).run(torch.device("cpu"), group=group, tell=lambda line: None)
+print(group.rank, group.size)
 """
 
 
@@ -46,11 +46,11 @@ def curve(folder: Path, key: str) -> list[float]:
 
 
 def test_alone_there_is_nothing_to_average() -> None:
-    team, tensor = Team.of_this_process(), torch.ones(3)
-    team.average([tensor])
-    team.wait()
-    assert team == Team()
-    assert (team.first, team.share(5), tensor.tolist()) == (True, slice(0, 5), [1, 1, 1])
+    group, tensor = ProcessGroup.current(), torch.ones(3)
+    group.average([tensor])
+    group.barrier()
+    assert group == ProcessGroup()
+    assert (group.is_main, group.share(5), tensor.tolist()) == (True, slice(0, 5), [1, 1, 1])
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""Processes that train one model together: each takes its share of every batch, and their gradients are averaged.
+"""Data-parallel training: each process takes its share of every batch, and gradients are averaged over all processes.
 
-Nothing here starts processes: whoever does (Ray Train, torchrun) has set up `torch.distributed`. One process alone is a
-team of one, for which all of this does nothing.
+This module starts no process: the launcher (Ray Train, torchrun) sets up `torch.distributed`. In a single process every
+operation here does nothing.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """`rank` of `size` processes. The first writes files and reports."""
+class ProcessGroup:
+    """`rank` of `size` processes. The main process (rank 0) writes files and logs."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def of_this_process(cls) -> Team:
-        """The team that torch.distributed has set up; alone where it has not."""
+    def current(cls) -> ProcessGroup:
+        """The group that torch.distributed has set up, or a single process."""
         if not dist.is_available() or not dist.is_initialized():
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     def share(self, batch: int) -> slice:
         """This process's part of a batch.
 
         Raises:
-            ValueError: the batch cannot be shared evenly, and means over shares would not be means over the batch.
+            ValueError: the batch is no multiple of `size`, so means over shares would differ from the batch's mean.
         """
         if batch % self.size:
             raise ValueError(f"a batch of {batch} cannot be shared evenly by {self.size} workers; make it a multiple")
@@ -45,13 +45,13 @@ class Team:
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """The mean over all processes, in place; one transfer for all tensors of a dtype."""
+        """Replaces each tensor by its mean over all processes; one transfer for all tensors of a dtype."""
         if self.size == 1:
             return
-        kinds: dict[torch.dtype, list[Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
-            kinds.setdefault(tensor.dtype, []).append(tensor)
-        for members in kinds.values():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for members in by_dtype.values():
             flat: Tensor = _flatten_dense_tensors(members)  # type: ignore[no-untyped-call]
             dist.all_reduce(flat)
             flat.div_(self.size)
@@ -59,10 +59,10 @@ class Team:
             for tensor, mean in zip(members, means, strict=True):
                 tensor.copy_(mean)
 
-    def wait(self) -> None:
-        """Until all processes are here."""
+    def barrier(self) -> None:
+        """Waits for all processes."""
         if self.size > 1:
             dist.barrier()
 
 
-ALONE = Team()
+SINGLE_PROCESS = ProcessGroup()
