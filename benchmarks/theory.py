@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import draw, engine_for, held_out_jobs
-from search_spaces.acceptance import AcceptanceRule, Tables
+from search_spaces.acceptance import AcceptanceRule, NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Walker
 from workers.decoding.engine import Engine
@@ -88,7 +88,7 @@ def setting(acceptance: dict[str, Any], drafter: str, length: int) -> DecodingCo
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": chain, "acceptance": acceptance})
 
 
-def record(models: ScenesModels, config: DecodingConfig, jobs: Sequence[Job]) -> tuple[Rounds, Tables]:
+def record(models: ScenesModels, config: DecodingConfig, jobs: Sequence[Job]) -> tuple[Rounds, NeighbourTables]:
     """The whole rounds of these captions, and what the rule looks up."""
     engine = engine_for(models, config, batch=min(32, len(jobs)))
     engine.walker = recorder = Recorder(engine)
@@ -97,12 +97,12 @@ def record(models: ScenesModels, config: DecodingConfig, jobs: Sequence[Job]) ->
     return rounds._replace(image=torch.unique(rounds.image, return_inverse=True)[1]), recorder.tables
 
 
-def theory(rule: AcceptanceRule, rounds: Rounds, tables: Tables) -> Theory:
+def theory(rule: AcceptanceRule, rounds: Rounds, tables: NeighbourTables) -> Theory:
     """What theory says of a rule on these rounds, whichever rule they were drawn under."""
     return recorded(rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image)
 
 
-def compare(config: DecodingConfig, exact: Rounds, own: Rounds, tables: Tables) -> dict[str, Estimate]:
+def compare(config: DecodingConfig, exact: Rounds, own: Rounds, tables: NeighbourTables) -> dict[str, Estimate]:
     """One row: theory on the exact rule's rounds and on the rule's own, and what was measured on these."""
     rule = config.acceptance
     best = replace(rule, resampling="optimal")  # neither acceptance nor B* depends on the resampling

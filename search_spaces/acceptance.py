@@ -1,7 +1,7 @@
 """Acceptance rules: neighbourhood x schedule x resampling. Each published rule is one point of the product.
 
 A child x at depth i of a node is accepted with chance f(x) = min(1, omega_i S_r(x) / p(x)); if it is not, the next
-child is tried against the residual law, or a token is drawn from it. Everything here is a deterministic function of
+child is tried against the residual probs, or a token is drawn from it. Everything here is a deterministic function of
 tensors (shapes as in `neighbourhoods`): the random draws are the caller's, so that rules can be tested without luck.
 """
 
@@ -16,16 +16,16 @@ from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
     NEIGHBOURHOODS,
     Additive,
-    Credit,
     Multiplicative,
     Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
     NoNeighbourhood,
     Proximity,
-    Tables,
-    entry,
+    gather_probs,
 )
+from search_spaces.params import Params
 from search_spaces.schedules import Constant, Exponential, Schedule
-from search_spaces.settings import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,12 @@ __all__ = [  # one door to the vocabulary of acceptance
     "RULES",
     "AcceptanceRule",
     "Additive",
-    "Credit",
     "Grouped",
     "Multiplicative",
+    "NeighbourTables",
     "Neighbourhood",
+    "NeighbourhoodMass",
     "NoNeighbourhood",
-    "Tables",
     "neighbour_key",
 ]
 
@@ -49,28 +49,36 @@ Resampling = Literal["paper", "optimal"]
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceRule(Setting):
+class AcceptanceRule(Params):
     """When a drafted token is kept, and what replaces it when it is not.
 
-    resampling: 'optimal' draws from norm([r - p f]_+), the law that leaves the least bias (Cool-SD, Theorem 2);
+    resampling: 'optimal' draws from norm([r - p f]_+), the probs that leaves the least bias (Cool-SD, Theorem 2);
     'paper' does what the neighbourhood's own paper does. Without neighbours the two are the same.
     """
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
-    resampling: Annotated[Resampling, "law drawn from after a rejection"] = "paper"
+    resampling: Annotated[Resampling, "probs drawn from after a rejection"] = "paper"
 
     @property
-    def loose(self) -> bool:
+    def is_relaxed(self) -> bool:
         """False iff the rule is exact whatever happens: no neighbours, and a budget of 1 at every position."""
         return not (self.neighbourhood.exact and self.schedule.exact)
 
-    def chance(self, credit: Credit, omega: Tensor) -> Tensor:
+    def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where the proposal could not have been drawn."""
-        return (omega * credit.target / credit.proposal).clamp_max(1).masked_fill(credit.proposal <= 0, 0)
+        return (omega * mass.target / mass.proposal).clamp_max(1).masked_fill(mass.proposal <= 0, 0)
 
-    def residual(self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables) -> Tensor:
-        """The law [B, V] after child x [B] was rejected, normalised over the vocabulary.
+    def residual(
+        self,
+        r: Tensor,
+        p: Tensor | None,
+        x: Tensor,
+        omega: Tensor,
+        mass: NeighbourhoodMass,
+        tables: NeighbourTables,
+    ) -> Tensor:
+        """The probs [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
         A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
         chance 0). Then the exact rule's residual [r - p]_+ stands in for the paper's (under a budget below 1 as well,
@@ -78,14 +86,14 @@ class AcceptanceRule(Setting):
         Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they credit S to x
         even if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
         """
-        paper = self.neighbourhood.paper_residual(r, p, x, credit) if self.resampling == "paper" else None
+        paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
         if paper is None:
-            return _normalised(self._optimal(r, p, x, omega, credit, tables), otherwise=r)
-        if not self.neighbourhood.generous:  # groups: the paper's is [r - p]_+ itself
+            return _normalised(self._optimal(r, p, x, omega, mass, tables), otherwise=r)
+        if not self.neighbourhood.never_stricter:  # groups: the paper's is [r - p]_+ itself
             return _normalised(paper, otherwise=r)
         return _normalised(paper, otherwise=_normalised(_exact(r, p, x), otherwise=r))
 
-    def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: Tables) -> Tensor:
+    def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:
         """Whether x [B] stands at temperature 0: bool [B]. q [B, V]: the target's softmax at temperature 1, unfiltered.
 
         x stands iff omega S_q(x) >= max q(y) over all y that were not credited to it (LANTERN's greedy form; omega is
@@ -94,19 +102,27 @@ class AcceptanceRule(Setting):
         neighbourhood = self.neighbourhood.at_temperature_zero
         if neighbourhood.exact and self.schedule.exact:
             return x == q.argmax(1)
-        credit = neighbourhood.credit(q, None, x, tables)
-        rivals = credit.strip(q).scatter(1, x[:, None], 0)
-        return omega * credit.target >= rivals.amax(1)
+        mass = neighbourhood.mass(q, None, x, tables)
+        rivals = mass.without_neighbours(q).scatter(1, x[:, None], 0)
+        return omega * mass.target >= rivals.amax(1)
 
-    def _optimal(self, r: Tensor, p: Tensor | None, x: Tensor, omega: Tensor, credit: Credit, tables: Tables) -> Tensor:
+    def _optimal(
+        self,
+        r: Tensor,
+        p: Tensor | None,
+        x: Tensor,
+        omega: Tensor,
+        mass: NeighbourhoodMass,
+        tables: NeighbourTables,
+    ) -> Tensor:
         """[r - p f]_+ (Cool-SD, Theorem 2), not normalised."""
-        if self.neighbourhood.generous and self.schedule.never_below_one:
+        if self.neighbourhood.never_stricter and self.schedule.at_least_one:
             # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
             return _exact(r, p, x)
         if p is None:  # p f is zero but at x
-            left = (entry(r, x) - self.chance(credit, omega)).clamp_min(0)
+            left = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
             return r.scatter(1, x[:, None], left[:, None])
-        target, proposal = self.neighbourhood.credit_all(r, p, tables)
+        target, proposal = self.neighbourhood.all_masses(r, p, tables)
         share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
         return (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, with no rounding where f is r / p
 
@@ -116,10 +132,10 @@ def _exact(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
     return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
 
 
-def _normalised(law: Tensor, otherwise: Tensor) -> Tensor:
-    """The law [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
-    mass = law.sum(1, keepdim=True)
-    return (law / mass).where(mass > 0, otherwise)
+def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
+    """The probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
+    mass = probs.sum(1, keepdim=True)
+    return (probs / mass).where(mass > 0, otherwise)
 
 
 def neighbour_key(rule: AcceptanceRule) -> tuple[Proximity, int] | None:

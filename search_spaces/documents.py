@@ -10,28 +10,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
-from search_spaces.settings import SettingError, unknown_key
+from search_spaces.params import ConfigError, unknown_key
 
 Path = tuple[str, ...]
 MOST_NODES = 100_000  # aliases of aliases unfold to any size
 PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
 BARE_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
-
-
-class SpaceError(ValueError):
-    """A sweep's file that cannot be. `where` is "file:line", `path` leads to the key, `problem` says what to mend."""
-
-    def __init__(self, where: str, path: Path, problem: str) -> None:
-        shown = f"{dotted(path)}: " if path else ""
-        super().__init__(f"{where}: {shown}{problem}")
-        self.where, self.path, self.problem = where, path, problem
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, Path, str]]:
-        return type(self), (self.where, self.path, self.problem)
 
 
 def dotted(path: Iterable[str]) -> str:
@@ -51,8 +39,8 @@ class Node:
     where: str
     path: Path = ()
 
-    def error(self, problem: str, *below: str) -> SpaceError:
-        return SpaceError(self.where, (*self.path, *below), problem)
+    def error(self, problem: str, *below: str) -> ConfigError:
+        return ConfigError((*self.path, *below), problem, self.where)
 
     def plain(self) -> Any:
         """The value as plain data."""
@@ -61,7 +49,7 @@ class Node:
         return [child.plain() for child in self.value] if isinstance(self.value, tuple) else self.value
 
     def mapping(self, known: Iterable[str] | None = None) -> dict[str, Node]:
-        """The children of a mapping. SpaceError if this is none, or has a key that is not `known`."""
+        """The children of a mapping. ConfigError if this is none, or has a key that is not `known`."""
         if not isinstance(self.value, dict):
             raise self.error(f"must be a mapping of keys to values, got {self.plain()!r}")
         known = None if known is None else list(known)
@@ -71,21 +59,23 @@ class Node:
         return self.value
 
     def entries(self) -> tuple[Node, ...]:
-        """The entries of a list. SpaceError if this is none."""
+        """The entries of a list. ConfigError if this is none."""
         if not isinstance(self.value, tuple):
             raise self.error(f"must be a list, got {self.plain()!r}")
         return self.value
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """A SettingError about this node's plain value becomes a SpaceError at the key at fault."""
+    def with_location(self) -> Iterator[None]:
+        """A ConfigError about this node's plain value becomes a ConfigError at the key at fault."""
         try:
             yield
-        except SettingError as error:
+        except ConfigError as error:
+            if error.location:
+                raise
             node: Node = self
             for key in error.path:
                 node = node.value.get(key, node) if isinstance(node.value, dict) else node
-            raise SpaceError(node.where, (*self.path, *error.path), error.problem) from error
+            raise ConfigError((*self.path, *error.path), error.problem, node.where) from error
 
 
 def as_node(value: object, where: str, path: Path = ()) -> Node:
@@ -100,7 +90,7 @@ def as_node(value: object, where: str, path: Path = ()) -> Node:
 
 
 def overridden(root: Node, key: str, value: object) -> Node:
-    """`root` with `value` under a dotted key ("space.tree.0.length"). SpaceError if the way leads through a scalar."""
+    """`root` with `value` under a dotted key ("space.tree.0.length"). ConfigError if the way leads through a scalar."""
     return _replaced(root, tuple(key.split(".")), value, "override")
 
 
@@ -111,12 +101,13 @@ def _replaced(node: Node, steps: Path, value: object, where: str) -> Node:
     if isinstance(node.value, tuple):
         if not step.isdecimal() or int(step) >= len(node.value):
             known = f"0 to {len(node.value) - 1}" if node.value else "none: it is empty"
-            raise SpaceError(where, (*node.path, step), f"no such place in the list; places: {known}")
+            raise ConfigError((*node.path, step), f"index out of range; indices: {known}", where)
         place = int(step)
         entries = (*node.value[:place], _replaced(node.value[place], rest, value, where), *node.value[place + 1 :])
         return Node(entries, node.where, node.path)
     if not isinstance(node.value, dict | None):
-        raise SpaceError(where, (*node.path, step), f"nothing stands below {dotted(node.path)}: it is {node.value!r}")
+        problem = f"{dotted(node.path)} is {node.value!r}, a scalar without keys"
+        raise ConfigError((*node.path, step), problem, where)
     children = node.value or {}
     child = children.get(step, Node(None, where, (*node.path, step)))
     return Node({**children, step: _replaced(child, rest, value, where)}, node.where, node.path)
@@ -142,13 +133,13 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_document(text: str | bytes, file: str) -> Node:
-    """The document in `text`; `file` is its name in messages. SpaceError, with the line, for what is no plain YAML."""
+    """The document in `text`; `file` is its name in messages. ConfigError, with the line, for what is no plain YAML."""
     try:
         loader = _Loader(text)
         try:
             root = loader.get_single_node()
             if root is None:
-                raise SpaceError(f"{file}:1", (), "the file is empty; give at least a name and objectives")
+                raise ConfigError((), "the file is empty; give at least a name and objectives", f"{file}:1")
             return _Builder(loader, file).build(root, (), root.start_mark.line)
         finally:
             loader.dispose()
@@ -156,9 +147,9 @@ def read_document(text: str | bytes, file: str) -> Node:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else f"{file}:1"
         reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise SpaceError(where, (), f"not valid YAML: {reason}") from error
+        raise ConfigError((), f"not valid YAML: {reason}", where) from error
     except RecursionError:
-        raise SpaceError(f"{file}:1", (), "nested too deeply, or an alias that holds itself") from None
+        raise ConfigError((), "nested too deeply, or an alias that contains itself", f"{file}:1") from None
 
 
 def write_document(data: Mapping[str, Any]) -> str:
@@ -181,22 +172,22 @@ class _Builder:
         where = f"{self.file}:{line + 1}"
         self.built += 1
         if self.built > MOST_NODES:
-            raise SpaceError(where, (), f"the document unfolds to more than {MOST_NODES} values; use fewer aliases")
+            raise ConfigError((), f"the document unfolds to more than {MOST_NODES} values; use fewer aliases", where)
         if isinstance(node, yaml.MappingNode):
             return Node(self.mapping(node, path, where), where, path)
         if node.tag not in PLAIN_TAGS:
-            raise SpaceError(where, path, f"the tag {node.tag} is not allowed; use plain YAML")
+            raise ConfigError(path, f"the tag {node.tag} is not allowed; use plain YAML", where)
         if isinstance(node, yaml.SequenceNode):
             entries = enumerate(node.value)
             return Node(tuple(self.build(e, (*path, f"[{i}]"), e.start_mark.line) for i, e in entries), where, path)
         try:
             return Node(self.loader.construct_object(node), where, path)
         except ValueError as error:
-            raise SpaceError(where, path, f"not a value of its kind: {error}") from error
+            raise ConfigError(path, f"not a value of its kind: {error}", where) from error
 
     def mapping(self, node: yaml.MappingNode, path: Path, where: str) -> dict[str, Node]:
         if node.tag not in PLAIN_TAGS:
-            raise SpaceError(where, path, f"the tag {node.tag} is not allowed; use plain YAML")
+            raise ConfigError(path, f"the tag {node.tag} is not allowed; use plain YAML", where)
         if id(node) not in self.checked:
             self.checked.add(id(node))
             self.check_keys(node, path)
@@ -211,9 +202,8 @@ class _Builder:
                 continue
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                raise SpaceError(where, path, f"the key {shown} is not a word; put it in quotes")
+                raise ConfigError(path, f"the key {shown} is not a word; put it in quotes", where)
             if key.value in first:
-                raise SpaceError(
-                    where, (*path, key.value), f"given twice, first in line {first[key.value]}; remove one of the two"
-                )
+                problem = f"given twice, first in line {first[key.value]}; remove one of the two"
+                raise ConfigError((*path, key.value), problem, where)
             first[key.value] = key.start_mark.line + 1

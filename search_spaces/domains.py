@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, Protocol, get_args, get_origin
 
 from search_spaces.documents import Node
-from search_spaces.settings import Knob, SettingError
+from search_spaces.params import ConfigError, ParamField
 
 Scalar = str | int | float | bool | None
 LONGEST_NAME = 32
@@ -145,10 +145,10 @@ class Span:
 Domain = Fixed | Values | Span
 
 
-def read_domain(node: Node, knob: Knob) -> Domain:
+def read_domain(node: Node, knob: ParamField) -> Domain:
     """What `node` allows the knob to be, every value and bound held against the knob's type, range and words.
 
-    SpaceError with the line and the mend.
+    ConfigError with the line and the mend.
     """
     if isinstance(node.value, dict):
         return _read_values(node, knob) if VALUES_KEY in node.value else _read_span(node, knob)
@@ -174,7 +174,7 @@ def distinct(labels: Iterable[Sequence[str]]) -> tuple[str, ...]:
                  for i, label in enumerate(found))  # fmt: skip
 
 
-def _read_values(node: Node, knob: Knob) -> Domain:
+def _read_values(node: Node, knob: ParamField) -> Domain:
     for key, child in node.mapping().items():
         if key != VALUES_KEY:
             raise child.error("goes not with values; give either values, or low and high")
@@ -193,7 +193,7 @@ def _read_values(node: Node, knob: Knob) -> Domain:
     return Values(tuple(values), tuple(names))
 
 
-def _read_span(node: Node, knob: Knob) -> Domain:
+def _read_span(node: Node, knob: ParamField) -> Domain:
     kind = _number(knob.type)
     if kind is None:
         words = f" of {', '.join(knob.words)}" if knob.words else ""
@@ -236,10 +236,10 @@ def _exact_steps(low: float, high: float, step: float) -> Decimal:
     return (Decimal(str(high)) - Decimal(str(low))) / Decimal(str(step))
 
 
-def _fit(node: Node, knob: Knob) -> Any:
+def _fit(node: Node, knob: ParamField) -> Any:
     try:
         return knob.fit(node.plain())
-    except SettingError as error:
+    except ConfigError as error:
         raise node.error(error.problem) from None
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.documents import Node
+from search_spaces.params import not_one_of
 from search_spaces.presets import PRESETS
 from search_spaces.sections import SECTIONS
-from search_spaces.settings import not_one_of
 from search_spaces.trial import DecodingConfig, Sampling
 
 LONGEST_LABEL = 80
@@ -30,7 +30,7 @@ class Enqueued:
 
 
 def read_enqueue(node: Node, sampling: Sampling | None) -> tuple[Enqueued, ...]:
-    """The list of settings; those without a sampling take the baseline's. SpaceError names line, key and mend."""
+    """The list of settings; those without a sampling take the baseline's. ConfigError names line, key and mend."""
     found: list[Enqueued] = []
     for entry in node.entries():
         label, config = _entry(entry, sampling)
@@ -49,7 +49,7 @@ def _entry(node: Node, sampling: Sampling | None) -> tuple[str, DecodingConfig]:
     given = dict(node.mapping(("label", "preset", *SECTIONS)))
     label, base = given.pop("label", None), given.pop("preset", None)
     mapping = {} if base is None else _preset(base).to_mapping()
-    with node.blamed():
+    with node.with_location():
         written = {key: child.plain() for key, child in given.items()}
         config = _with(DecodingConfig.from_mapping(mapping | written, defaults=sampling), sampling)
     if label is None:
@@ -76,4 +76,4 @@ def _described(config: DecodingConfig) -> str:
     words = [config.drafter.kind, config.policy.kind, rule.neighbourhood.kind, rule.schedule.kind]
     if config.policy.max_nodes == 0:
         return "vanilla"
-    return " ".join(words if rule.loose else [*words[:2], "exact"])
+    return " ".join(words if rule.is_relaxed else [*words[:2], "exact"])

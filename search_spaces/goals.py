@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from search_spaces.settings import Setting, SettingError, Words, write
+from search_spaces.params import Choices, ConfigError, Params
 
 METRIC = re.compile(r"[a-z][a-z0-9_]*")
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -26,17 +26,17 @@ FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= va
 
 
 @dataclass(frozen=True, slots=True)
-class Objective(Setting):
+class Objective(Params):
     """A metric to be made large or small; without a direction, the metric's own."""
 
     metric: Annotated[str, "name of a metric"]
-    direction: Annotated[str | None, "whether more or less is better", Words(("maximize", "minimize"))] = None
+    direction: Annotated[str | None, "whether more or less is better", Choices(("maximize", "minimize"))] = None
 
     def check(self) -> None:
         check_metric(self.metric, "metric")
 
     def to_plain(self) -> Any:
-        return self.metric if self.direction is None else write(self)
+        return self.metric if self.direction is None else self.to_mapping()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +50,24 @@ class Constraint:
 
     @classmethod
     def parse(cls, text: object) -> Constraint:
-        """Read a constraint. SettingError, without a path, for what is none."""
+        """Read a constraint. ConfigError, without a path, for what is none."""
         if not isinstance(text, str):
-            raise SettingError((), f"must be a text, got {text!r}; {FORMS}")
+            raise ConfigError((), f"must be a text, got {text!r}; {FORMS}")
         whole = CONSTRAINT.fullmatch(text.strip())
         if whole is None:
-            raise SettingError((), f"{text!r} is no constraint; {FORMS}")
+            raise ConfigError((), f"{text!r} is no constraint; {FORMS}")
         metric, op = whole["metric"], OPERATORS.get(whole["op"])
         check_metric(metric)
         if op is None:
-            raise SettingError((), f"{text!r} compares by {whole['op']}; use <= or >=")
+            raise ConfigError((), f"{text!r} compares by {whole['op']}; use <= or >=")
         bound = BOUND.fullmatch(whole["bound"].strip())
         if bound is None or (bound["before"] and bound["after"]):
-            raise SettingError((), f"cannot read the bound {whole['bound'].strip()!r}; {FORMS}")
+            raise ConfigError((), f"cannot read the bound {whole['bound'].strip()!r}; {FORMS}")
         if bound["number"]:
             return cls(metric, op, 0.0, float(bound["number"]))
         factor = float(bound["before"] or bound["after"] or 1)
         if factor == 0:
-            raise SettingError((), f"{text!r} takes vanilla 0 times; write a plain number")
+            raise ConfigError((), f"{text!r} takes vanilla 0 times; write a plain number")
         offset = float(bound["offset"] or 0) * (-1 if bound["sign"] == "-" else 1)
         return cls(metric, op, factor, offset)
 
@@ -98,9 +98,9 @@ class Constraint:
 
 
 def check_metric(name: str, *path: str) -> None:
-    """SettingError at `path` for what cannot be a metric's name."""
+    """ConfigError at `path` for what cannot be a metric's name."""
     if not METRIC.fullmatch(name):
-        raise SettingError(path, f"must be a metric's name such as fid or clip_score, got {name!r}")
+        raise ConfigError(path, f"must be a metric's name such as fid or clip_score, got {name!r}")
 
 
 def _shown(number: float) -> str:

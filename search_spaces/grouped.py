@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from search_spaces.neighbourhoods import NEIGHBOURHOODS, NO_NEIGHBOURHOOD, Credit, Neighbourhood, Tables, chunks
-from search_spaces.settings import Range
+from search_spaces.neighbourhoods import (
+    NEIGHBOURHOODS,
+    NO_NEIGHBOURHOOD,
+    Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
+    chunks,
+)
+from search_spaces.params import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +35,7 @@ class Grouped(Neighbourhood):
     """
 
     kind: ClassVar[str] = "grouped"
-    generous: ClassVar[bool] = False
+    never_stricter: ClassVar[bool] = False
     reads_codebook: ClassVar[bool] = True
     below: Annotated[int, "ranks under the token, towards the less likely, that its window spans", Range(0)] = 7
     above: Annotated[int, "ranks over the token, towards the more likely, that its window spans", Range(0)] = 6
@@ -43,13 +50,13 @@ class Grouped(Neighbourhood):
     def at_temperature_zero(self) -> Neighbourhood:
         return NO_NEIGHBOURHOOD
 
-    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
         order = r.sort(dim=1, stable=True).indices
         place = (order == x[:, None]).int().argmax(1, keepdim=True)
         target, proposal = self._sums(r, p, order, place, tables)
-        return Credit(target[:, 0], proposal[:, 0])
+        return NeighbourhoodMass(target[:, 0], proposal[:, 0])
 
-    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
         order = r.sort(dim=1, stable=True).indices
         assert tables.codebook is not None, "the rule needs the codebook"
         window = self.below + 1 + self.above
@@ -61,12 +68,12 @@ class Grouped(Neighbourhood):
                 whole.scatter_(1, order[:, part], sums)
         return target, proposal
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
         """[r - p]_+, token by token, although acceptance was by group."""
         return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
 
     def _sums(
-        self, r: Tensor, p: Tensor | None, order: Tensor, places: Tensor, tables: Tables
+        self, r: Tensor, p: Tensor | None, order: Tensor, places: Tensor, tables: NeighbourTables
     ) -> tuple[Tensor, Tensor]:
         """Group sums of r and p, both [B, C], for the tokens at `places` [B, C] of the ranking `order` [B, V]."""
         assert tables.codebook is not None, "the rule needs the codebook"

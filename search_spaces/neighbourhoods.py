@@ -1,8 +1,8 @@
-"""Neighbourhoods: how much of the target's mass an acceptance rule credits to a drafted token.
+"""Neighbourhoods: how much of the target's mass an acceptance rule masses to a drafted token.
 
-Shapes: B rows, V tokens, K neighbours; r [B, V] is what is left of the target's law at a node (q itself before any
-sibling was rejected), p [B, V] the law that child x [B] was drawn from, or None if it was not drawn (a point mass at x:
-its chance is 1). Everything here uses tensors' methods only, stays on their device, and never asks it for a value.
+Shapes: B rows, V tokens, K neighbours; r [B, V] is the residual of the target's probs at a node (q itself before any
+sibling was rejected), p [B, V] the probs that child x [B] was sampled from, or None if it was not sampled (a point mass
+at x: its probability is 1). Everything here uses tensors' methods only and never reads a value back to the host.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
+from search_spaces.params import Key, Params, Range
 from search_spaces.plugins import Registry
-from search_spaces.settings import Key, Range, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Proximity = Literal["l2", "cosine", "random"]
-CHUNK = 1 << 22  # elements of the largest temporary that `credit_all` makes
+CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tables:
+class NeighbourTables:
     """What neighbourhoods look up.
 
     neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
@@ -35,8 +35,8 @@ class Tables:
     codebook: Tensor | None = None
 
 
-class Credit(NamedTuple):
-    """What a neighbourhood credits to the drafted tokens x [B].
+class NeighbourhoodMass(NamedTuple):
+    """What a neighbourhood masses to the drafted tokens x [B].
 
     target [B]: S_r(x). proposal [B]: what it is measured against, p(x), or p's mass on the group; 0 where p(x) is 0.
     members [B, K], admitted [B, K]: the neighbours looked at, x itself left out, and which of them were counted.
@@ -47,22 +47,22 @@ class Credit(NamedTuple):
     members: Tensor | None = None
     admitted: Tensor | None = None
 
-    def strip(self, law: Tensor) -> Tensor:
-        """The law [B, V] with the admitted neighbours' entries set to 0."""
+    def without_neighbours(self, probs: Tensor) -> Tensor:
+        """The probs [B, V] with the admitted neighbours' entries set to 0."""
         if self.members is None or self.admitted is None:
-            return law
-        return law.scatter(1, self.members, law.gather(1, self.members).masked_fill(self.admitted, 0))
+            return probs
+        return probs.scatter(1, self.members, probs.gather(1, self.members).masked_fill(self.admitted, 0))
 
 
-class Neighbourhood(Setting, ABC):
-    """Which mass S_r(x) counts for a drafted token. `credit` is one token per row, `credit_all` the whole vocabulary.
+class Neighbourhood(Params, ABC):
+    """Which mass S_r(x) counts for a drafted token. `credit` is one token per row, `all_masses` the whole vocabulary.
 
     generous: S_r(x) >= r(x), measured against p(x) itself: with omega >= 1 nothing is accepted less often than exactly.
-    reads_codebook: `Tables.codebook` is needed.
+    reads_codebook: `NeighbourTables.codebook` is needed.
     """
 
     __slots__ = ()
-    generous: ClassVar[bool] = True
+    never_stricter: ClassVar[bool] = True
     reads_codebook: ClassVar[bool] = False
 
     @property
@@ -81,15 +81,15 @@ class Neighbourhood(Setting, ABC):
         return self
 
     @abstractmethod
-    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
+    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
         """The credit of tokens x [B]."""
 
     @abstractmethod
-    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
         """(target, proposal), both [B, V]: `credit` for every token at once, in chunks of bounded memory."""
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
-        """The law [B, V], not normalised, that the paper draws from after rejecting x; None: the optimal one."""
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
+        """The probs [B, V], not normalised, that the paper draws from after rejecting x; None: the optimal one."""
         return None
 
 
@@ -107,11 +107,11 @@ class NoNeighbourhood(Neighbourhood):
     def exact(self) -> bool:
         return True
 
-    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
-        target = entry(r, x)
-        return Credit(target, target.new_ones(target.shape) if p is None else entry(p, x))
+    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+        target = gather_probs(r, x)
+        return NeighbourhoodMass(target, target.new_ones(target.shape) if p is None else gather_probs(p, x))
 
-    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
+    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
         return r, r.new_ones(r.shape) if p is None else p
 
 
@@ -136,16 +136,16 @@ class CodebookNeighbourhood(Neighbourhood):
     def table(self) -> tuple[Proximity, int] | None:
         return None if self.exact else (self.proximity, self.k)
 
-    def credit(self, r: Tensor, p: Tensor | None, x: Tensor, tables: Tables) -> Credit:
-        plain = NO_NEIGHBOURHOOD.credit(r, p, x, tables)
+    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+        plain = NO_NEIGHBOURHOOD.mass(r, p, x, tables)
         if self.exact:
             return plain
         members = self._columns(tables)[x].long()
         added, admitted = self._sum(plain.target[:, None], r.gather(1, members))
-        return Credit(plain.target + added, plain.proposal, members, admitted)
+        return NeighbourhoodMass(plain.target + added, plain.proposal, members, admitted)
 
-    def credit_all(self, r: Tensor, p: Tensor | None, tables: Tables) -> tuple[Tensor, Tensor]:
-        target, proposal = NO_NEIGHBOURHOOD.credit_all(r, p, tables)
+    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+        target, proposal = NO_NEIGHBOURHOOD.all_masses(r, p, tables)
         if self.exact:
             return target, proposal
         columns, target = self._columns(tables), r.clone()
@@ -154,19 +154,19 @@ class CodebookNeighbourhood(Neighbourhood):
             target[:, part] += self._sum(r[:, part, None], masses)[0]
         return target, proposal
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, credit: Credit) -> Tensor | None:
+    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
         """[r_A - p]_+ (LANTERN, LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere.
 
         S at x includes neighbours' mass, so x may come back even if r(x) = 0: the papers' rule emits such tokens.
         """
-        if credit.members is None:
+        if mass.members is None:
             return None
-        stripped = credit.strip(r)
+        stripped = mass.without_neighbours(r)
         if p is None:  # S - 1 <= 0: nothing is left at x
             return stripped.scatter(1, x[:, None], 0)
-        return (stripped.scatter(1, x[:, None], credit.target[:, None]) - p).clamp_min(0)
+        return (stripped.scatter(1, x[:, None], mass.target[:, None]) - p).clamp_min(0)
 
-    def _columns(self, tables: Tables) -> Tensor:
+    def _columns(self, tables: NeighbourTables) -> Tensor:
         """The k - 1 nearest others of each token, [V, k - 1]."""
         assert tables.neighbours is not None, "the rule needs a neighbour table"
         assert tables.neighbours.shape[1] >= self.k, "the neighbour table has fewer than k columns"
@@ -190,7 +190,7 @@ class Additive(CodebookNeighbourhood):
 
     kind: ClassVar[str] = "additive"
     k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
-    delta: Annotated[float, "bound on the distance by which the target's law may be moved; 0 is exact", Range(0, 1)]
+    delta: Annotated[float, "bound on the distance by which the target's probs may be moved; 0 is exact", Range(0, 1)]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
     proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
 
@@ -225,9 +225,9 @@ class Multiplicative(CodebookNeighbourhood):
         return moved < (self.lam - 1) * own
 
 
-def entry(law: Tensor, x: Tensor) -> Tensor:
-    """law[b, x[b]] for each row b: [B]."""
-    return law.gather(1, x[:, None])[:, 0]
+def gather_probs(probs: Tensor, x: Tensor) -> Tensor:
+    """probs[b, x[b]] for each row b: [B]."""
+    return probs.gather(1, x[:, None])[:, 0]
 
 
 def chunks(total: int, weight: int) -> Iterator[slice]:

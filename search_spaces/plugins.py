@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
-from search_spaces.settings import SettingError, not_one_of
+from search_spaces.params import ConfigError, not_one_of
 
 ENTRY_POINT_GROUP = "specfrontier.plugins"
 PLUGINS_VARIABLE = "SPECFRONTIER_PLUGINS"
@@ -76,21 +76,21 @@ class Registry(Mapping[str, T], Generic[T]):
         """Add `entry`. The same module may define a name again (a notebook's cell, a reload).
 
         Raises:
-            SettingError: another module has registered the name.
+            ConfigError: another module has registered the name.
         """
         if name in self._entries and _module(self._entries[name]) != _module(entry):
             modules = f"{_module(self._entries[name])} and {_module(entry)}"
-            raise SettingError((), f"{self.what} {name!r} is registered by both {modules}; rename one of the two")
+            raise ConfigError((), f"{self.what} {name!r} is registered by both {modules}; rename one of the two")
         self._entries[name] = entry
 
     def lookup(self, name: object) -> T:
         """The entry of that name.
 
         Raises:
-            SettingError: no such entry; the message has the nearest and all known names.
+            ConfigError: no such entry; the message has the nearest and all known names.
         """
         if not isinstance(name, str) or name not in self:
-            raise SettingError((), f"the {self.what} {not_one_of(name, self)}")
+            raise ConfigError((), f"the {self.what} {not_one_of(name, self)}")
         return self._entries[name]
 
 
@@ -101,7 +101,7 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
     are also found in the working directory.
 
     Raises:
-        SettingError: a plugin fails to import; the message names it and the fix.
+        ConfigError: a plugin fails to import; the message names it and the fix.
     """
     modules = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]
     modules += [name for name in dict.fromkeys(extra) if name not in modules]
@@ -122,13 +122,13 @@ def load_object(reference: str) -> Any:
     """The object that "package.module:Name" refers to; the module is imported now.
 
     Raises:
-        SettingError: there is no such module or name.
+        ConfigError: there is no such module or name.
     """
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise SettingError((), f"cannot load {reference!r}: {error}; write it as package.module:Name") from error
+        raise ConfigError((), f"cannot load {reference!r}: {error}; write it as package.module:Name") from error
 
 
 def _load(load: Callable[[], object], name: str, source: str, fix: str) -> None:
@@ -140,7 +140,7 @@ def _load(load: Callable[[], object], name: str, source: str, fix: str) -> None:
     except Exception as error:
         _loaded.discard(name)
         problem = f"the plugin {name!r} {source} cannot be imported: {type(error).__name__}: {error}; {fix}"
-        raise SettingError((), problem) from error
+        raise ConfigError((), problem) from error
 
 
 def _module(entry: object) -> str:

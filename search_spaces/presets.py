@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive
+from search_spaces.params import ConfigError, not_one_of
 from search_spaces.schedules import Linear
-from search_spaces.settings import SettingError, not_one_of
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa
 
@@ -171,7 +171,7 @@ PRESETS: Mapping[str, DecodingConfig] = MappingProxyType(
 
 
 def preset(name: str) -> DecodingConfig:
-    """A published setting by name. SettingError with the nearest and the known names if there is none."""
+    """A published setting by name. ConfigError with the nearest and the known names if there is none."""
     if name not in PRESETS:
-        raise SettingError(("preset",), not_one_of(name, PRESETS))
+        raise ConfigError(("preset",), not_one_of(name, PRESETS))
     return PRESETS[name]

@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from search_spaces.params import ConfigError, Params, Range
 from search_spaces.plugins import Registry
-from search_spaces.settings import Range, Setting, SettingError
 
 
-class Schedule(Setting, ABC):
+class Schedule(Params, ABC):
     """Draft position -> relaxation budget."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class Schedule(Setting, ABC):
 
     @property
     @abstractmethod
-    def never_below_one(self) -> bool:
+    def at_least_one(self) -> bool:
         """True if no omega can be less than 1, whatever the depth: then nothing is accepted less often than exactly."""
 
 
@@ -57,7 +57,7 @@ class Constant(Schedule):
         return self.budget == 1
 
     @property
-    def never_below_one(self) -> bool:
+    def at_least_one(self) -> bool:
         return self.budget >= 1
 
 
@@ -74,7 +74,7 @@ class Linear(Schedule):
         last = self.budget - self.slope * (_checked(levels) - 1) / 2
         if last <= 0:
             limit = 2 * self.budget / (levels - 1)
-            raise SettingError(
+            raise ConfigError(
                 ("slope",),
                 f"must be less than {limit:g} for a mean budget of {self.budget:g} over {levels} levels, "
                 f"got {self.slope:g}: the last level's budget would be {last:g}",
@@ -86,7 +86,7 @@ class Linear(Schedule):
         return self.budget == 1 and self.slope == 0
 
     @property
-    def never_below_one(self) -> bool:
+    def at_least_one(self) -> bool:
         return self.budget >= 1 and self.slope == 0
 
 
@@ -109,7 +109,7 @@ class Exponential(Schedule):
         return self.budget == 1 and self.nu == 0
 
     @property
-    def never_below_one(self) -> bool:
+    def at_least_one(self) -> bool:
         return self.budget >= 1 and self.nu == 0
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from search_spaces.acceptance import NEIGHBOURHOODS, RULES, AcceptanceRule
 from search_spaces.documents import Node
 from search_spaces.domains import VALUES_KEY, Domain, Fixed, distinct, read_domain
+from search_spaces.params import ParamField, Params, not_one_of, read
 from search_spaces.schedules import SCHEDULES
-from search_spaces.settings import Knob, Setting, knobs, not_one_of, read, write
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS, Sampling
 
-Kinds = Mapping[str, type[Setting]]
+Kinds = Mapping[str, type[Params]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Section:
     """The kinds that a section names under its tags, the knobs it has whatever the kinds, and words for all of it."""
 
     tags: Mapping[str, Kinds]
-    own: Mapping[str, Knob] = field(default_factory=dict)
+    own: Mapping[str, ParamField] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -33,7 +33,7 @@ def _words(rule: AcceptanceRule, tags: Mapping[str, Kinds]) -> dict[str, Any]:
     """A rule with every key written out."""
     parts = {tag: getattr(rule, tag) for tag in tags}
     return {tag: part.kind for tag, part in parts.items()} | {
-        key: value for part in (*parts.values(), rule) for key, value in write(part).items()
+        key: value for part in (*parts.values(), rule) for key, value in part.to_mapping().items()
     }
 
 
@@ -42,9 +42,9 @@ SECTIONS: Mapping[str, Section] = {
     "drafter": Section({"kind": DRAFTERS}),
     "tree": Section({"policy": POLICIES}),
     "acceptance": Section(
-        _ACCEPTANCE, knobs(AcceptanceRule), {name: _words(rule, _ACCEPTANCE) for name, rule in RULES.items()}
+        _ACCEPTANCE, AcceptanceRule.fields(), {name: _words(rule, _ACCEPTANCE) for name, rule in RULES.items()}
     ),
-    "sampling": Section({}, knobs(Sampling)),
+    "sampling": Section({}, Sampling.fields()),
 }
 ROOT = "space"
 
@@ -74,7 +74,7 @@ Labelled = tuple[list[str], Block]  # labels in growing detail
 
 
 def read_root(node: Node) -> Block:
-    """The whole space: sections, or a list of such branches. SpaceError names file, line, key and mend."""
+    """The whole space: sections, or a list of such branches. ConfigError names file, line, key and mend."""
     if not isinstance(node.value, tuple):
         return _sections(node)
     return _choice((ROOT,), node, [(_branch_labels(block), block) for block in map(_sections, node.value)])
@@ -169,16 +169,16 @@ def _candidates(tag: str, options: Kinds, node: Node | None) -> list[tuple[str, 
 
 
 def _refuse_strangers(node: Node, section: Section, kinds: Mapping[str, list[tuple[str, Node | None]]]) -> None:
-    """SpaceError for keys that no kind of this section has, or of a kind that is not chosen."""
-    there = {key for tag, found in kinds.items() for kind, _ in found for key in knobs(section.tags[tag][kind])}
+    """ConfigError for keys that no kind of this section has, or of a kind that is not chosen."""
+    there = {key for tag, found in kinds.items() for kind, _ in found for key in section.tags[tag][kind].fields()}
     first = {tag: found[0][0] for tag, found in kinds.items()}
     for key in node.mapping():
         if key not in there and key not in section.own and key not in section.tags:
-            with node.blamed():
+            with node.with_location():
                 read(first | {key: None}, section.tags, section.own.values())
     for tag, found in kinds.items():
         for kind, branch in found:
-            for key in [] if branch is None else branch.mapping((tag, *knobs(section.tags[tag][kind]))):
+            for key in [] if branch is None else branch.mapping((tag, *section.tags[tag][kind].fields())):
                 if key != tag and key in node.value:
                     raise node.value[key].error(f"given here and in the branch {kind!r}; remove one of the two")
 
@@ -190,7 +190,7 @@ def _kind(name: str, tag: str, kind: str, node: Node, branch: Node | None) -> La
     options = SECTIONS[name].tags[tag]
     leaves = [Leaf((name, tag), Fixed(kind), at)]
     leaves += [Leaf((name, key), read_domain(given[key], knob), given[key])
-               for key, knob in knobs(options[kind]).items() if key in given]  # fmt: skip
+               for key, knob in options[kind].fields().items() if key in given]  # fmt: skip
     return [kind, _detailed(kind, tuple(leaves))], tuple(leaves)
 
 

@@ -19,14 +19,14 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
-from search_spaces.documents import Node, SpaceError, as_node
+from search_spaces.documents import Node, as_node
 from search_spaces.domains import Domain, Fixed, Scalar, Span, Suggests
 from search_spaces.naming import named
+from search_spaces.params import ConfigError
 from search_spaces.sections import Block, Choice, Leaf, frozen, read_root
-from search_spaces.settings import SettingError
 from search_spaces.trial import DecodingConfig, Sampling
 
-__all__ = ["Space", "SpaceError", "Suggests", "complete"]
+__all__ = ["ConfigError", "Space", "Suggests", "resolve_config"]
 
 ALL_CORNERS = 32  # a branch with more is built at two opposite ones and at each way to leave them by one knob
 MOST_BRANCHES = 4000  # combinations of branches that are built when a space is read
@@ -69,7 +69,7 @@ class Space:
         speak here; inside, they speak when a setting is suggested. Of more than 4000 branches the first are built.
 
         Raises:
-            SpaceError: naming file, line, key and mend.
+            ConfigError: naming file, line, key and mend.
         """
         given = as_node(node, where)
         space = cls(named(read_root(given)), given.plain())
@@ -82,12 +82,12 @@ class Space:
         space itself says (the sweep's baseline gives the rest: `complete`).
 
         Raises:
-            SettingError: the parts cannot go together, which can be only inside a branch that is sound at its corners.
+            ConfigError: the parts cannot go together, which can be only inside a branch that is sound at its corners.
         """
         mapping: dict[str, Any] = {}
         _suggest(self.root, trial, mapping)
         sampling = mapping.get("sampling")
-        whole = complete(mapping, Sampling()).with_sampling(None).to_mapping()
+        whole = resolve_config(mapping, Sampling()).with_sampling(None).to_mapping()
         return whole if sampling is None else whole | {"sampling": sampling}
 
     def params_of(self, setting: Mapping[str, Any], sampling: Sampling | None = None) -> dict[str, Any] | None:
@@ -96,12 +96,12 @@ class Space:
         sampling: the baseline, which fills in what the setting, or the space, leaves unsaid.
         """
         baseline = sampling or Sampling()
-        wanted = complete(setting, baseline)
+        wanted = resolve_config(setting, baseline)
         values = frozen(wanted.to_mapping())
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
-                with suppress(SettingError):  # of several lists that may be meant, some may not fit the rest
-                    if complete(branch.setting(value for _, value in point), baseline) == wanted:
+                with suppress(ConfigError):  # of several lists that may be meant, some may not fit the rest
+                    if resolve_config(branch.setting(value for _, value in point), baseline) == wanted:
                         return branch.searched(param for param, _ in point)
         return None
 
@@ -119,7 +119,7 @@ class Space:
         """The parameters of every point, branch by branch, the last knob fastest.
 
         Raises:
-            SpaceError: a knob has no end of values.
+            ConfigError: a knob has no end of values.
         """
         if (endless := self.endless()) is not None:
             raise endless.node.error("any number of the span will do, so there is no grid; give a step, or values")
@@ -141,11 +141,11 @@ class Space:
         yield from _branches(self.root)
 
 
-def complete(mapping: Mapping[str, Any], sampling: Sampling) -> DecodingConfig:
+def resolve_config(mapping: Mapping[str, Any], sampling: Sampling) -> DecodingConfig:
     """The setting in a mapping, what it leaves unsaid about the sampling taken from the baseline's.
 
     Raises:
-        SettingError: parts that cannot go together.
+        ConfigError: parts that cannot go together.
     """
     config = DecodingConfig.from_mapping(mapping, defaults=sampling)
     return config if config.sampling is not None else config.with_sampling(sampling)
@@ -220,10 +220,10 @@ def _check_corners(branch: Branch, space: Node) -> None:
             raise _blame(error, branch, space, f" ({where})" if where else "")
 
 
-def _failure(branch: Branch, corner: tuple[Any, ...]) -> SettingError | None:
+def _failure(branch: Branch, corner: tuple[Any, ...]) -> ConfigError | None:
     try:
-        complete(branch.setting(corner), Sampling())
-    except SettingError as error:
+        resolve_config(branch.setting(corner), Sampling())
+    except ConfigError as error:
         return error
     return None
 
@@ -238,7 +238,7 @@ def _causes(branch: Branch, corner: tuple[Any, ...]) -> list[str]:
     return found
 
 
-def _blame(error: SettingError, branch: Branch, space: Node, places: str) -> SpaceError:
+def _blame(error: ConfigError, branch: Branch, space: Node, places: str) -> ConfigError:
     """The error at the line of the key at fault or, where that key was not given, of its section or of the space."""
     section = error.path[:1]
     near = [leaf for leaf in branch.leaves if leaf.path[:1] == section]
@@ -246,4 +246,4 @@ def _blame(error: SettingError, branch: Branch, space: Node, places: str) -> Spa
     if exact is not None:
         return exact.error(error.problem + places)
     where = near[0].node.where if near else space.where
-    return SpaceError(where, (*space.path, *error.path), error.problem + places)
+    return ConfigError((*space.path, *error.path), error.problem + places, where)

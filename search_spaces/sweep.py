@@ -20,9 +20,9 @@ from typing import Any
 from search_spaces.documents import Node, as_node, overridden, read_document, write_document
 from search_spaces.enqueued import Enqueued, read_enqueue
 from search_spaces.goals import Constraint, Objective, check_metric
-from search_spaces.settings import Kind, Setting, build, write
+from search_spaces.params import Kind, Params
 from search_spaces.space import Space
-from search_spaces.sweep_sections import Budget, Captions, Head, Models, Quality, Reference, Search, Timing
+from search_spaces.sweep_sections import Budget, Captions, Models, Quality, Reference, Search, SweepHeader, Timing
 from search_spaces.trial import DecodingConfig, Sampling
 
 READY = Path(__file__).parent / "spaces"
@@ -66,7 +66,7 @@ class SweepConfig:
         """The sweep in a file, or a ready one by its name, with single values replaced: {"budget.trials": 8}.
 
         Raises:
-            SpaceError: in one line, the file, the line, the key, what is wrong with it and the mend.
+            ConfigError: in one line, the file, the line, the key, what is wrong with it and the mend.
             OSError: the file cannot be read.
         """
         path = find(path_or_name)
@@ -81,7 +81,9 @@ class SweepConfig:
         given = {key: child for key, child in root.mapping(KEYS).items() if child.value is not None}
         if "space" not in given and "enqueue" not in given:
             raise root.error("missing; give a space to search, or settings to enqueue", "space")
-        head = _flat(Head, Node({key: given[key] for key in ("name", "about", "seed") if key in given}, root.where))
+        head = _flat(
+            SweepHeader, Node({key: given[key] for key in ("name", "about", "seed") if key in given}, root.where)
+        )
         sampling = _sampling(given["sampling"]) if "sampling" in given else None
         enqueue = read_enqueue(given["enqueue"], sampling) if "enqueue" in given else ()
 
@@ -112,7 +114,7 @@ class SweepConfig:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data with every default written out; `parse` of its YAML gives an equal sweep."""
         mapping: dict[str, Any] = {key: getattr(self, key) for key in KEYS}
-        mapping = {key: write(value) if isinstance(value, Setting) else value for key, value in mapping.items()}
+        mapping = {key: value.to_mapping() if isinstance(value, Params) else value for key, value in mapping.items()}
         mapping["search"]["options"] = dict(self.search.options)
         mapping["metrics"] = self.metrics and list(self.metrics)
         mapping["objectives"] = [objective.to_plain() for objective in self.objectives]
@@ -136,7 +138,7 @@ def ready() -> list[str]:
 
 
 def find(path_or_name: str | Path) -> Path:
-    """The file of a sweep: of a ready one by its name, or the path itself. SpaceError if there is neither."""
+    """The file of a sweep: of a ready one by its name, or the path itself. ConfigError if there is neither."""
     name = str(path_or_name)
     if name in ready():
         return READY / f"{name}.yaml"
@@ -163,22 +165,22 @@ def _flat(kind: type[Kind], node: Node) -> Kind:
     """A section of plain knobs, and the sampler's options beside them."""
     given = dict(node.mapping())
     options = given.pop("options").mapping() if kind is Search and "options" in given else {}
-    with node.blamed():
-        section = build(kind, {key: child.plain() for key, child in given.items()})
+    with node.with_location():
+        section = kind.from_mapping({key: child.plain() for key, child in given.items()})
     if options:
         object.__setattr__(section, "options", {key: child.plain() for key, child in options.items()})
     return section
 
 
 def _sampling(node: Node) -> Sampling | None:
-    with Node({"sampling": node}, node.where).blamed():
+    with Node({"sampling": node}, node.where).with_location():
         return DecodingConfig.from_mapping({"sampling": node.plain()}).sampling
 
 
 def _metrics(node: Node) -> tuple[str, ...]:
     found: list[str] = []
     for entry in node.entries():
-        with entry.blamed():
+        with entry.with_location():
             check_metric(str(entry.plain()))
         if entry.value in found:
             raise entry.error(f"{entry.value} is listed twice; remove one of the two")
@@ -192,8 +194,8 @@ def _objectives(node: Node) -> tuple[Objective, ...]:
     found: list[Objective] = []
     for entry in node.entries():
         given = {"metric": entry} if isinstance(entry.value, str) else entry.mapping()
-        with entry.blamed():
-            objective = build(Objective, {key: child.plain() for key, child in given.items()})
+        with entry.with_location():
+            objective = Objective.from_mapping({key: child.plain() for key, child in given.items()})
         if objective.metric in [other.metric for other in found]:
             raise entry.error(f"{objective.metric} is an objective already; remove one of the two")
         found.append(objective)
@@ -205,7 +207,7 @@ def _objectives(node: Node) -> tuple[Objective, ...]:
 def _constraints(node: Node) -> tuple[Constraint, ...]:
     found: list[Constraint] = []
     for entry in node.entries():
-        with entry.blamed():
+        with entry.with_location():
             constraint = Constraint.parse(entry.plain())
         if constraint in found:
             raise entry.error(f"'{constraint.text}' is listed twice; remove one of the two")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from search_spaces.settings import Range, Setting, SettingError
+from search_spaces.params import ConfigError, Params, Range
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BUILTIN = "builtin"  # the weights that come with the package
@@ -16,7 +16,7 @@ SEEDS = Range(0, 2**63 - 1)  # they are kept as 64-bit integers with sign
 
 
 @dataclass(frozen=True, slots=True)
-class Head(Setting):
+class SweepHeader(Params):
     """The keys of a sweep that stand in no section."""
 
     name: Annotated[str, "name of the sweep, which becomes a folder's"]
@@ -26,11 +26,11 @@ class Head(Setting):
     def check(self) -> None:
         if not NAME.fullmatch(self.name):
             problem = "use up to 64 of a-z, 0-9, dot, dash and underscore, a letter or digit first"
-            raise SettingError(("name",), f"{self.name!r} cannot be a folder; {problem}")
+            raise ConfigError(("name",), f"{self.name!r} cannot be a folder; {problem}")
 
 
 @dataclass(frozen=True, slots=True)
-class Models(Setting):
+class Models(Params):
     """The target with its drafters, and where they run: a folder of weights, or an entry of a models.yaml.
 
     A ready sweep names its entry only; `launch --models FILE` says where the file is.
@@ -43,14 +43,14 @@ class Models(Setting):
 
     def check(self) -> None:
         if self.name is None and self.file is not None:
-            raise SettingError(("name",), f"missing; say which entry of {self.file} this sweep is for")
+            raise ConfigError(("name",), f"missing; say which entry of {self.file} this sweep is for")
         if self.name is not None and self.weights != BUILTIN:
             problem = f"given beside the entry {self.name!r} of a models.yaml; leave it out, or the name (name: null)"
-            raise SettingError(("weights",), problem)
+            raise ConfigError(("weights",), problem)
 
 
 @dataclass(frozen=True, slots=True)
-class Captions(Setting):
+class Captions(Params):
     """What is drawn: procedural scenes that nothing was trained on, the classes of ImageNet, or captions of a file.
 
     Which of a file's captions, and of an image's several ones (COCO) which, does not depend on the machine.
@@ -68,7 +68,7 @@ class Captions(Setting):
 
 
 @dataclass(frozen=True, slots=True)
-class Reference(Setting):
+class Reference(Params):
     """The real images of `fid`."""
 
     source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then there is no fid)"] = (
@@ -79,7 +79,7 @@ class Reference(Setting):
 
 
 @dataclass(frozen=True, slots=True)
-class Quality(Setting):
+class Quality(Params):
     """Shards that measure quality, at the batch size of the best throughput."""
 
     batch: Annotated[int, "images drawn at once", Range(1)] = 48
@@ -88,7 +88,7 @@ class Quality(Setting):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing(Setting):
+class Timing(Params):
     """Shards that measure speed: vanilla and the setting take turns on the same captions."""
 
     batch: Annotated[int, "images drawn at once", Range(1)] = 1
@@ -97,7 +97,7 @@ class Timing(Setting):
 
 
 @dataclass(frozen=True, slots=True)
-class Search(Setting):
+class Search(Params):
     """How settings are proposed. `options` are what the sampler itself may be told."""
 
     sampler: Annotated[Literal["tpe", "nsga2", "nsga3", "gp", "random", "qmc", "grid"], "how settings are proposed"] = (
@@ -109,7 +109,7 @@ class Search(Setting):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget(Setting):
+class Budget(Params):
     """When a sweep ends: at the first limit reached."""
 
     trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24

@@ -16,8 +16,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
+from search_spaces.params import Choices, ConfigError, Params, Range
 from search_spaces.plugins import Registry
-from search_spaces.settings import Range, Setting, SettingError, Words
 
 Paths = tuple[tuple[int, ...], ...]
 Children = Literal["sampled", "top"]
@@ -95,7 +95,7 @@ def _named_trees() -> Mapping[str, StaticTree]:
 NAMED_TREES = _named_trees()
 
 
-class TreePolicy(Setting, ABC):
+class TreePolicy(Params, ABC):
     """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node.
 
     implementation: "module:Class" of the drafting, a `workers.decoding.draft.Drafting`; imported when it is needed.
@@ -149,7 +149,7 @@ class Chain(TreePolicy):
     kind: ClassVar[str] = "chain"
     implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
     length: Annotated[int, "number of drafted tokens", Range(1)]
-    children: Annotated[Children, "drafts are sampled from the drafter's law, or are its top token"] = "sampled"
+    children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
     @property
     def max_depth(self) -> int:
@@ -174,18 +174,18 @@ class Static(TreePolicy):
 
     kind: ClassVar[str] = "static"
     implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
-    name: Annotated[str | None, "name of a published tree", Words(NAMED_TREES)] = None
+    name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
     paths: Annotated[Paths | None, "the nodes of a tree of one's own, each a list of sibling ranks", Range(0)] = None
     children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
 
     def check(self) -> None:
         if (self.name is None) == (self.paths is None):
-            raise SettingError(("name",), f"give one of name ({', '.join(NAMED_TREES)}) and paths, not both or neither")
+            raise ConfigError(("name",), f"give one of name ({', '.join(NAMED_TREES)}) and paths, not both or neither")
         if self.paths is not None:
             try:
                 tree = StaticTree.from_paths(self.paths)
             except ValueError as problem:
-                raise SettingError(("paths",), str(problem)) from None
+                raise ConfigError(("paths",), str(problem)) from None
             object.__setattr__(self, "paths", tree.paths)  # one order for one tree: equal trees are equal settings
 
     @property
@@ -271,11 +271,11 @@ class Adjacency(TreePolicy):
         for key in ("depth", "width"):
             low, high = getattr(self, f"{key}_range")
             if low > high:
-                raise SettingError((f"{key}_range",), f"must be [least, largest], got [{low}, {high}]; swap the two")
+                raise ConfigError((f"{key}_range",), f"must be [least, largest], got [{low}, {high}]; swap the two")
             for name in (f"start_{key}", f"fixed_{key}"):
                 start = getattr(self, name)
                 if start is not None and not low <= start <= high:
-                    raise SettingError((name,), f"must be within {key}_range [{low}, {high}], got {start}")
+                    raise ConfigError((name,), f"must be within {key}_range [{low}, {high}], got {start}")
 
     @property
     def max_depth(self) -> int:

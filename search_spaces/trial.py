@@ -20,27 +20,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from search_spaces.acceptance import EXACT, NEIGHBOURHOODS, RULES, AcceptanceRule, Grouped
+from search_spaces.params import ConfigError, Kind, Params, Range, as_mapping, not_one_of, read, unknown_key
 from search_spaces.plugins import Registry
 from search_spaces.schedules import SCHEDULES
-from search_spaces.settings import (
-    Kind,
-    Range,
-    Setting,
-    SettingError,
-    as_mapping,
-    build,
-    knobs,
-    not_one_of,
-    read,
-    unknown_key,
-    write,
-)
 from search_spaces.trees import POLICIES, Chain, NoTree, TreePolicy
 
 Part = TypeVar("Part")
 
 
-class DrafterChoice(Setting):
+class DrafterChoice(Params):
     """Who proposes tokens.
 
     implementation: "module:Class" of the drafter; imported when it is needed. Empty if nothing is drafted.
@@ -92,24 +80,24 @@ class Independent(DrafterChoice):
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Jacobi(DrafterChoice):
-    """No drafter: the target's own laws of the last pass, on a partly wrong context (SJD).
+    """No drafter: the target's own probs of the last pass, on a partly wrong context (SJD).
 
-    initialisation: how a position without a law yet is filled; such a token counts as a point mass.
+    initialisation: how a position without a probs yet is filled; such a token counts as a point mass.
     redraw: after a rejection the drafts behind it are drawn anew with fresh random numbers, or with the numbers that
-    belong to their position (coupled), so that a token stays where its law did not move.
+    belong to their position (coupled), so that a token stays where its probs did not move.
     """
 
     kind: ClassVar[str] = "jacobi"
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     initialisation: Annotated[
-        Literal["random", "repeat_left", "sample_left"], "what fills a position that has no law yet"
+        Literal["random", "repeat_left", "sample_left"], "what fills a position that has no probs yet"
     ] = "random"
     redraw: Annotated[Literal["fresh", "coupled"], "random numbers for drafts that are drawn anew"] = "fresh"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling(Setting):
-    """How the target's logits become its law q: guidance, temperature, then top-k, then top-p.
+class Sampling(Params):
+    """How the target's logits become its probs q: guidance, temperature, then top-k, then top-p.
 
     logits = uncond + cfg (cond - uncond); cfg 1 runs the conditional rows alone.
     """
@@ -122,7 +110,7 @@ class Sampling(Setting):
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """One setting of the decoding algorithm. SettingError, a ValueError, if its parts cannot go together.
+    """One setting of the decoding algorithm. ConfigError, a ValueError, if its parts cannot go together.
 
     sampling None leaves the sampling to the target's defaults; the worker fills them in with `with_sampling`.
     """
@@ -137,22 +125,22 @@ class DecodingConfig:
         if isinstance(self.drafter, NoDrafter) != isinstance(self.policy, NoTree):
             if isinstance(self.policy, NoTree):
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
-                raise SettingError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
+                raise ConfigError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
             names = ", ".join(kind for kind in DRAFTERS if kind != NoDrafter.kind)
-            raise SettingError(("drafter",), f"nobody drafts the {tree!r} tree; choose one of {names}")
+            raise ConfigError(("drafter",), f"nobody drafts the {tree!r} tree; choose one of {names}")
         if isinstance(self.drafter, NoDrafter):
             if self.acceptance != EXACT:
-                raise SettingError(("acceptance",), "nothing is drafted, so nothing can be accepted; leave it out")
+                raise ConfigError(("acceptance",), "nothing is drafted, so nothing can be accepted; leave it out")
             return
         if isinstance(self.drafter, Jacobi):
             if not isinstance(self.policy, Chain):
-                raise SettingError(("tree", "policy"), f"drafter 'jacobi' keeps a window: use 'chain', not {tree!r}")
+                raise ConfigError(("tree", "policy"), f"drafter 'jacobi' keeps a window: use 'chain', not {tree!r}")
             if self.policy.children == "top":
                 problem = "drafter 'jacobi' keeps the tokens that it drew: use 'sampled'"
-                raise SettingError(("tree", "children"), problem)
+                raise ConfigError(("tree", "children"), problem)
         try:
             self.acceptance.schedule.omegas(self.policy.max_depth)
-        except SettingError as error:
+        except ConfigError as error:
             raise error.under("acceptance") from None
 
     @classmethod
@@ -161,13 +149,13 @@ class DecodingConfig:
 
         A drafter or a tree without parameters may be a word alone, and the acceptance the name of a published rule.
         `sampling` names all of its keys, unless `defaults` gives the rest: a half-named section would silently replace
-        the target's own values by neutral ones. SettingError names the key at fault, the known keys and the mend.
+        the target's own values by neutral ones. ConfigError names the key at fault, the known keys and the mend.
         """
         given = as_mapping(mapping)
         sections = ("drafter", "tree", "acceptance", "sampling")
         for key in given:
             if key not in sections:
-                raise SettingError((key,), unknown_key(key, sections))
+                raise ConfigError((key,), unknown_key(key, sections))
         return cls(
             drafter=_section(given, "drafter", _read_drafter),
             policy=_section(given, "tree", _read_tree),
@@ -179,17 +167,17 @@ class DecodingConfig:
         """Plain data with every parameter written out; `from_mapping` gives the same config back."""
         rule = self.acceptance
         mapping: dict[str, Any] = {
-            "drafter": {"kind": self.drafter.kind, **write(self.drafter)},
-            "tree": {"policy": self.policy.kind, **write(self.policy)},
+            "drafter": {"kind": self.drafter.kind, **self.drafter.to_mapping()},
+            "tree": {"policy": self.policy.kind, **self.policy.to_mapping()},
             "acceptance": {
                 "neighbourhood": rule.neighbourhood.kind,
-                **write(rule.neighbourhood),
+                **rule.neighbourhood.to_mapping(),
                 "schedule": rule.schedule.kind,
-                **write(rule.schedule),
-                **write(rule),
+                **rule.schedule.to_mapping(),
+                **rule.to_mapping(),
             },
         }
-        return mapping if self.sampling is None else mapping | {"sampling": write(self.sampling)}
+        return mapping if self.sampling is None else mapping | {"sampling": self.sampling.to_mapping()}
 
     def flat(self) -> dict[str, int | float | str]:
         """The same, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON text."""
@@ -216,18 +204,18 @@ class DecodingConfig:
         drafters: Collection[str] | None = None,
         medusa_heads: int | None = None,
     ) -> None:
-        """Refuse what a given target cannot serve, before anything runs: SettingError with the key and the mend.
+        """Refuse what a given target cannot serve, before anything runs: ConfigError with the key and the mend.
 
         drafters: kinds that the target has weights for (`none` and `jacobi` need none). What is None is not checked.
         """
         if drafters is not None and self.drafter.kind not in {*drafters, NoDrafter.kind, Jacobi.kind}:
             there = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))
-            raise SettingError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {there}")
+            raise ConfigError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {there}")
         depth = self.policy.max_depth
         if image_tokens is not None and depth > image_tokens:
-            raise SettingError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
+            raise ConfigError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
         if isinstance(self.drafter, Medusa) and medusa_heads is not None and depth > medusa_heads:
-            raise SettingError(("tree",), f"{depth} levels are more than the {medusa_heads} Medusa heads can draft")
+            raise ConfigError(("tree",), f"{depth} levels are more than the {medusa_heads} Medusa heads can draft")
         neighbourhood = self.acceptance.neighbourhood
         sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.max_width)]
         if neighbourhood.table is not None:
@@ -238,14 +226,14 @@ class DecodingConfig:
             sizes.append((("sampling", "top_k"), "tokens", self.sampling.top_k))
         for path, what, size in sizes:
             if size > codebook_size:
-                raise SettingError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
+                raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
 
 
 def _section(given: Mapping[str, Any], name: str, reader: Callable[[object], Part]) -> Part:
     """Read a section; a fault's path starts with the section's name."""
     try:
         return reader(given.get(name))
-    except SettingError as error:
+    except ConfigError as error:
         raise error.under(name) from None
 
 
@@ -270,18 +258,18 @@ def _read_acceptance(section: object) -> AcceptanceRule:
         return EXACT
     if isinstance(section, str):
         if section not in RULES:
-            raise SettingError((), not_one_of(section, RULES))
+            raise ConfigError((), not_one_of(section, RULES))
         return RULES[section]
-    choices: Mapping[str, Mapping[str, type[Setting]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
-    return AcceptanceRule(**read(section, choices, knobs(AcceptanceRule).values()))
+    choices: Mapping[str, Mapping[str, type[Params]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
+    return AcceptanceRule(**read(section, choices, AcceptanceRule.fields().values()))
 
 
 def _read_sampling(section: object, defaults: Sampling | None) -> Sampling | None:
     if section is None:
         return None
-    given, wanted = as_mapping(section), knobs(Sampling)
+    given, wanted = as_mapping(section), Sampling.fields()
     missing = [key for key in wanted if key not in given]
     if defaults is None and missing and not given.keys() - wanted.keys():
         names = ", ".join(missing)
-        raise SettingError((), f"give {names} as well, or leave the section out to sample by the target's own defaults")
-    return build(Sampling, (write(defaults) if defaults is not None else {}) | given)
+        raise ConfigError((), f"give {names} as well, or leave the section out to sample by the target's own defaults")
+    return Sampling.from_mapping((defaults.to_mapping() if defaults is not None else {}) | given)

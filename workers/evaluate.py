@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from search_spaces.settings import write
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash, read_captions
 from workers.data.records import quality_table, read_shard, timing_table, write_shard
@@ -108,7 +107,7 @@ class Evaluator:
         return {
             "target": target.name,
             "models": dict(self.models.hashes),
-            "sampling": write(target.sampling),
+            "sampling": target.sampling.to_mapping(),
             "vocab": target.vocab_size,
             "image_tokens": target.grid.tokens,
             "grid": [target.grid.rows, target.grid.cols],
@@ -158,7 +157,7 @@ class Evaluator:
         """Draw a shard's images, read them, and write the rows; a shard that is there is only told.
 
         Raises:
-            SettingError: the model cannot serve the setting.
+            ConfigError: the model cannot serve the setting.
             OutOfMemory, Cancelled, DecodingError: see `Engines.draw`.
         """
         name = shard.name(self.experiment)
@@ -176,7 +175,7 @@ class Evaluator:
         """Time a shard's captions with the baseline and with the setting, and write the rows.
 
         Raises:
-            SettingError: the model cannot serve the setting.
+            ConfigError: the model cannot serve the setting.
             OutOfMemory: the stated batch does not fit; another one would be another measurement.
             Cancelled, DecodingError: see `Engines.draw`.
         """

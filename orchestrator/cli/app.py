@@ -9,8 +9,8 @@ import typer
 
 from orchestrator.cli import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
 from orchestrator.errors import CommandError
+from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
-from search_spaces.settings import SettingError
 
 app = typer.Typer(
     name="specfrontier",
@@ -58,7 +58,7 @@ def options(
     """Options of every command."""
     try:
         load_plugins(plugin or ())
-    except SettingError as error:
+    except ConfigError as error:
         raise CommandError(str(error), code=2) from None
 
 

@@ -126,7 +126,7 @@ def _read_config(preset: str | None, file: str | None, assignments: list[str]) -
             base = find_preset(preset).to_mapping()
         elif file is not None:
             root = read_document(Path(file).read_bytes(), file)
-            with root.blamed():
+            with root.with_location():
                 whole = DecodingConfig.from_mapping(root.plain(), defaults=Sampling())
             base = whole.with_sampling(None).to_mapping() | {"sampling": root.plain().get("sampling")}
         mapping = override(base, parse_assignments(assignments))

@@ -24,7 +24,7 @@ def check_models(file: str, name: str | None, batch: int) -> dict[str, Any]:
     """Findings on all entries of a models.yaml (or on one), as plain data. `problems`: sentences, empty if all is well.
 
     Raises:
-        SpaceError, OSError: the file itself is wrong.
+        ConfigError, OSError: the file itself is wrong.
     """
     entries = list(read_manifest(file).values()) if name is None else [read_entry(file, name)]
     device = pick_device(AUTO)

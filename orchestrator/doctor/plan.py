@@ -16,8 +16,8 @@ import torch
 
 from orchestrator.run.resolve import filled
 from search_spaces.acceptance import neighbour_key
-from search_spaces.settings import SettingError
-from search_spaces.space import MOST_BRANCHES, complete
+from search_spaces.params import ConfigError
+from search_spaces.space import MOST_BRANCHES, resolve_config
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.evaluate import PICTURES_AT_ONCE
@@ -182,7 +182,7 @@ def heaviest(sweep: SweepConfig, outline: Outline) -> tuple[str, DecodingConfig,
     """Of all settings that a sweep may try, the one with the most drafted nodes; its label; what was left out and why.
 
     Raises:
-        SettingError: the models can serve none of them.
+        ConfigError: the models can serve none of them.
     """
     notes: dict[str, None] = {}
     best: tuple[str, DecodingConfig, Outline] | None = None
@@ -194,7 +194,7 @@ def heaviest(sweep: SweepConfig, outline: Outline) -> tuple[str, DecodingConfig,
         best = (label, config, found)
         break
     if best is None:
-        raise SettingError(("space",), "no setting can be planned: give the drafters' files")
+        raise ConfigError(("space",), "no setting can be planned: give the drafters' files")
     return *best, list(notes)
 
 
@@ -216,8 +216,8 @@ def settings_of(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
         ):  # all at their highest; or, where these do not go together, one at its lowest
             values = [end[0] if at == place else high for at, (end, high) in enumerate(zip(ends, highest, strict=True))]
             try:
-                yield "the largest of the space", complete(branch.setting(values), sweep.sampling)
-            except SettingError:
+                yield "the largest of the space", resolve_config(branch.setting(values), sweep.sampling)
+            except ConfigError:
                 continue
             break
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
-from search_spaces.settings import Knob, Setting, knobs
+from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 
 VANILLA = "vanilla"
@@ -60,17 +60,17 @@ def family(config: DecodingConfig) -> str:
     return " ".join(kinds) or "exact"
 
 
-def _setting(setting: Setting, digits: int | None, *, everything: bool = False) -> list[str]:
+def _setting(setting: Params, digits: int | None, *, everything: bool = False) -> list[str]:
     """The kind, then each knob that is required or not at its default."""
     words = [setting.kind]
-    for knob in knobs(type(setting)).values():
+    for knob in setting.fields().values():
         value = getattr(setting, knob.name)
         if value is not None and (everything or knob.required or value != knob.default):
             words.append(_knob(knob, value, digits))
     return words
 
 
-def _knob(knob: Knob, value: Any, digits: int | None) -> str:
+def _knob(knob: ParamField, value: Any, digits: int | None) -> str:
     if isinstance(value, str):
         return value  # the words of a setting's knobs are all different
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
@@ -93,7 +93,7 @@ def _sampling(sampling: Sampling | None, baseline: Sampling | None, digits: int 
     return [
         " ".join(
             _knob(knob, getattr(sampling, knob.name), digits)
-            for knob in knobs(Sampling).values()
+            for knob in Sampling.fields().values()
             if baseline is None or getattr(sampling, knob.name) != getattr(baseline, knob.name)
         )
     ]

@@ -19,7 +19,7 @@ import numpy as np
 from orchestrator.results.pareto import Bools, Floats
 from search_spaces.goals import Constraint
 from search_spaces.overrides import config_keys
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -120,7 +120,7 @@ def excess(text: str, table: pyarrow.Table, metrics: Iterable[str], vanilla: Map
     """
     try:
         constraint = Constraint.parse(text)
-    except SettingError as error:
+    except ConfigError as error:
         raise QueryError(f"limit {text!r}: {error}") from error
     name = constraint.metric
     if name not in metrics:

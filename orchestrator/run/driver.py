@@ -19,7 +19,7 @@ from orchestrator.run.pending import Flight, Planner
 from orchestrator.run.study import Proposal, Record, Search
 from orchestrator.run.tasks import Done, Task, Workers
 from search_spaces.goals import Constraint
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
@@ -48,7 +48,7 @@ class Outcome:
 class Driver:
     """Runs a sweep on workers, telling `tell` what happens.
 
-    check: refuses a setting that the model cannot serve (SettingError). objectives: names of metrics.
+    check: refuses a setting that the model cannot serve (ConfigError). objectives: names of metrics.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Driver:
         try:
             if proposal.config is not None:
                 self.check(proposal.config)
-        except SettingError as error:
+        except ConfigError as error:
             return f"the model cannot serve it: {error}"
         return None
 

@@ -22,8 +22,8 @@ from orchestrator.run.preflight_models import entry_of
 from orchestrator.run.resolve import filled
 from orchestrator.run.study import Record, Search
 from orchestrator.run.tasks import Task
+from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
-from search_spaces.settings import SettingError, write
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
@@ -54,7 +54,7 @@ def launch(sweep: SweepConfig, storage: Storage, place: Place, tell: Tell, *, co
     """Run a sweep, or what is missing of it, to its end.
 
     Raises:
-        PoolError, StudyError, IdentityError, SettingError, SweepError: with what to do.
+        PoolError, StudyError, IdentityError, ConfigError, SweepError: with what to do.
     """
     tell({"event": "launch", "note": "starting workers"})
     with sole_driver(storage), connected(place.address, place.slots, cores) as slots:
@@ -172,20 +172,20 @@ def completed(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
     """The sweep with the target's own sampling where it names none, and vanilla in front.
 
     Raises:
-        SettingError: a metric that these models cannot give, or an enqueued setting that they cannot serve.
+        ConfigError: a metric that these models cannot give, or an enqueued setting that they cannot serve.
     """
     sweep = filled(sweep, Sampling(**facts["sampling"]))
     check = fits(facts)
     for entry in sweep.enqueue:
         try:
             check(entry.config)
-        except SettingError as error:
+        except ConfigError as error:
             raise error.under("enqueue", entry.label) from None
     known = facts["metrics"]
     wanted = [objective.metric for objective in sweep.objectives] + [c.metric for c in sweep.constraints]
     for name in (*wanted, *(sweep.metrics or ())):
         if name not in known:
-            raise SettingError(("objectives",), f"no metric {name!r} with these models; there are {', '.join(known)}")
+            raise ConfigError(("objectives",), f"no metric {name!r} with these models; there are {', '.join(known)}")
     return sweep
 
 
@@ -237,7 +237,7 @@ def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         "device": facts["device"],
         "threads": facts["threads"],
         "samples": sweep.quality.samples,
-        "timing": write(sweep.timing),
+        "timing": sweep.timing.to_mapping(),
         "started": now(),
     }
 

@@ -23,7 +23,7 @@ from workers.actor import actor_class
 
 ATTEMPTS = 3  # a task whose worker died so often is taken for the cause
 FAILED_STARTS = 3  # workers in a row that did not come up, and none that did
-LASTING = ("SettingError", "OutOfMemory", "DecodingError")  # exceptions that a setting brings about by itself
+LASTING = ("ConfigError", "OutOfMemory", "DecodingError")  # exceptions that a setting brings about by itself
 ALIKE = ("models", "extractors", "captions", "precision", "device", "threads")  # facts that all workers must share
 DRAWING = ("quality", "timing")  # kinds of tasks that draw images
 LOOK_AROUND = 5.0  # seconds between looks for nodes that joined

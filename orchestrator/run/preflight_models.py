@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from search_spaces.settings import SettingError, not_one_of, write
-from search_spaces.space import MOST_BRANCHES, complete
+from search_spaces.params import ConfigError, not_one_of
+from search_spaces.space import MOST_BRANCHES, resolve_config
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -106,7 +106,7 @@ def readable_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
     from workers.data.faults import and_more
 
     with told("captions"):
-        captions = read_captions(**write(sweep.captions))
+        captions = read_captions(**sweep.captions.to_mapping())
     bad = model.unreadable(texts_of(captions))
     if bad:
         place, problem = min(bad, key=lambda found: captions[found[0]].id)
@@ -146,7 +146,7 @@ def usable_reference(sweep: SweepConfig, model: Headers) -> None:
         return
     with told("reference"):
         check_reference(
-            **write(sweep.reference),
+            **sweep.reference.to_mapping(),
             identity=model.features,
             size=model.image_size,
             width=model.width,
@@ -158,7 +158,7 @@ def servable(sweep: SweepConfig, model: Headers) -> None:
     """Refuse enqueued settings, and branches of the space, that the model cannot serve at either end of any knob.
 
     Raises:
-        SettingError: the setting's label or the branch, and what it wants.
+        ConfigError: the setting's label or the branch, and what it wants.
     """
     sizes: dict[str, Any] = {
         "codebook_size": model.vocab,
@@ -169,7 +169,7 @@ def servable(sweep: SweepConfig, model: Headers) -> None:
     for entry in sweep.enqueue:
         try:
             entry.config.check_model(**sizes)
-        except SettingError as error:
+        except ConfigError as error:
             raise error.under("enqueue", entry.label) from None
     assert sweep.sampling is not None
     for branch in islice(sweep.space.branches(), MOST_BRANCHES):
@@ -178,12 +178,12 @@ def servable(sweep: SweepConfig, model: Headers) -> None:
         for place in range(-1, len(ends)):  # all knobs at their lowest, then each in turn at its highest
             values = [end[-1] if at == place else low for at, (end, low) in enumerate(zip(ends, lowest, strict=True))]
             try:
-                setting = complete(branch.setting(values), sweep.sampling)
-            except SettingError:
+                setting = resolve_config(branch.setting(values), sweep.sampling)
+            except ConfigError:
                 continue  # such corners were held against the vocabulary when the space was read
             try:
                 setting.check_model(**sizes)
-            except SettingError as error:
+            except ConfigError as error:
                 words = ", ".join(branch.params.values())
                 raise error.under(*(("space", f"({words})") if words else ("space",))) from None
 

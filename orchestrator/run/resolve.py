@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search_spaces.enqueued import Enqueued
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -17,7 +17,7 @@ def filled(sweep: SweepConfig, sampling: Sampling) -> SweepConfig:
     """The sweep with a sampling for all its settings (its own, else this one), and with vanilla in front.
 
     Raises:
-        SettingError: another setting is called vanilla.
+        ConfigError: another setting is called vanilla.
     """
     sampling = sweep.sampling or sampling
     baseline = DecodingConfig(sampling=sampling)
@@ -25,7 +25,7 @@ def filled(sweep: SweepConfig, sampling: Sampling) -> SweepConfig:
     for entry in sweep.enqueue:
         config = entry.config if entry.config.sampling else entry.config.with_sampling(sampling)
         if entry.label == VANILLA and config != baseline:
-            raise SettingError(("enqueue", VANILLA), "is what the baseline is called; give this setting another label")
+            raise ConfigError(("enqueue", VANILLA), "is what the baseline is called; give this setting another label")
         found.setdefault(config, entry.label)
     return replace(sweep, sampling=sampling, enqueue=tuple(Enqueued(label, config) for config, label in found.items()))
 
@@ -36,7 +36,7 @@ def differences(before: SweepConfig, now: SweepConfig) -> list[str]:
     `before` is as the store has it: filled.
 
     Raises:
-        SettingError: see `filled`.
+        ConfigError: see `filled`.
     """
     sampling = before.sampling or Sampling()  # none if someone has written in it: then that differs
     one, two = before.to_mapping(), filled(now, sampling).to_mapping()

@@ -29,8 +29,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.trials import COMPLETE, TrialRecord
-from search_spaces.settings import SettingError
-from search_spaces.space import Space, complete
+from search_spaces.params import ConfigError
+from search_spaces.space import Space, resolve_config
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -138,9 +138,9 @@ class Search:
         trial = self._live[number] = self._study.ask()
         problem = None
         try:
-            proposed = complete(self.space.suggest(trial), self.sampling)
+            proposed = resolve_config(self.space.suggest(trial), self.sampling)
             setting = setting or proposed
-        except SettingError as error:
+        except ConfigError as error:
             problem = f"the space proposed what cannot be: {error}"
         if known is not None and dict(known) != dict(trial.params):
             raise StudyError(

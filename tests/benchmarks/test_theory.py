@@ -17,7 +17,7 @@ import pytest
 from benchmarks import theory
 from benchmarks.common import held_out_jobs
 from benchmarks.theory import RULES, Rounds, compare, record, setting
-from search_spaces.acceptance import Tables
+from search_spaces.acceptance import NeighbourTables
 from search_spaces.schedules import Constant
 from workers.decoding.theory import Estimate
 from workers.models.families.scenes import ScenesModels, load_scenes
@@ -42,7 +42,7 @@ def assert_agree(expected: Estimate, measured: Estimate) -> None:
 
 
 def test_the_exact_rule_accepts_what_theory_says(exact: Rounds) -> None:
-    row = compare(setting(RULES["exact"], "eagle", LENGTH), exact, exact, Tables())
+    row = compare(setting(RULES["exact"], "eagle", LENGTH), exact, exact, NeighbourTables())
     assert_agree(row["predicted"], row["measured"])
     assert row["own_rounds"] == row["predicted"]
     assert row["measured"].value > 0.7
@@ -63,7 +63,7 @@ def test_the_bound_grows_with_the_budget(exact: Rounds) -> None:
     rule = setting(RULES["exact"], "eagle", LENGTH).acceptance
 
     def bound(budget: float) -> float:
-        found = theory.theory(replace(rule, schedule=Constant(budget)), exact, Tables())
+        found = theory.theory(replace(rule, schedule=Constant(budget)), exact, NeighbourTables())
         assert found.bound.value == pytest.approx(found.optimal_bound.value, abs=1e-6)
         return found.bound.value
 

@@ -45,9 +45,9 @@ def test_your_own_rule(names: dict[str, Any]) -> None:
     fading, cosine = names["Fading"], names["Cosine"]
     assert sum(cosine(budget=1.3, swing=0.7).omegas(6)) / 6 == pytest.approx(1.3)
     r, tables = torch.rand(3, 40).softmax(1), names["Tables"](torch.stack([torch.randperm(40) for _ in range(40)]))
-    everything, _ = fading(k=5, share=0.5).credit_all(r, None, tables)
+    everything, _ = fading(k=5, share=0.5).all_masses(r, None, tables)
     for x in range(40):
-        one = fading(k=5, share=0.5).credit(r, None, torch.full((3,), x), tables)
+        one = fading(k=5, share=0.5).mass(r, None, torch.full((3,), x), tables)
         torch.testing.assert_close(one.target, everything[:, x])
     with pytest.raises(ValueError, match="share"):
         fading(k=5, share=2.0)

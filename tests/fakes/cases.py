@@ -13,8 +13,8 @@ from search_spaces.acceptance import (
     Grouped,
     Multiplicative,
     Neighbourhood,
+    NeighbourTables,
     NoNeighbourhood,
-    Tables,
 )
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
 from tests.oracles import rules
@@ -46,8 +46,8 @@ class Case:
         assert resampling in ("paper", "optimal")
         return AcceptanceRule(self.neighbourhood, self.schedule, "paper" if resampling == "paper" else "optimal")
 
-    def tables(self, dtype: torch.dtype) -> Tables:
-        return Tables(
+    def tables(self, dtype: torch.dtype) -> NeighbourTables:
+        return NeighbourTables(
             neighbours=torch.tensor(self.plain.order) if self.plain.order else None,
             codebook=torch.tensor(self.plain.codebook, dtype=dtype) if self.plain.codebook else None,
         )

@@ -66,21 +66,21 @@ def settings(count: int, rng: np.random.Generator) -> list[tuple[str, DecodingCo
 def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, Measured]:
     """Numbers as they might come out: looser rules are faster and worse."""
     flat = setting.flat()
-    loose = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
-    loose += 1.5 * (float(flat["acceptance.budget"]) - 1)
+    is_relaxed = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
+    is_relaxed += 1.5 * (float(flat["acceptance.budget"]) - 1)
     drafted = setting.policy.max_depth > 0
-    steps = 1 + drafted * (0.8 + 0.9 * loose + 0.1 * min(setting.policy.max_depth, 5))
+    steps = 1 + drafted * (0.8 + 0.9 * is_relaxed + 0.1 * min(setting.policy.max_depth, 5))
     speed = max(0.2, steps * (0.75 if drafted else 1.0) * float(np.exp(0.05 * rng.normal())))
     cooler = setting.sampling is not None and setting.sampling.temperature < 1
-    fid = 4 + 1.5 * loose**1.5 - 0.6 * cooler + 0.15 * float(rng.normal())
-    drift = 0.4 + loose + 0.5 * cooler + 0.05 * abs(float(rng.normal()))
+    fid = 4 + 1.5 * is_relaxed**1.5 - 0.6 * cooler + 0.15 * float(rng.normal())
+    drift = 0.4 + is_relaxed + 0.5 * cooler + 0.05 * abs(float(rng.normal()))
     return {
         "speedup": Measured(speed, 0.02 * speed, 9),
         "latency": Measured(0.5 / speed, 0.01 / speed, 9),
         "step_compression": Measured(steps, 0.01, IMAGES),
         "fid": Measured(fid, 0.12, IMAGES),
         "drift": Measured(drift, 0.05, IMAGES),
-        "clip_score": Measured(30 - 2 * loose + 0.2 * float(rng.normal()), 0.1, IMAGES),
+        "clip_score": Measured(30 - 2 * is_relaxed + 0.2 * float(rng.normal()), 0.1, IMAGES),
     }
 
 

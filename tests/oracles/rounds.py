@@ -7,7 +7,7 @@ contexts are the tokens since the root.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.oracles.rules import Law, Rule, chance, normalised, residual
+from tests.oracles.rules import Law, Rule, acceptance_prob, normalised, residual
 
 Context = tuple[int, ...]
 Table = Mapping[Context, Sequence[float]]
@@ -70,7 +70,7 @@ def node(
         else:
             proposal, draws = None, [(children[rank], 1.0)]
         for x, drawn in draws:
-            keep = chance(rule, r, proposal, x, omega)
+            keep = acceptance_prob(rule, r, proposal, x, omega)
             outcome.accepted[rank, x] = outcome.accepted.get((rank, x), 0.0) + weight * drawn * keep
             if keep < 1:
                 trial(redraw(rule, r, proposal, x, omega), weight * drawn * (1 - keep), (*taken, x), rank + 1)

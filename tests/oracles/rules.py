@@ -111,7 +111,7 @@ def _group(rule: Rule, r: Sequence[float], x: int) -> list[int]:
     return near
 
 
-def credit(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int) -> tuple[float, float]:
+def neighbourhood_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int) -> tuple[float, float]:
     """(S_r(x), the proposal mass it is held against)."""
     admitted = members(rule, r, x)
     mass = r[x] + sum(r[y] for y in admitted)
@@ -122,11 +122,11 @@ def credit(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int) ->
     return mass, p[x]
 
 
-def chance(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> float:
+def acceptance_prob(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> float:
     """f(x) = min(1, omega S_r(x) / p(x)); what could not have been proposed is not accepted, whatever its group."""
     if p is not None and p[x] <= 0:
         return 0.0
-    mass, proposal = credit(rule, r, p, x)
+    mass, proposal = neighbourhood_mass(rule, r, p, x)
     return min(1.0, omega * mass / proposal)
 
 
@@ -136,8 +136,8 @@ def chance(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, om
 def optimal_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
     """[r - p f]_+, the full formula, unnormalised (Cool-SD Thm 2)."""
     if p is None:
-        return [max(0.0, r[y] - chance(rule, r, None, y, omega)) if y == x else r[y] for y in range(len(r))]
-    return [max(0.0, r[y] - p[y] * chance(rule, r, p, y, omega)) for y in range(len(r))]
+        return [max(0.0, r[y] - acceptance_prob(rule, r, None, y, omega)) if y == x else r[y] for y in range(len(r))]
+    return [max(0.0, r[y] - p[y] * acceptance_prob(rule, r, p, y, omega)) for y in range(len(r))]
 
 
 def exact_mass(r: Sequence[float], p: Sequence[float] | None, x: int) -> Law:

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from search_spaces.acceptance import Tables
+from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
 from workers.decoding.accept import Walk, Walker
@@ -98,7 +98,7 @@ class TabularEngine:
         image_len: int,
         *,
         blind: bool = False,
-        lookup: Tables | None = None,
+        lookup: NeighbourTables | None = None,
     ) -> None:
         assert config.sampling is not None
         self.target, self.image_len, self.sampling = target, image_len, config.sampling
@@ -108,7 +108,11 @@ class TabularEngine:
         drafter = None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind)
         self.drafting = build_drafting(config, config.sampling, cast(Target, model), drafter)
         self.walker = Walker(
-            config.acceptance, lookup or Tables(), config.sampling, self.drafting.max_levels, torch.device("cpu")
+            config.acceptance,
+            lookup or NeighbourTables(),
+            config.sampling,
+            self.drafting.max_levels,
+            torch.device("cpu"),
         )
 
     def open(self, count: int, first_id: int) -> Batch:

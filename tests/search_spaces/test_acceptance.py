@@ -1,4 +1,4 @@
-"""Acceptance rules by hand: small laws whose credits, chances and residuals can be checked with a pencil.
+"""Acceptance rules by hand: small probs whose masses, chances and residuals can be checked with a pencil.
 
 The codebook is the line 0..5, so that the neighbours of x are the numbers next to it, the smaller first on a tie.
 """
@@ -15,12 +15,12 @@ from search_spaces.acceptance import (
     EXACT,
     AcceptanceRule,
     Additive,
-    Credit,
     Grouped,
     Multiplicative,
     Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
     NoNeighbourhood,
-    Tables,
     neighbour_key,
 )
 from search_spaces.schedules import Constant, Linear
@@ -29,45 +29,47 @@ R = [0.30, 0.10, 0.20, 0.05, 0.15, 0.20]
 P = [0.10, 0.50, 0.10, 0.10, 0.20, 0.00]
 
 
-def line(size: int = 6) -> Tables:
+def line(size: int = 6) -> NeighbourTables:
     """Neighbours on the line, and the line itself as a codebook."""
     places = torch.arange(size)
     order = ((places - places[:, None]).abs() * 2 + (places > places[:, None])).argsort(1)
-    return Tables(neighbours=order, codebook=places[:, None].float())
+    return NeighbourTables(neighbours=order, codebook=places[:, None].float())
 
 
 LINE = line()
 
 
-def rows(*laws: list[float]) -> Tensor:
-    return torch.tensor(laws, dtype=torch.float64)
+def rows(*probs: list[float]) -> Tensor:
+    return torch.tensor(probs, dtype=torch.float64)
 
 
-def credit_of(neighbourhood: Neighbourhood, x: int, p: list[float] | None = None, r: list[float] = R) -> Credit:
-    return neighbourhood.credit(rows(r), None if p is None else rows(p), torch.tensor([x]), LINE)
+def mass_of(
+    neighbourhood: Neighbourhood, x: int, p: list[float] | None = None, r: list[float] = R
+) -> NeighbourhoodMass:
+    return neighbourhood.mass(rows(r), None if p is None else rows(p), torch.tensor([x]), LINE)
 
 
 def chance_of(rule: AcceptanceRule, x: int, p: list[float] | None, omega: float = 1.0, r: list[float] = R) -> float:
-    return float(rule.chance(credit_of(rule.neighbourhood, x, p, r), rows([omega])[0]))
+    return float(rule.acceptance_prob(mass_of(rule.neighbourhood, x, p, r), rows([omega])[0]))
 
 
 def residual_of(
     rule: AcceptanceRule, x: int, p: list[float] | None, omega: float = 1.0, r: list[float] = R
 ) -> list[float]:
-    law = None if p is None else rows(p)
-    credit = credit_of(rule.neighbourhood, x, p, r)
-    residual: list[float] = rule.residual(rows(r), law, torch.tensor([x]), rows([omega])[0], credit, LINE)[0].tolist()
+    probs = None if p is None else rows(p)
+    mass = mass_of(rule.neighbourhood, x, p, r)
+    residual: list[float] = rule.residual(rows(r), probs, torch.tensor([x]), rows([omega])[0], mass, LINE)[0].tolist()
     return residual
 
 
-def normalised(law: list[float]) -> object:
-    return pytest.approx([mass / sum(law) for mass in law], abs=1e-12)
+def normalised(probs: list[float]) -> object:
+    return pytest.approx([mass / sum(probs) for mass in probs], abs=1e-12)
 
 
-def members(credit: Credit) -> list[int]:
-    assert credit.members is not None
-    assert credit.admitted is not None
-    found: list[int] = credit.members[0][credit.admitted[0]].tolist()
+def members(mass: NeighbourhoodMass) -> list[int]:
+    assert mass.members is not None
+    assert mass.admitted is not None
+    found: list[int] = mass.members[0][mass.admitted[0]].tolist()
     return found
 
 
@@ -75,10 +77,10 @@ def members(credit: Credit) -> list[int]:
 
 
 def test_without_neighbours_a_token_counts_for_itself() -> None:
-    credit = credit_of(NoNeighbourhood(), 1, P)
-    assert (float(credit.target), float(credit.proposal)) == (0.10, 0.50)
-    assert credit.members is None
-    assert float(credit_of(NoNeighbourhood(), 1).proposal) == 1
+    mass = mass_of(NoNeighbourhood(), 1, P)
+    assert (float(mass.target), float(mass.proposal)) == (0.10, 0.50)
+    assert mass.members is None
+    assert float(mass_of(NoNeighbourhood(), 1).proposal) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,14 @@ def test_without_neighbours_a_token_counts_for_itself() -> None:
     ],
 )
 def test_additive_takes_the_longest_admissible_prefix(k: int, delta: float, added: float, who: list[int]) -> None:
-    credit = credit_of(Additive(k=k, delta=delta), 1)
-    assert members(credit) == who
-    assert float(credit.target) == pytest.approx(0.10 + added)
+    mass = mass_of(Additive(k=k, delta=delta), 1)
+    assert members(mass) == who
+    assert float(mass.target) == pytest.approx(0.10 + added)
 
 
 def test_a_large_neighbour_closes_the_set_even_if_later_ones_would_fit() -> None:
-    assert members(credit_of(Additive(k=6, delta=0.1), 1)) == []  # 3 has .05 but comes after 0 and 2
-    assert members(credit_of(Additive(k=6, delta=0.11), 2)) == [1]  # 1 (.10), then 3 (.05) overflows
+    assert members(mass_of(Additive(k=6, delta=0.1), 1)) == []  # 3 has .05 but comes after 0 and 2
+    assert members(mass_of(Additive(k=6, delta=0.11), 2)) == [1]  # 1 (.10), then 3 (.05) overflows
 
 
 def jensen_shannon(before: list[float], after: list[float]) -> float:
@@ -110,28 +112,28 @@ def jensen_shannon(before: list[float], after: list[float]) -> float:
     return sum(relative(a, b) + relative(b, a) for a, b in zip(before, after, strict=True)) / 2
 
 
-@pytest.mark.parametrize("law", [R, [0.0, 0.0, 0.6, 0.1, 0.0, 0.3], [0.5, 1e-9, 0.5, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("probs", [R, [0.0, 0.0, 0.6, 0.1, 0.0, 0.3], [0.5, 1e-9, 0.5, 0.0, 0.0, 0.0]])
 @pytest.mark.parametrize("x", [0, 1, 3, 5])
-def test_jensen_shannon_bound_is_the_divergence_of_the_moved_law(law: list[float], x: int) -> None:
+def test_jensen_shannon_bound_is_the_divergence_of_the_moved_law(probs: list[float], x: int) -> None:
     order = LINE.neighbours[x].tolist()  # type: ignore[index]
     for size in range(1, 6):
-        moved = list(law)
+        moved = list(probs)
         for y in order[1 : size + 1]:
             moved[x] += moved[y]
             moved[y] = 0.0
-        divergence = jensen_shannon(law, moved)
+        divergence = jensen_shannon(probs, moved)
         if not 1e-6 < divergence < 0.999:
             continue
         just_over = Additive(k=size + 1, delta=divergence * (1 + 1e-9), divergence="jsd")
         just_under = Additive(k=size + 1, delta=divergence * (1 - 1e-9), divergence="jsd")
-        assert len(members(credit_of(just_over, x, r=law))) == size
-        assert len(members(credit_of(just_under, x, r=law))) < size
+        assert len(members(mass_of(just_over, x, r=probs))) == size
+        assert len(members(mass_of(just_under, x, r=probs))) < size
 
 
 def test_jensen_shannon_of_nothing_is_finite() -> None:
-    credit = credit_of(Additive(k=4, delta=0.1, divergence="jsd"), 5, r=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert float(credit.target) == 0
-    assert members(credit) == [4, 3, 2]  # massless, so they move nothing
+    mass = mass_of(Additive(k=4, delta=0.1, divergence="jsd"), 5, r=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert float(mass.target) == 0
+    assert members(mass) == [4, 3, 2]  # massless, so they move nothing
 
 
 @pytest.mark.parametrize(
@@ -144,21 +146,21 @@ def test_jensen_shannon_of_nothing_is_finite() -> None:
     ],
 )
 def test_multiplicative_bounds_the_set_by_the_token(lam: float, who: list[int]) -> None:
-    credit = credit_of(Multiplicative(k=6, lam=lam), 1)
-    assert members(credit) == who
-    assert float(credit.target) <= lam * 0.10
+    mass = mass_of(Multiplicative(k=6, lam=lam), 1)
+    assert members(mass) == who
+    assert float(mass.target) <= lam * 0.10
 
 
 def test_bounds_are_strict() -> None:
-    law = [0.25, 0.125, 0.5, 0.125, 0.0, 0.0]
-    assert members(credit_of(Multiplicative(k=6, lam=3.0), 1, r=law)) == []  # .25 < 2 * .125 fails
-    assert members(credit_of(Additive(k=6, delta=0.25), 1, r=law)) == []
-    assert members(credit_of(Additive(k=6, delta=0.75), 1, r=law)) == [0]
+    probs = [0.25, 0.125, 0.5, 0.125, 0.0, 0.0]
+    assert members(mass_of(Multiplicative(k=6, lam=3.0), 1, r=probs)) == []  # .25 < 2 * .125 fails
+    assert members(mass_of(Additive(k=6, delta=0.25), 1, r=probs)) == []
+    assert members(mass_of(Additive(k=6, delta=0.75), 1, r=probs)) == [0]
 
 
 def test_multiplicative_credits_nothing_to_a_token_without_mass() -> None:
-    law = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0]
-    assert float(credit_of(Multiplicative(k=6, lam=20.0), 1, r=law).target) == 0
+    probs = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0]
+    assert float(mass_of(Multiplicative(k=6, lam=20.0), 1, r=probs).target) == 0
 
 
 # --- chance -----------------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def test_optimal_resampling_zeroes_the_rejected_token_only() -> None:
 
 
 def test_paper_resampling_moves_the_neighbours_mass() -> None:
-    rule = AcceptanceRule(Additive(k=3, delta=0.6))  # x = 3 credits 2 (.20) and 4 (.15)
+    rule = AcceptanceRule(Additive(k=3, delta=0.6))  # x = 3 masses 2 (.20) and 4 (.15)
     assert residual_of(rule, 3, None) == normalised([0.30, 0.10, 0.0, 0.0, 0.0, 0.20])
     assert residual_of(rule, 3, P) == normalised([0.20, 0.0, 0.0, 0.40 - 0.10, 0.0, 0.20])
 
@@ -216,13 +218,13 @@ def test_optimal_resampling_under_annealing_counts_every_tokens_neighbours() -> 
 
 def test_retreats_of_an_empty_residual() -> None:
     everything = AcceptanceRule(Additive(k=6, delta=1.0), Constant(0.5))
-    law = [0.2, 0.3, 0.5, 0.0, 0.0, 0.0]
-    # the paper zeroes x and both others; the exact rule's law, that stands in for it, zeroes x alone
+    probs = [0.2, 0.3, 0.5, 0.0, 0.0, 0.0]
+    # the paper zeroes x and both others; the exact rule's probs, that stands in for it, zeroes x alone
     assert residual_of(everything, 0, None, omega=0.5, r=[0.6, 0.3, 0.1, 0, 0, 0]) == normalised([0, 0.3, 0.1, 0, 0, 0])
     drawn = [0.0, 0.9, 0.1, 0.0, 0.0, 0.0]  # 1 gathers all that there is, no more than p(1) takes away
     crowded = residual_of(everything, 1, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0], omega=0.5, r=drawn)
     assert crowded == normalised([0, 0, 0.1, 0, 0, 0])
-    assert residual_of(everything, 1, None, omega=0.5, r=law) == normalised([0.2, 0.0, 0.5, 0, 0, 0])
+    assert residual_of(everything, 1, None, omega=0.5, r=probs) == normalised([0.2, 0.0, 0.5, 0, 0, 0])
     certain = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     for resampling in ("paper", "optimal"):
         for neighbourhood in (NoNeighbourhood(), Additive(k=2, delta=0.2), Multiplicative(k=2, lam=2.0), Grouped(1, 1)):
@@ -248,9 +250,9 @@ def test_greedy_by_hand() -> None:
     # S: 0 -> .40; 1 -> .40 with 0 inside A; 2 -> .30 with 1; 3 -> .25 against .30; 4 -> .20; 5 -> .35 with 4
     assert [greedy_of(near, x, R) for x in range(6)] == [True, True, True, False, False, True]
     whole = AcceptanceRule(Additive(k=6, delta=1.0))
-    law = [0.5, 0.25, 0.25, 0.0, 0.0, 0.0]  # x = 3 credits .5; C < 1 leaves out 0, the only rival
-    assert greedy_of(whole, 3, law)
-    assert not greedy_of(whole, 3, law, omega=0.99)
+    probs = [0.5, 0.25, 0.25, 0.0, 0.0, 0.0]  # x = 3 masses .5; C < 1 leaves out 0, the only rival
+    assert greedy_of(whole, 3, probs)
+    assert not greedy_of(whole, 3, probs, omega=0.99)
 
 
 def test_groups_are_not_for_greedy_decoding() -> None:

@@ -1,9 +1,9 @@
 """The acceptance rules against a plain reference written from the formulas (tests/oracles/rules.py).
 
 Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum and comparison is
-exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random laws away
-from every bound, in fp32 and float64. Each example checks every token of the codebook, drawn and deterministic, under
-both resamplings. Laws after a rejection are compared to `1e-6 / mass` (fp32), mass being what they were normalised by.
+exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random probs
+away from every bound, in fp32 and float64. Each example checks every token of the codebook, sampled and deterministic,
+under both resamplings. Residuals are compared to `1e-6 / mass` (fp32), where mass is what they were normalised by.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ from search_spaces import neighbourhoods
 from search_spaces.acceptance import (
     AcceptanceRule,
     Additive,
-    Credit,
     Grouped,
     Multiplicative,
     Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
     NoNeighbourhood,
-    Tables,
 )
 from search_spaces.schedules import Constant, Exponential, Linear
 from tests.fakes.cases import KINDS, UNIT, Case, dyadic_case, generic_case, margin
@@ -41,57 +41,61 @@ def check(case: Case, dtype: torch.dtype, precision: float) -> None:
     r = torch.tensor(case.r, dtype=dtype).expand(codes, -1)
     for p_list in (case.p, None):
         p = None if p_list is None else torch.tensor(p_list, dtype=dtype).expand(codes, -1)
-        credit = case.neighbourhood.credit(r, p, x, tables)
-        check_credit(case, p_list, credit, precision)
-        everywhere = case.neighbourhood.credit_all(r[:1], None if p is None else p[:1], tables)
-        torch.testing.assert_close(everywhere[0][0], credit.target, rtol=0, atol=precision)
+        mass = case.neighbourhood.mass(r, p, x, tables)
+        check_credit(case, p_list, mass, precision)
+        everywhere = case.neighbourhood.all_masses(r[:1], None if p is None else p[:1], tables)
+        torch.testing.assert_close(everywhere[0][0], mass.target, rtol=0, atol=precision)
         drawable = torch.ones(codes, dtype=torch.bool) if p is None else p[0] > 0
-        torch.testing.assert_close(everywhere[1][0][drawable], credit.proposal[drawable], rtol=0, atol=precision)
-        chance = case.rule("paper").chance(credit, level)
+        torch.testing.assert_close(everywhere[1][0][drawable], mass.proposal[drawable], rtol=0, atol=precision)
+        chance = case.rule("paper").acceptance_prob(mass, level)
         for y, got in enumerate(chance.tolist()):
             # f = omega S / p: an error of S weighs 1 / p
             weight = 1.0 if p_list is None or p_list[y] == 0 else 1 / p_list[y]
-            assert got == pytest.approx(rules.chance(case.plain, case.r, p_list, y, omega), abs=4 * precision * weight)
+            assert got == pytest.approx(
+                rules.acceptance_prob(case.plain, case.r, p_list, y, omega), abs=4 * precision * weight
+            )
         best = [] if p_list is None else rules.optimal_mass(case.plain, case.r, p_list, 0, omega)
         for resampling in ("paper", "optimal"):
-            laws = case.rule(resampling).residual(r, p, x, level, credit, tables)
-            for y, law in enumerate(laws.tolist()):
+            residuals = case.rule(resampling).residual(r, p, x, level, mass, tables)
+            for y, probs in enumerate(residuals.tolist()):
                 if resampling == "paper":
                     paper = rules.paper_mass(case.plain, case.r, p_list, y, omega)
                     attempts = [paper, rules.exact_mass(case.r, p_list, y)]
                 else:
                     attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
-                check_law(case, law, attempts, precision, carried=y if resampling == "paper" else None)
+                check_probs(case, probs, attempts, precision, carried=y if resampling == "paper" else None)
 
 
-def check_credit(case: Case, p: list[float] | None, credit: Credit, precision: float) -> None:
+def check_credit(case: Case, p: list[float] | None, mass: NeighbourhoodMass, precision: float) -> None:
     for x in range(len(case.r)):
-        target, proposal = rules.credit(case.plain, case.r, p, x)
-        assert float(credit.target[x]) == pytest.approx(target, abs=precision)
+        target, proposal = rules.neighbourhood_mass(case.plain, case.r, p, x)
+        assert float(mass.target[x]) == pytest.approx(target, abs=precision)
         if p is None or p[x] > 0:
-            assert float(credit.proposal[x]) == pytest.approx(proposal, abs=precision)
+            assert float(mass.proposal[x]) == pytest.approx(proposal, abs=precision)
         else:
-            assert float(credit.proposal[x]) == 0  # it could not have been drawn
-        if credit.members is not None:
-            assert credit.admitted is not None
-            admitted = credit.members[x][credit.admitted[x]].tolist()
+            assert float(mass.proposal[x]) == 0  # it could not have been drawn
+        if mass.members is not None:
+            assert mass.admitted is not None
+            admitted = mass.members[x][mass.admitted[x]].tolist()
             assert admitted == rules.members(case.plain, case.r, x)
 
 
-def check_law(case: Case, law: list[float], attempts: list[rules.Law], precision: float, carried: int | None) -> None:
-    """``law`` is the first of ``attempts`` that has mass, or else r itself.
+def check_probs(
+    case: Case, probs: list[float], attempts: list[rules.Law], precision: float, carried: int | None
+) -> None:
+    """``probs`` is the first of ``attempts`` that has mass, or else r itself.
 
     ``carried``: where LANTERN's own residual puts its neighbours' mass, which the target alone may not allow.
     """
-    assert sum(law) == pytest.approx(1, abs=1e-5)
-    assert all(mass >= 0 for mass in law)
-    outside = [y for y in range(len(law)) if case.r[y] == 0 and y != carried]
-    assert all(law[y] == 0 for y in outside), "left the target's support"
+    assert sum(probs) == pytest.approx(1, abs=1e-5)
+    assert all(mass >= 0 for mass in probs)
+    outside = [y for y in range(len(probs)) if case.r[y] == 0 and y != carried]
+    assert all(probs[y] == 0 for y in outside), "left the target's support"
     masses = [sum(attempt) for attempt in attempts if sum(attempt) > 0]
     if masses and min(masses) < 1e3 * precision:
         return  # all but empty: normalised rounding, and (optimal) drawn from with a chance as small
     want = next((rules.normalised(attempt) for attempt in attempts if sum(attempt) > 0), case.r)
-    np.testing.assert_allclose(law, want, rtol=0, atol=4 * precision / (masses[0] if masses else 1))
+    np.testing.assert_allclose(probs, want, rtol=0, atol=4 * precision / (masses[0] if masses else 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,7 +166,7 @@ def test_schedules_agree_with_the_reference(levels: int, budget: float, fraction
 @given(st.sampled_from(["tvd", "jsd", "multiplicative"]).flatmap(dyadic_case))
 def test_limits_are_the_exact_rule_to_the_last_bit(case: Case) -> None:
     codes = len(case.r)
-    r, p = (torch.tensor(law).expand(codes, -1) for law in (case.r, case.p))
+    r, p = (torch.tensor(probs).expand(codes, -1) for probs in (case.r, case.p))
     x, one, tables = torch.arange(codes), torch.ones(codes), case.tables(torch.float32)
     k, delta = max(2, case.plain.k), max(1 / UNIT, case.plain.delta)
     exact = AcceptanceRule(NoNeighbourhood(), Constant(1.0), "optimal")
@@ -179,17 +183,17 @@ def test_limits_are_the_exact_rule_to_the_last_bit(case: Case) -> None:
     ]
     for neighbourhood in limits:
         for proposal in (p, None):
-            credit = neighbourhood.credit(r, proposal, x, tables)
-            plain = exact.neighbourhood.credit(r, proposal, x, tables)
-            chance = exact.chance(plain, one)
-            assert torch.equal(AcceptanceRule(neighbourhood).chance(credit, one), chance)
+            mass = neighbourhood.mass(r, proposal, x, tables)
+            plain = exact.neighbourhood.mass(r, proposal, x, tables)
+            chance = exact.acceptance_prob(plain, one)
+            assert torch.equal(AcceptanceRule(neighbourhood).acceptance_prob(mass, one), chance)
             for resampling in ("paper", "optimal"):
                 rule = AcceptanceRule(neighbourhood, Constant(1.0), "paper" if resampling == "paper" else "optimal")
-                law = rule.residual(r, proposal, x, one, credit, tables)
+                probs = rule.residual(r, proposal, x, one, mass, tables)
                 want = exact.residual(r, proposal, x, one, plain, tables)
                 # Grouped's paper formula names [r - p]_+ itself: with a deterministic child, x alone is zeroed
                 reachable = chance < 1
-                torch.testing.assert_close(law[reachable], want[reachable], rtol=0, atol=1e-6)
+                torch.testing.assert_close(probs[reachable], want[reachable], rtol=0, atol=1e-6)
 
 
 @few
@@ -197,7 +201,7 @@ def test_limits_are_the_exact_rule_to_the_last_bit(case: Case) -> None:
 def test_acceptance_grows_with_every_knob(case: Case) -> None:
     codes = len(case.r)
     x, tables = torch.arange(codes), case.tables(torch.float32)
-    r, p = (torch.tensor(law).expand(codes, -1) for law in (case.r, case.p))
+    r, p = (torch.tensor(probs).expand(codes, -1) for probs in (case.r, case.p))
     ladders: list[list[Neighbourhood]] = [
         [Additive(k, case.plain.delta) for k in range(1, codes + 1)],
         [Additive(codes, delta / 8) for delta in range(9)],
@@ -208,10 +212,10 @@ def test_acceptance_grows_with_every_knob(case: Case) -> None:
     budgets = [torch.full((codes,), omega) for omega in (0.5, 1.0, 1.1, 2.0)]
     for proposal in (p, None):
         for ladder in ladders:
-            credits = [neighbourhood.credit(r, proposal, x, tables) for neighbourhood in ladder]
-            chances = torch.stack([AcceptanceRule().chance(credit, budgets[1]) for credit in credits])
+            masses = [neighbourhood.mass(r, proposal, x, tables) for neighbourhood in ladder]
+            chances = torch.stack([AcceptanceRule().acceptance_prob(mass, budgets[1]) for mass in masses])
             assert (chances.diff(dim=0) >= -1e-6).all()
-            by_budget = torch.stack([AcceptanceRule().chance(credits[-1], budget) for budget in budgets])
+            by_budget = torch.stack([AcceptanceRule().acceptance_prob(masses[-1], budget) for budget in budgets])
             assert (by_budget.diff(dim=0) >= 0).all()
 
 
@@ -220,11 +224,11 @@ def test_multiplicative_is_bounded_by_lambda_and_additive_by_delta() -> None:
     r = torch.rand(200, 16, generator=generator).pow(4)
     r = r / r.sum(1, keepdim=True)
     distance = torch.rand(16, 16, generator=generator).fill_diagonal_(-1)
-    tables = Tables(neighbours=distance.argsort(1))
+    tables = NeighbourTables(neighbours=distance.argsort(1))
     x = torch.randint(16, (200,), generator=generator)
     own = r.gather(1, x[:, None])[:, 0]
-    assert (Multiplicative(16, 2.5).credit(r, None, x, tables).target <= 2.5 * own * (1 + 1e-6)).all()
-    assert (Additive(16, 0.3).credit(r, None, x, tables).target - own < 0.3 + 1e-6).all()
+    assert (Multiplicative(16, 2.5).mass(r, None, x, tables).target <= 2.5 * own * (1 + 1e-6)).all()
+    assert (Additive(16, 0.3).mass(r, None, x, tables).target - own < 0.3 + 1e-6).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,10 +239,10 @@ def test_the_whole_vocabulary_in_small_chunks(kind: str, monkeypatch: pytest.Mon
     @given(generic_case(kind))
     def agree(case: Case) -> None:
         tables = case.tables(torch.float64)
-        r, p = (torch.tensor([law], dtype=torch.float64) for law in (case.r, case.p))
-        target, proposal = case.neighbourhood.credit_all(r, p, tables)
+        r, p = (torch.tensor([probs], dtype=torch.float64) for probs in (case.r, case.p))
+        target, proposal = case.neighbourhood.all_masses(r, p, tables)
         for x in range(len(case.r)):
-            want = rules.credit(case.plain, case.r, case.p, x)
+            want = rules.neighbourhood_mass(case.plain, case.r, case.p, x)
             if case.p[x] > 0:
                 assert (float(target[0, x]), float(proposal[0, x])) == pytest.approx(want, abs=1e-12)
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from search_spaces.acceptance import Credit, Grouped, Tables
+from search_spaces.acceptance import Grouped, NeighbourhoodMass, NeighbourTables
 
 #       code 0     1     2     3     4     5     6     ranks, least likely first: 3 1 6 4 0 5 2
 R = [0.14, 0.05, 0.40, 0.02, 0.12, 0.19, 0.08]
 P = [0.10, 0.20, 0.10, 0.10, 0.30, 0.20, 0.00]
-LINE = Tables(codebook=torch.arange(7)[:, None].double())
+LINE = NeighbourTables(codebook=torch.arange(7)[:, None].double())
 
 
-def credit(group: Grouped, x: int, p: list[float] | None = P, r: list[float] = R) -> Credit:
-    law = None if p is None else torch.tensor([p], dtype=torch.float64)
-    return group.credit(torch.tensor([r], dtype=torch.float64), law, torch.tensor([x]), LINE)
+def mass(group: Grouped, x: int, p: list[float] | None = P, r: list[float] = R) -> NeighbourhoodMass:
+    probs = None if p is None else torch.tensor([p], dtype=torch.float64)
+    return group.mass(torch.tensor([r], dtype=torch.float64), probs, torch.tensor([x]), LINE)
 
 
 def sums(group: Grouped, x: int, p: list[float] | None = P) -> tuple[float, float]:
-    found = credit(group, x, p)
+    found = mass(group, x, p)
     assert found.members is None
     return float(found.target), float(found.proposal)
 
 
-def total(law: list[float], codes: set[int]) -> float:
-    return sum(law[code] for code in codes)
+def total(probs: list[float], codes: set[int]) -> float:
+    return sum(probs[code] for code in codes)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_who_is_in_the_group(group: Grouped, x: int, codes: set[int]) -> None:
 
 def test_equal_masses_rank_by_index() -> None:
     flat = [0.2, 0.1, 0.2, 0.1, 0.2, 0.1, 0.1]  # ranks: 1 3 5 6 0 2 4
-    found = credit(Grouped(1, 1, 1.0, 100.0), 0, P, flat)
+    found = mass(Grouped(1, 1, 1.0, 100.0), 0, P, flat)
     assert float(found.proposal) == pytest.approx(P[6] + P[0] + P[2])
 
 
 def test_a_group_may_accept_less_than_the_exact_rule() -> None:
-    heavy = credit(Grouped(1, 1, 1.0, 100.0), 0)  # 4, 0, 5
+    heavy = mass(Grouped(1, 1, 1.0, 100.0), 0)  # 4, 0, 5
     assert float(heavy.target / heavy.proposal) == pytest.approx(0.45 / 0.60)
     assert R[0] / P[0] > 1
-    assert not Grouped().generous
+    assert not Grouped().never_stricter

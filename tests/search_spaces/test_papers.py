@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.results.published import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule, Additive, Multiplicative
-from search_spaces.documents import SpaceError
+from search_spaces.params import ConfigError
 from search_spaces.schedules import Exponential
 from search_spaces.sweep import SweepConfig, ready
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
@@ -87,15 +87,15 @@ def static(row: Published) -> Static:
 
 
 def expected(row: Published) -> DecodingConfig:
-    method, given, law = row.method, row.parameters, sampling(row)
+    method, given, baseline = row.method, row.parameters, sampling(row)
 
     def drafted(tree: TreePolicy, rule: AcceptanceRule = EXACT) -> DecodingConfig:
-        return DecodingConfig(Eagle(), tree, rule, law)
+        return DecodingConfig(Eagle(), tree, rule, baseline)
 
     if method == "Vanilla AR":
-        return DecodingConfig(NoDrafter(), NoTree(), EXACT, law)
+        return DecodingConfig(NoDrafter(), NoTree(), EXACT, baseline)
     if method == "SJD":
-        return DecodingConfig(Jacobi(), Chain(length=15), EXACT, law)
+        return DecodingConfig(Jacobi(), Chain(length=15), EXACT, baseline)
     if method == "Cool-SD":
         return drafted(static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1)))
     if method == "LANTERN++":
@@ -205,7 +205,7 @@ def test_what_the_paper_lost_is_said(sweeps: dict[str, SweepConfig]) -> None:
 
 
 def test_a_wrong_paper_is_told_the_nearest() -> None:
-    with pytest.raises(SpaceError, match="did you mean 'papers/lantern-table2'"):
+    with pytest.raises(ConfigError, match="did you mean 'papers/lantern-table2'"):
         SweepConfig.read("papers/lantern-tabel2")
 
 
@@ -247,6 +247,6 @@ def test_models_by_their_entry() -> None:
     ],
 )
 def test_models_that_cannot_be(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         SweepConfig.parse(entry(**keys), "f")
     assert str(caught.value) == message

@@ -11,9 +11,9 @@ import pytest
 
 from search_spaces import plugins
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, Registry, load_object, load_plugins
 from search_spaces.schedules import SCHEDULES
-from search_spaces.settings import SettingError
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DecodingConfig
 
@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, NoNeighbourhood
 from search_spaces.schedules import SCHEDULES, Constant
-from search_spaces.settings import Range
+from search_spaces.params import Range
 from search_spaces.trees import POLICIES, TreePolicy
 
 
@@ -93,7 +93,7 @@ def check_comb(name: str) -> None:
     assert config.policy.max_nodes == 3
     assert load_object(config.policy.implementation)() == "a comb"
     assert config.policy.implementation == f"{name}:draft_comb"
-    with pytest.raises(SettingError, match="share"):
+    with pytest.raises(ConfigError, match="share"):
         DecodingConfig.from_mapping(COMB | {"acceptance": {"neighbourhood": "widened", "share": 2}})
 
 
@@ -129,13 +129,13 @@ def test_an_installed_package_registers_its_kinds_by_an_entry_point(
 def test_a_broken_plugin_is_named(module: str, text: str, reason: str) -> None:
     Path(f"{module}.py").write_text(text)
     for _ in range(2):  # a failure is not remembered as a success
-        with pytest.raises(SettingError, match=rf"{module}.*{reason}"):
+        with pytest.raises(ConfigError, match=rf"{module}.*{reason}"):
             load_plugins([module])
 
 
 def test_two_modules_with_one_kind_are_refused(module: str) -> None:
     Path("second_comb.py").write_text(PLUGIN)
-    with pytest.raises(SettingError, match=rf"'widened' is registered by both {module} and second_comb"):
+    with pytest.raises(ConfigError, match=rf"'widened' is registered by both {module} and second_comb"):
         load_plugins([module, "second_comb"])
     sys.modules.pop("second_comb", None)
 
@@ -146,7 +146,7 @@ def test_lookup_suggests_the_nearest_name() -> None:
     registry.add("beta", 2)
     assert list(registry) == ["alpha", "beta"]
     assert registry.lookup("beta") == 2
-    with pytest.raises(SettingError, match=r"thing must be one of alpha, beta, got 'alpa'; did you mean 'alpha'\?"):
+    with pytest.raises(ConfigError, match=r"thing must be one of alpha, beta, got 'alpa'; did you mean 'alpha'\?"):
         registry.lookup("alpa")
-    with pytest.raises(SettingError, match=r"package\.module:Name"):
+    with pytest.raises(ConfigError, match=r"package\.module:Name"):
         load_object("search_spaces.trees:Nothing")

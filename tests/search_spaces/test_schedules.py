@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from search_spaces.params import ConfigError
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
-from search_spaces.settings import SettingError
 
 ALL = [
     Constant(1.0),
@@ -47,17 +47,17 @@ def test_exactness_is_known_beforehand() -> None:
     assert Linear(1.0, 0.0).exact
     assert Exponential(1.0, 0.0).exact
     for schedule in ALL:
-        if schedule.never_below_one:
+        if schedule.at_least_one:
             assert min(schedule.omegas(10)) >= 1
-    assert Constant(2.5).never_below_one
-    assert not Constant(0.9).never_below_one
-    assert not Linear(1.1, 0.1).never_below_one
+    assert Constant(2.5).at_least_one
+    assert not Constant(0.9).at_least_one
+    assert not Linear(1.1, 0.1).at_least_one
 
 
 def test_a_slope_too_steep_for_the_depth_is_refused() -> None:
     steep = Linear(1.0, 0.5)
     assert steep.omegas(4)[-1] == pytest.approx(0.25)
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(ConfigError) as caught:
         steep.omegas(5)
     assert str(caught.value) == (
         "slope: must be less than 0.5 for a mean budget of 1 over 5 levels, got 0.5: the last level's budget would be 0"

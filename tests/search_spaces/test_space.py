@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from search_spaces.documents import Node, as_node, read_document
 from search_spaces.domains import Fixed, Scalar, Span, Values
+from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
-from search_spaces.settings import SettingError
-from search_spaces.space import Space, SpaceError, Suggests, complete
+from search_spaces.space import Space, Suggests, resolve_config
 from search_spaces.trial import DecodingConfig, Sampling
 
 CONDITIONAL = """
@@ -121,7 +121,7 @@ def test_a_suggestion_is_a_setting_whose_parameters_are_found_again(seed: int) -
     space = _CONDITIONAL
     trial, baseline = Trial(seed), Sampling(cfg=1.5, top_k=7)
     mapping = space.suggest(trial)
-    setting = complete(mapping, baseline)
+    setting = resolve_config(mapping, baseline)
     assert set(mapping) - {"sampling"} == {"drafter", "tree", "acceptance"}
     assert set(mapping.get("sampling", {})) <= {"cfg"}
     assert setting.sampling is not None
@@ -175,7 +175,7 @@ def test_spaces_that_are_finite_have_a_grid() -> None:
     assert points[0] == {"tree": "chain", "tree.length": 2, "acceptance": "exact", "sampling.cfg": 1.0}
     assert {point.get("tree.length") for point in points} == {None, 2, 5, 8}
     assert {point.get("acceptance.budget") for point in points} == {None, 1.1, 1.2, 1.3}
-    settings_of = [complete(space.suggest(Trial(told=point)), Sampling()) for point in points]
+    settings_of = [resolve_config(space.suggest(Trial(told=point)), Sampling()) for point in points]
     assert len(set(settings_of)) == len(points)
     found = [space.params_of(setting.to_mapping()) for setting in settings_of]
     assert found == points
@@ -183,7 +183,9 @@ def test_spaces_that_are_finite_have_a_grid() -> None:
 
 def test_spaces_without_an_end_have_no_grid(conditional: Space) -> None:
     assert conditional.size() is None
-    with pytest.raises(SpaceError, match=r"^f:\d+: space\[0\]\.acceptance\[1\]\.delta: any number of the span will do"):
+    with pytest.raises(
+        ConfigError, match=r"^f:\d+: space\[0\]\.acceptance\[1\]\.delta: any number of the span will do"
+    ):
         next(conditional.grid())
 
 
@@ -219,7 +221,7 @@ def test_what_is_impossible_only_inside_speaks_when_suggested() -> None:
         "  width_step: {low: 1, high: 3}\n"
     )
     told = {"tree.depth_range": "[2,5]", "tree.start_depth": 8, "tree.nodes": 6, "tree.width_step": 1}
-    with pytest.raises(SettingError, match=r"^tree\.start_depth: must be within depth_range \[2, 5\], got 8$"):
+    with pytest.raises(ConfigError, match=r"^tree\.start_depth: must be within depth_range \[2, 5\], got 8$"):
         space.suggest(Trial(told=told))
     assert space.suggest(Trial(told=told | {"tree.start_depth": 4}))["tree"]["start_depth"] == 4
 
@@ -233,7 +235,7 @@ def test_many_knobs_are_built_at_a_bounded_number_of_corners() -> None:
     keys = ("width_step", "depth_step", "nodes", "beta", "radius")
     spans = "\n".join(f"  {key}: {{low: 1, high: 9}}" for key in keys)
     text = f"drafter: eagle\ntree:\n  policy: adjacency\n{spans}\n  start_depth: {{low: 2, high: 11}}"
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(text)
     assert str(caught.value) == (
         "f:10: space.tree.start_depth: must be within depth_range [2, 10], got 11 (at tree.start_depth 11)"
@@ -342,7 +344,7 @@ BROKEN = [
 @pytest.mark.parametrize(("text", "message"), BROKEN, ids=range(len(BROKEN)))
 def test_refusals(text: str, message: str) -> None:
     assert len(BROKEN) >= 30
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(text)
     assert str(caught.value) == message
     assert "\n" not in message
@@ -354,7 +356,7 @@ def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None
     span: dict[str, Any] = {"low": low, "high": low + width, "log": log} | ({} if step is None else {"step": step})
     node = as_node({"drafter": "eagle", "tree": {"policy": "chain", "length": span}}, "f:1")
     if step is not None and (log or width % step):
-        with pytest.raises(SpaceError, match=r"^f:1: tree\.length\.step: "):
+        with pytest.raises(ConfigError, match=r"^f:1: tree\.length\.step: "):
             Space.read(node)
         return
     space = Space.read(node)
@@ -368,5 +370,5 @@ def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None
 def test_plain_data_and_nodes_read_alike() -> None:
     plain: Node = as_node({"drafter": "none"}, "here")
     assert Space.read(plain) == Space.read({"drafter": "none"}, "here")
-    with pytest.raises(SpaceError, match=r"^here: drafter: must be one of"):
+    with pytest.raises(ConfigError, match=r"^here: drafter: must be one of"):
         Space.read({"drafter": "nobody"}, "here")

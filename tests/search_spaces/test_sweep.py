@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from search_spaces.enqueued import Enqueued
 from search_spaces.goals import Constraint, Objective
+from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
-from search_spaces.settings import SettingError
-from search_spaces.space import SpaceError, complete
+from search_spaces.space import resolve_config
 from search_spaces.sweep import DEFAULT_OBJECTIVES, KEYS, SweepConfig, find, ready
 from search_spaces.sweep_sections import Budget, Captions, Models, Quality, Reference, Search, Timing
 from search_spaces.trees import Chain
@@ -191,7 +191,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("text", "message"), BROKEN, ids=range(len(BROKEN)))
 def test_refusals(text: str, message: str) -> None:
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(text)
     assert str(caught.value) == message
 
@@ -206,7 +206,7 @@ def test_refusals(text: str, message: str) -> None:
     ],
 )
 def test_overrides_are_blamed(key: str, value: object, message: str) -> None:
-    with pytest.raises(SpaceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(SHORT, {key: value})
     assert str(caught.value) == message
 
@@ -272,7 +272,7 @@ FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= va
     ],
 )
 def test_what_is_no_constraint(text: object, message: str) -> None:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Constraint.parse(text)
     assert str(caught.value) == message
 
@@ -313,7 +313,7 @@ def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str,
         entry.config.check_model(**limits)
     for seed in range(200):
         trial = Trial(seed)
-        setting = complete(sweep.space.suggest(trial), sweep.sampling)
+        setting = resolve_config(sweep.space.suggest(trial), sweep.sampling)
         setting.check_model(**limits)
         if seed < 5:
             assert sweep.space.params_of(setting.to_mapping(), sweep.sampling) == trial.params
@@ -332,14 +332,14 @@ def test_what_is_asked_for_is_the_metrics_and_the_goals() -> None:
 def test_seeds_are_what_64_bits_hold(key: str) -> None:
     sweep = read(SHORT, {key: LARGEST})
     assert read(sweep.to_yaml()) == sweep
-    with pytest.raises(SpaceError, match=r"seed: must be in \[0, 9\.22337e\+18\], got 9223372036854775808"):
+    with pytest.raises(ConfigError, match=r"seed: must be in \[0, 9\.22337e\+18\], got 9223372036854775808"):
         read(SHORT, {key: LARGEST + 1})
 
 
 def test_the_quick_start_drafts_little() -> None:
     sweep = SweepConfig.read("quickstart")
     configs = [entry.config for entry in sweep.enqueue]
-    configs += [complete(sweep.space.suggest(Trial(seed)), BASELINE) for seed in range(200)]
+    configs += [resolve_config(sweep.space.suggest(Trial(seed)), BASELINE) for seed in range(200)]
     assert max(config.policy.max_nodes for config in configs) <= 8
 
 
@@ -367,9 +367,9 @@ def test_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("other.yaml", f"other.yaml: no such file; ready spaces go by their names: {known}"),
         (".", ".: is a folder; give the YAML file of a sweep"),
     ):  # fmt: skip
-        with pytest.raises(SpaceError) as caught:
+        with pytest.raises(ConfigError) as caught:
             SweepConfig.read(name)
         assert str(caught.value) == message
     (tmp_path / "broken.yaml").write_text(SHORT + "seed: x\n")
-    with pytest.raises(SpaceError, match=r"^broken.yaml:3: seed: must be a whole number, got 'x'$"):
+    with pytest.raises(ConfigError, match=r"^broken.yaml:3: seed: must be a whole number, got 'x'$"):
         SweepConfig.read("broken.yaml")

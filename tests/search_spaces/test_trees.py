@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.trees import NAMED_TREES, Adjacency, Chain, Dynamic, NoTree, Static, StaticTree, static_tree
 
 COUNTS = {
@@ -96,7 +96,7 @@ NO_TREES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("paths", "message"), NO_TREES)
 def test_what_is_no_tree_is_refused(paths: Any, message: str) -> None:
-    with pytest.raises(SettingError, match=f"^{message}$"):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
         Static(paths=paths)
 
 
@@ -124,5 +124,5 @@ def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
     ],
 )
 def test_refusals(make: Any, message: str) -> None:
-    with pytest.raises(SettingError, match=f"^{message}$"):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
         make()

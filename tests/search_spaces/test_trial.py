@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive, Grouped, Multiplicative
+from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.schedules import Constant, Exponential, Linear
-from search_spaces.settings import SettingError
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
 from search_spaces.trial import DecodingConfig, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
 
@@ -34,7 +34,7 @@ def test_what_is_left_out_is_plain() -> None:
     assert DecodingConfig.from_mapping({}) == DecodingConfig(NoDrafter(), NoTree(), EXACT, None)
     config = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
     assert config == DecodingConfig(Eagle(), Chain(3))
-    assert not config.acceptance.loose
+    assert not config.acceptance.is_relaxed
     lantern = DecodingConfig.from_mapping({**EAGLE2, "acceptance": "lantern"})
     assert lantern.acceptance == RULES["lantern"]
     assert DecodingConfig.from_mapping({"drafter": "eagle", "tree": "adjacency"}).policy == Adjacency()
@@ -162,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("mapping", "message"), REFUSED, ids=[message.split(":")[0] for _, message in REFUSED])
 def test_refusals(mapping: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(ConfigError) as caught:
         DecodingConfig.from_mapping(mapping)
     assert str(caught.value) == message
 
@@ -187,7 +187,7 @@ def test_refusals(mapping: dict[str, Any], message: str) -> None:
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(ConfigError) as caught:
         config.check_model(**limits)
     assert str(caught.value) == message
     config.check_model(
@@ -224,11 +224,11 @@ def test_presets_are_documented_and_serve_the_built_in_size(name: str) -> None:
 
 
 def test_which_presets_are_lossless() -> None:
-    loose = {name for name, entry in CATALOGUE.items() if entry.config.acceptance.loose}
+    is_relaxed = {name for name, entry in CATALOGUE.items() if entry.config.acceptance.is_relaxed}
     relaxed = {name for name in CATALOGUE if "lantern" in name} | {"uniform", "cool", "cool_linear", "gsd"}
-    assert loose == relaxed
+    assert is_relaxed == relaxed
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(SettingError, match=r"^preset: must be one of .*, got 'lanturn'; did you mean 'lantern'\?$"):
+    with pytest.raises(ConfigError, match=r"^preset: must be one of .*, got 'lanturn'; did you mean 'lantern'\?$"):
         preset("lanturn")

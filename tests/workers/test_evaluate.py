@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
@@ -247,10 +247,10 @@ def test_settings_that_do_not_fit_are_refused_before_they_run(
 ) -> None:
     monkeypatch.setattr(StoppableEngine, "step", lambda *_: pytest.fail("it ran"))
     wide = CHAIN.to_mapping() | {"acceptance": {"neighbourhood": "additive", "k": 5000, "delta": 0.1}}
-    with pytest.raises(SettingError, match="5000 neighbours"):
+    with pytest.raises(ConfigError, match="5000 neighbours"):
         evaluator.quality(QualityShard(wide, 0, 2, 1, 2))
     deep = {"drafter": "medusa", "tree": {"policy": "chain", "length": 50}, "sampling": VANILLA["sampling"]}
-    with pytest.raises(SettingError, match="Medusa heads"):
+    with pytest.raises(ConfigError, match="Medusa heads"):
         evaluator.quality(QualityShard(deep, 0, 2, 1, 2))
     with pytest.raises(ValueError, match="the sweep has 24"):
         evaluator.quality(QualityShard(VANILLA, 20, 28, 1, 2))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from search_spaces.acceptance import AcceptanceRule, Credit, Tables
+from search_spaces.acceptance import AcceptanceRule, NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from workers.decoding import rng
 from workers.decoding.rng import Numbers
@@ -73,7 +73,7 @@ class Walker:
     """Walks trees by one acceptance rule. `max_levels` bounds the drafted depth."""
 
     def __init__(
-        self, rule: AcceptanceRule, tables: Tables, sampling: Sampling, max_levels: int, device: torch.device
+        self, rule: AcceptanceRule, tables: NeighbourTables, sampling: Sampling, max_levels: int, device: torch.device
     ) -> None:
         self.rule, self.tables, self.sampling = rule, tables, sampling
         omegas = torch.ones(max_levels + 1, max_levels + 1, device=device)
@@ -112,9 +112,9 @@ class Walker:
         allowed = tree.exists & (batch.places[:, 1 : levels + 1] < batch.image_len)
         x, omega = tree.tokens.flatten(), self.omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = laws[:, :-1].flatten(0, 1), None if tree.laws is None else tree.laws.flatten(0, 1)
-        credit = self.rule.neighbourhood.credit(r, p, x, self.tables)
+        mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
         chance = batch.numbers.chances(batch.places[:, :levels], 1).view_as(allowed)
-        stands = allowed & (chance < self.rule.chance(credit, omega).view_as(allowed))
+        stands = allowed & (chance < self.rule.acceptance_prob(mass, omega).view_as(allowed))
         accepted = stands.cumprod(1).sum(1)
         residual = pick(laws, accepted)
         decisive = accepted.clamp(max=levels - 1) + torch.arange(0, stands.numel(), levels, device=accepted.device)
@@ -125,8 +125,8 @@ class Walker:
         def of(trials: Tensor) -> Tensor:
             return trials.index_select(0, decisive)
 
-        credit = Credit(*(part if part is None else of(part) for part in credit))  # type: ignore[arg-type]
-        rest = self.rule.residual(residual, None if p is None else of(p), of(x), of(omega), credit, self.tables)
+        mass = NeighbourhoodMass(*(part if part is None else of(part) for part in mass))  # type: ignore[arg-type]
+        rest = self.rule.residual(residual, None if p is None else of(p), of(x), of(omega), mass, self.tables)
         return accepted, torch.where(rejected[:, None], rest, residual)
 
     def sampled(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
@@ -169,14 +169,14 @@ class Walker:
             if settled(trying):
                 break
             x = tokens.select(1, rank)
-            credit = self.rule.neighbourhood.credit(residual, proposal, x, self.tables)
-            accept = trying & (trial.chance.select(1, rank) < self.rule.chance(credit, trial.budget))
+            mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
+            accept = trying & (trial.chance.select(1, rank) < self.rule.acceptance_prob(mass, trial.budget))
             child = torch.where(accept, kids.select(1, rank), child)
             rejected = trying ^ accept
             if settled(rejected):
                 break
             active = active ^ accept
-            rest = self.rule.residual(residual, proposal, x, trial.budget, credit, self.tables)
+            rest = self.rule.residual(residual, proposal, x, trial.budget, mass, self.tables)
             residual = torch.where(rejected[:, None], rest, residual)
             if proposal is not None and rank + 1 < kids.shape[1]:
                 proposal = without(proposal, x, rejected)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import Tables
+from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.accept import Walk, Walker
@@ -62,7 +62,7 @@ class Engine:
         *,
         seed: int = 0,
         batch_size: int = 1,
-        tables: Tables | None = None,
+        tables: NeighbourTables | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")

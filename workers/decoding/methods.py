@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from search_spaces.acceptance import Tables, neighbour_key
+from search_spaces.acceptance import NeighbourTables, neighbour_key
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, static_tree
 from search_spaces.trial import DecodingConfig, Jacobi, NoDrafter, Sampling
 from workers.decoding.adjacency import AdjacencyTree
@@ -85,9 +85,9 @@ def build_drafting(config: DecodingConfig, sampling: Sampling, target: Target, d
     return AdjacencyTree(drafter, sampling, policy, target.grid, target.vocab_size)
 
 
-def build_tables(config: DecodingConfig, target: Target) -> Tables:
+def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """What the acceptance rule looks up: the neighbour table, or the codebook itself for groups."""
     key = neighbour_key(config.acceptance)
     neighbours = neighbour_table(target.codebook, *key) if key else None
     codebook = target.codebook if config.acceptance.neighbourhood.reads_codebook else None
-    return Tables(neighbours=neighbours, codebook=codebook)
+    return NeighbourTables(neighbours=neighbours, codebook=codebook)

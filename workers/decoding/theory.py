@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import AcceptanceRule, Tables
+from search_spaces.acceptance import AcceptanceRule, NeighbourTables
 
 _CHUNK = 1 << 23  # entries of a [rows, V] tensor held at once
 
@@ -71,7 +71,7 @@ def recorded(
     q: Tensor,
     p: Tensor | None,
     tokens: Tensor,
-    tables: Tables,
+    tables: NeighbourTables,
     groups: Tensor | None = None,
 ) -> Theory:
     """Estimate E[N], B and B* from laws recorded along M drafted chains.
@@ -115,7 +115,7 @@ def recorded(
     return Theory(accepted, bound, best)
 
 
-def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: Tables) -> Theory:
+def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables) -> Theory:
     """E[N], B and B* exactly, from the laws after every context; for small codebooks and depths.
 
     ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the law at depth i + 1 after the i drafts that c spells in base V,
@@ -134,16 +134,23 @@ def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], t
     return Theory(accepted, bound, best)
 
 
-def one_step(rule: AcceptanceRule, q: Tensor, p: Tensor | None, x: Tensor, omega: float, tables: Tables) -> Step:
+def one_step(
+    rule: AcceptanceRule,
+    q: Tensor,
+    p: Tensor | None,
+    x: Tensor,
+    omega: float,
+    tables: NeighbourTables,
+) -> Step:
     """What one trial emits against target laws q [M, V]; x [M] is read only as the place of the point mass (p None)."""
     level = q.new_full((len(q),), omega)
     if p is None:
-        credit = rule.neighbourhood.credit(q, None, x, tables)
-        chance = rule.chance(credit, level)
+        mass = rule.neighbourhood.mass(q, None, x, tables)
+        chance = rule.acceptance_prob(mass, level)
         kept = torch.zeros_like(q).scatter(-1, x[:, None], chance[:, None])
-        redrawn = (1 - chance)[:, None] * rule.residual(q, None, x, level, credit, tables)
+        redrawn = (1 - chance)[:, None] * rule.residual(q, None, x, level, mass, tables)
     else:
-        target, proposal = rule.neighbourhood.credit_all(q, p, tables)
+        target, proposal = rule.neighbourhood.all_masses(q, p, tables)
         chance = torch.where(p > 0, (level[:, None] * target / proposal).clamp(max=1), 0.0)
         kept = p * chance
         redrawn = _redrawn(rule, q, p, p - kept, level, tables)
@@ -151,12 +158,19 @@ def one_step(rule: AcceptanceRule, q: Tensor, p: Tensor | None, x: Tensor, omega
     return Step(kept, distance, (kept - q).clamp(min=0).sum(-1))
 
 
-def _redrawn(rule: AcceptanceRule, q: Tensor, p: Tensor, rejected: Tensor, omega: Tensor, tables: Tables) -> Tensor:
+def _redrawn(
+    rule: AcceptanceRule,
+    q: Tensor,
+    p: Tensor,
+    rejected: Tensor,
+    omega: Tensor,
+    tables: NeighbourTables,
+) -> Tensor:
     """R G [M, V]: the residual averaged over the rejected token, whose mass is ``rejected`` [M, V] = p (1 - f)."""
 
     def residual(row: Tensor, x: Tensor) -> Tensor:
-        credit = rule.neighbourhood.credit(q[row], p[row], x, tables)
-        return rule.residual(q[row], p[row], x, omega[row], credit, tables)
+        mass = rule.neighbourhood.mass(q[row], p[row], x, tables)
+        return rule.residual(q[row], p[row], x, omega[row], mass, tables)
 
     if rule.resampling == "optimal" or rule.neighbourhood.exact:  # the same law whichever token was rejected
         every = torch.arange(len(q), device=q.device)

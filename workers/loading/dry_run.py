@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from search_spaces.acceptance import Tables, neighbour_key
+from search_spaces.acceptance import NeighbourTables, neighbour_key
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.data.scenes import caption, sample_attributes
@@ -254,12 +254,12 @@ def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> De
     return replace(config, policy=Dynamic(depth=policy.max_depth, width=width(policy), nodes=policy.max_nodes))
 
 
-def blank_tables(config: DecodingConfig, target: Target) -> Tables:
+def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """What the setting's rule looks up, in shape."""
     key = neighbour_key(config.acceptance)
     size = (target.vocab_size, key[1]) if key else (0, 0)
     table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
-    return Tables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)
+    return NeighbourTables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)
 
 
 def readable(target: Target) -> str:

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 
-from search_spaces.documents import Node, SpaceError, as_node, read_document
-from search_spaces.settings import Setting, build, knobs, not_one_of, unknown_key, write
+from search_spaces.documents import Node, as_node, read_document
+from search_spaces.params import ConfigError, Params, not_one_of, unknown_key
 from workers.loading.bundle import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.catalogue import Family, families
@@ -36,7 +36,7 @@ _SECTIONS = {"drafters": DRAFTERS, "metrics": METRICS}
 
 
 @dataclass(frozen=True, slots=True)
-class General(Setting):
+class General(Params):
     """The keys of an entry that all families share, beside `drafters` and `metrics`."""
 
     family: Annotated[str, "family of the target"]
@@ -51,7 +51,7 @@ class Entry:
 
     name: str
     family: Family
-    settings: Setting
+    settings: Params
     dtype: str = "auto"
     drafters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Entry:
         return {
             "name": self.name,
             "family": self.family.name,
-            "settings": write(self.settings),
+            "settings": self.settings.to_mapping(),
             "dtype": self.dtype,
             "drafters": dict(self.drafters),
             "metrics": dict(self.metrics),
@@ -92,23 +92,23 @@ class Entry:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Read what `to_mapping` wrote."""
         family = families()[mapping["family"]]
-        return cls(**{**mapping, "family": family, "settings": build(family.entry, mapping["settings"])})
+        return cls(**{**mapping, "family": family, "settings": family.entry.from_mapping(mapping["settings"])})
 
 
 def read_manifest(file: str | Path) -> dict[str, Entry]:
     """All entries of a models.yaml by name, in its order. Whether the files are there is not looked at.
 
     Raises:
-        SpaceError: with file, line and key, what is wrong and the mend.
+        ConfigError: with file, line and key, what is wrong and the mend.
         OSError: the file cannot be read.
     """
     path = Path(file).expanduser()
     text = path.read_bytes()
     if not text.strip():
-        raise SpaceError(f"{file}:1", (), "the file is empty; give at least one entry with its family and files")
+        raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
     entries = {name: _entry(name, node, path.parent) for name, node in read_document(text, str(file)).mapping().items()}
     if not entries:
-        raise SpaceError(f"{file}:1", (), "there is no entry; give at least one with its family and files")
+        raise ConfigError((), "there is no entry; give at least one with its family and files", f"{file}:1")
     return entries
 
 
@@ -116,16 +116,16 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
     """An entry by its name; without one, the only entry.
 
     Raises:
-        SpaceError, OSError: see `read_manifest`; no such entry, or several and none is named.
+        ConfigError, OSError: see `read_manifest`; no such entry, or several and none is named.
     """
     entries = read_manifest(file)
     if name is None:
         if len(entries) > 1:
             known = ", ".join(entries)
-            raise SpaceError(str(file), (), f"has several entries; name one, {file}#NAME: {known}")
+            raise ConfigError((), f"has several entries; name one, {file}#NAME: {known}", str(file))
         return next(iter(entries.values()))
     if name not in entries:
-        raise SpaceError(str(file), (), f"no entry {name!r}: it {not_one_of(name, entries)}")
+        raise ConfigError((), f"no entry {name!r}: it {not_one_of(name, entries)}", str(file))
     return entries[name]
 
 
@@ -134,14 +134,14 @@ def published_entries() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for family in families().values():
         for name, given in family.published.items():
-            found[name] = Entry(name, family, build(family.entry, given), where="published models")
+            found[name] = Entry(name, family, family.entry.from_mapping(given), where="published models")
     return found
 
 
 def folder_entry(folder: Path) -> Entry:
     """The entry that a folder of the scenes family would have."""
     family = families()["scenes"]
-    settings = build(family.entry, {"folder": str(folder.absolute())})
+    settings = family.entry.from_mapping({"folder": str(folder.absolute())})
     assert family.beside is not None
     return Entry(folder.name, family, settings, drafters=family.beside(settings), where=str(folder))
 
@@ -222,14 +222,14 @@ def _entry(name: str, node: Node, base: Path) -> Entry:
     if word.value not in families():
         raise word.error(not_one_of(word.value, families()))
     family = families()[str(word.value)]
-    general, own = knobs(General), knobs(family.entry)
+    general, own = General.fields(), family.entry.fields()
     known = ["family", *own, "dtype", *_SECTIONS]
     for key, child in given.items():
         if key not in known:
             raise child.error(unknown_key(key, known))
-    with node.blamed():
-        common = build(General, {key: given[key].plain() for key in general if key in given})
-        settings = build(family.entry, {key: given[key].plain() for key in own if key in given})
+    with node.with_location():
+        common = General.from_mapping({key: given[key].plain() for key in general if key in given})
+        settings = family.entry.from_mapping({key: given[key].plain() for key in own if key in given})
     found = {key: _absolute(path, base) for key, path in _paths(settings).items() if path is not None}
     settings = replace(settings, **{own[key].name: path for key, path in found.items()})  # type: ignore[type-var]
     sections = {key: _files(given.get(key, as_node({}, node.where)), words, base) for key, words in _SECTIONS.items()}
@@ -237,9 +237,9 @@ def _entry(name: str, node: Node, base: Path) -> Entry:
     return Entry(name, family, settings, common.dtype, drafters, sections["metrics"], node.where)
 
 
-def _paths(settings: Setting) -> dict[str, str | None]:
+def _paths(settings: Params) -> dict[str, str | None]:
     """The values of a family's keys that are paths: texts that are no choice of words."""
-    own = knobs(type(settings)).values()
+    own = settings.fields().values()
     values = {knob.key: getattr(settings, knob.name) for knob in own if not knob.words}
     return {key: value for key, value in values.items() if value is None or isinstance(value, str)}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from search_spaces.settings import not_one_of
+from search_spaces.params import not_one_of
 from workers.metrics import features
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.extractor import Classifier, Extractor, ExtractorFactory, ExtractorInfo, Role

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import workers.metrics
-from search_spaces.settings import not_one_of
+from search_spaces.params import not_one_of
 from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.extractor import ExtractorFactory
 from workers.metrics.metric import TIMINGS, Metric, MetricInputs, ScorerFactory

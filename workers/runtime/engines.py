@@ -42,7 +42,7 @@ class Engines:
         """The engine of a setting.
 
         Raises:
-            SettingError: the model cannot serve it.
+            ConfigError: the model cannot serve it.
         """
         key = config.digest()
         if key not in self._kept:
@@ -67,7 +67,7 @@ class Engines:
         ran out.
 
         Raises:
-            SettingError: the model cannot serve the setting.
+            ConfigError: the model cannot serve the setting.
             OutOfMemory: not even half the batch fits.
             Cancelled: the work was called off.
             DecodingError: the target's logits are not finite.

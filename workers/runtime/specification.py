@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from search_spaces.settings import unknown_key
+from search_spaces.params import unknown_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Direction, Record, Search, open_storage
 from orchestrator.run.tasks import Done, Task
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
@@ -277,7 +277,7 @@ def test_constraints_are_told(tmp_path: Path) -> None:
 def test_what_the_model_cannot_serve_fails_before_it_is_drawn(tmp_path: Path) -> None:
     def check(config: DecodingConfig) -> None:
         if config.policy.kind == "dynamic":
-            raise SettingError(("tree",), "too deep for this model")
+            raise ConfigError(("tree",), "too deep for this model")
 
     workers = InstantWorkers()
     outcome = run(sweep(tmp_path), tmp_path / "store", workers, check=check)

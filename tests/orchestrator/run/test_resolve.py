@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.run.resolve import differences, filled
-from search_spaces.settings import SettingError
+from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import Sampling
 
@@ -58,5 +58,5 @@ def test_another_sweep_is_told_by_its_sections() -> None:
 
 def test_vanilla_is_the_baselines_name() -> None:
     config = sweep("enqueue: [{label: vanilla, drafter: eagle, tree: {policy: chain, length: 2}}]")
-    with pytest.raises(SettingError, match="another label"):
+    with pytest.raises(ConfigError, match="another label"):
         filled(config, OWN)

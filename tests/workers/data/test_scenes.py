@@ -67,8 +67,8 @@ def test_every_caption_parses_back() -> None:
         ),
     ],
 )
-def test_loose_captions(loose: str, canonical: str) -> None:
-    assert caption(parse(loose)) == canonical
+def test_loose_captions(is_relaxed: str, canonical: str) -> None:
+    assert caption(parse(is_relaxed)) == canonical
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, Tables
+from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NeighbourTables
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
@@ -25,7 +25,7 @@ PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 SHAPE: rounds.Shape = ((((), ()), ()), ((),), ())
 ORDER = ((0, 1, 2, 3), (1, 3, 0, 2), (2, 0, 3, 1), (3, 2, 1, 0))
 BOOK = ((0.0,), (0.5,), (0.6,), (1.2,))
-LOOKUP = Tables(torch.tensor(ORDER), torch.tensor(BOOK))
+LOOKUP = NeighbourTables(torch.tensor(ORDER), torch.tensor(BOOK))
 GROUP = Grouped(below=1, above=1, tolerance=0.3, radius=0.3)
 IN_GROUPS = rules.Rule("grouped", below=1, above=1, tolerance=0.3, radius=0.3, codebook=BOOK)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import overhead
-from search_spaces.acceptance import AcceptanceRule, Additive, Tables
+from search_spaces.acceptance import AcceptanceRule, Additive, NeighbourTables
 from search_spaces.neighbourhoods import CodebookNeighbourhood
 from search_spaces.presets import PRESETS
 from search_spaces.schedules import Constant
@@ -41,11 +41,11 @@ def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_papers_residual_never_asks_for_every_tokens_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = AcceptanceRule(Additive(k=3, delta=0.5), Constant(0.5))
-    tables, x = Tables(neighbours=torch.arange(6).expand(6, 6)), torch.tensor([2])
+    tables, x = NeighbourTables(neighbours=torch.arange(6).expand(6, 6)), torch.tensor([2])
     r, p = torch.full((1, 6), 1 / 6), torch.full((1, 6), 1 / 6)
     monkeypatch.delattr(CodebookNeighbourhood, "credit_all")
-    credit = rule.neighbourhood.credit(r, p, x, tables)
-    assert float(rule.residual(r, p, x, torch.tensor([0.5]), credit, tables).sum()) == pytest.approx(1)
+    mass = rule.neighbourhood.mass(r, p, x, tables)
+    assert float(rule.residual(r, p, x, torch.tensor([0.5]), mass, tables).sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NoNeighbourhood, Tables
+from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NeighbourTables, NoNeighbourhood
 from search_spaces.schedules import Constant, Exponential, Linear
 from tests.oracles import rounds, rules
 from workers.decoding.theory import Estimate, enumerated, recorded
@@ -20,7 +20,7 @@ CODES, DEPTH, TABLES = 4, 2, 200
 CHAIN: rounds.Shape = (((),),)
 ORDER = [[0, 1, 2, 3], [1, 3, 0, 2], [2, 0, 3, 1], [3, 2, 1, 0]]
 BOOK = [[0.0], [0.5], [0.6], [1.2]]
-LOOKUP = Tables(torch.tensor(ORDER), torch.tensor(BOOK, dtype=torch.float64))
+LOOKUP = NeighbourTables(torch.tensor(ORDER), torch.tensor(BOOK, dtype=torch.float64))
 GROUP = Grouped(below=1, above=1, tolerance=0.3, radius=0.3)
 
 RULES = {
@@ -166,7 +166,7 @@ def test_recorded_form_agrees_with_the_exact_one(name: str) -> None:
         ):
             assert_covers(got, want)
             assert got.error < 0.02  # it does tell something
-        narrow = Tables(LOOKUP.neighbours, torch.tensor(BOOK))
+        narrow = NeighbourTables(LOOKUP.neighbours, torch.tensor(BOOK))
         single = recorded(rule, q_rows[:500].float(), p_rows[:500].float(), drafts[:500], narrow)
         double = recorded(rule, q_rows[:500], p_rows[:500], drafts[:500], LOOKUP)
         assert single.bound.value == pytest.approx(double.bound.value, abs=1e-5)

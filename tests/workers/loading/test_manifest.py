@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from search_spaces.documents import SpaceError
+from search_spaces.params import ConfigError
 from tests.fakes.tiny_llamagen import PROMPT, Size, official, write_models, write_vq
 from workers.loading.manifest import (
     Entry,
@@ -201,7 +201,7 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
     text, parts = FILES[name]
     path = tmp_path / "models.yaml"
     path.write_text(text)
-    with pytest.raises(SpaceError) as error:
+    with pytest.raises(ConfigError) as error:
         read_manifest(path)
     for part in parts:
         assert part in str(error.value)
@@ -209,9 +209,9 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
 
 
 def test_an_entry_must_be_named(made: Path) -> None:
-    with pytest.raises(SpaceError, match=r"models\.yaml: has several entries.*classes, captions"):
+    with pytest.raises(ConfigError, match=r"models\.yaml: has several entries.*classes, captions"):
         read_entry(made / "models.yaml")
-    with pytest.raises(SpaceError, match=r"no entry 'clases'.*did you mean 'classes'"):
+    with pytest.raises(ConfigError, match=r"no entry 'clases'.*did you mean 'classes'"):
         read_entry(made / "models.yaml", "clases")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import workers.models.families
-from search_spaces.settings import Setting
+from search_spaces.params import Params
 from workers.models.target import Target
 
 
@@ -31,7 +31,7 @@ class Family:
     """
 
     name: str
-    entry: type[Setting]
+    entry: type[Params]
     load: Callable[[Any, torch.device, torch.dtype], Target]
     outline: Callable[[Any, torch.dtype], Target] | None = None
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

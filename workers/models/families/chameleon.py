@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import nn
 
-from search_spaces.settings import Range, Setting
+from search_spaces.params import Params, Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.catalogue import Family
@@ -149,7 +149,7 @@ def load_anole(
 
 
 @dataclass(frozen=True, slots=True)
-class ChameleonFiles(Setting):
+class ChameleonFiles(Params):
     """The files of a model of this architecture."""
 
     transformer: Annotated[str, "folder (or file) of the model in Hugging Face's layout"]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.settings import Range, Setting
+from search_spaces.params import Params, Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_object
 from workers.models.families.catalogue import Family
@@ -33,7 +33,7 @@ CODE, LINE_END = "<|visual token {code:06d}|>", "<|extra_200|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Emu3Files(Setting):
+class Emu3Files(Params):
     """An entry of family emu3."""
 
     kind: ClassVar[str] = "emu3"

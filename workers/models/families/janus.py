@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.settings import Range, Setting
+from search_spaces.params import Params, Range
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import Family
 from workers.models.families.hf_files import Tokens, open_model
@@ -24,7 +24,7 @@ REQUEST, ANSWER = "<|User|>: ", "\n\n<|Assistant|>:"
 
 
 @dataclass(frozen=True, slots=True)
-class JanusFiles(Setting):
+class JanusFiles(Params):
     """An entry of family janus."""
 
     kind: ClassVar[str] = "janus"

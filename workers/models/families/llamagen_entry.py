@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from search_spaces.settings import Range, Setting, SettingError, Words
+from search_spaces.params import Choices, ConfigError, Params, Range
 from workers.models.families import llamagen
 from workers.models.families.catalogue import Family
 from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, CLASSES, SIZES, LlamaGenSize
@@ -30,20 +30,20 @@ from workers.models.weights import WeightsError, load_tensors, unfilled
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaGenFiles(Setting):
+class LlamaGenFiles(Params):
     """Text- and class-conditional LlamaGen from official files, or from ones converted to Hugging Face's naming."""
 
     transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
     vq: Annotated[str, "file of the VQ-16 tokenizer"]
     image_size: Annotated[int, "pixels along a side of its images", Range(16)]
     text: Annotated[str | None, "folder of the T5 encoder (flan-t5-xl), which text-conditional models need"] = None
-    size: Annotated[str | None, "published size; left out, it is read from the checkpoint", Words(SIZES)] = None
+    size: Annotated[str | None, "published size; left out, it is read from the checkpoint", Choices(SIZES)] = None
     heads: Annotated[int | None, "attention heads, for sizes that were not published", Range(1)] = None
     class_names: Annotated[str | None, "file with the classes' names, one a line, for class-conditional models"] = None
 
     def check(self) -> None:
         if self.size is not None and self.heads is not None:
-            raise SettingError(("heads",), f"size {self.size} says it already; remove one of the two")
+            raise ConfigError(("heads",), f"size {self.size} says it already; remove one of the two")
 
 
 def load_entry(entry: LlamaGenFiles, device: torch.device, dtype: torch.dtype) -> Target:

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from search_spaces.settings import Range, SettingError
+from search_spaces.params import ConfigError, Range
 from workers.models.families.catalogue import Family
 from workers.models.families.chameleon import (
     BEGIN_IMAGE,
@@ -106,7 +106,7 @@ class LuminaFiles(ChameleonFiles):
     def check(self) -> None:
         for key, pixels in (("width", self.width), ("height", self.height)):
             if pixels % UNIT:
-                raise SettingError((key,), f"must be a multiple of {UNIT}, got {pixels}")
+                raise ConfigError((key,), f"must be a multiple of {UNIT}, got {pixels}")
 
 
 def load_entry(entry: LuminaFiles, device: torch.device, dtype: torch.dtype) -> Target:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import torch
 
-from search_spaces.settings import Setting
+from search_spaces.params import Params
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.decoding.drafter import Drafter
@@ -110,7 +110,7 @@ def load_scenes(folder: Path = BUILTIN, drafters: Sequence[str] = DRAFTERS) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class ScenesFolder(Setting):
+class ScenesFolder(Params):
     """The built-in model, or one that `specfrontier train` made."""
 
     folder: Annotated[str, "folder of its weight files"]

@@ -1,6 +1,6 @@
 """Settings: frozen parameters that know their own ranges, and their way to and from plain mappings.
 
-A setting is a frozen, slotted dataclass below `Setting`. Each field is annotated with its type, one sentence and, for
+A setting is a frozen, slotted dataclass below `Params`. Each field is annotated with its type, one sentence and, for
 numbers, the range of allowed values:
 
     delta: Annotated[float, "largest mass that neighbours may add", Range(0, 1)]
@@ -19,23 +19,27 @@ from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Kind = TypeVar("Kind", bound="Setting")
+Kind = TypeVar("Kind", bound="Params")
 Path = tuple[str, ...]
 
 
-class SettingError(ValueError):
-    """A setting that cannot be: `path` leads to the key at fault, `problem` says what is wrong and the mend."""
+class ConfigError(ValueError):
+    """An invalid value in a configuration.
 
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{'.'.join(path)}: {problem}" if path else problem)
-        self.path, self.problem = path, problem
+    path: keys from the root to the value. problem: what is wrong, and the fix. location: "file:line", if known.
+    """
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Path, str]]:
-        return type(self), (self.path, self.problem)  # the default would call the constructor with the joined message
+    def __init__(self, path: Path, problem: str, location: str = "") -> None:
+        parts = [location, ".".join(path).replace(".[", "["), problem]
+        super().__init__(": ".join(part for part in parts if part))
+        self.path, self.problem, self.location = path, problem, location
 
-    def under(self, *outer: str) -> SettingError:
-        """The same fault, seen from the mapping that holds this one."""
-        return SettingError((*outer, *self.path), self.problem)
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, str, str]]:
+        return type(self), (self.path, self.problem, self.location)
+
+    def under(self, *outer: str) -> ConfigError:
+        """The same error with a path that starts at an outer mapping."""
+        return ConfigError((*outer, *self.path), self.problem, self.location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,14 @@ class Key(str):
     __slots__ = ()
 
 
-class Words(tuple[str, ...]):
+class Choices(tuple[str, ...]):
     """The allowed values of a field of type str, where they are data (a `Literal` says it where they are code)."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class ParamField:
     """A field of a setting: attribute `name`, `key` in mappings, type, sentence, range or words, default."""
 
     name: str
@@ -90,104 +94,104 @@ class Knob:
         return self.default is dataclasses.MISSING
 
     def fit(self, value: object) -> Any:
-        """`value` as this knob stores it. SettingError if its type, word or range is wrong."""
+        """`value` as this knob stores it. ConfigError if its type, word or range is wrong."""
         try:
             fitted = _fit(self.type, value, self.range)
             if self.words and fitted is not None and fitted not in self.words:
                 raise ValueError(not_one_of(fitted, self.words))
         except ValueError as problem:
-            raise SettingError((self.key,), str(problem)) from None
+            raise ConfigError((self.key,), str(problem)) from None
         return fitted
 
 
-class Setting:
-    """Base of all settings: values are converted and checked at construction; equality and hash are by value."""
+class Params:
+    """Base of all parameters: values are converted and checked at construction; equality and hash are by value."""
 
     __slots__ = ()
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for knob in knobs(type(self)).values():
-            object.__setattr__(self, knob.name, knob.fit(getattr(self, knob.name)))
+        for field in self.fields().values():
+            object.__setattr__(self, field.name, field.fit(getattr(self, field.name)))
         self.check()
 
     def check(self) -> None:
-        """Rules between fields. SettingError names the key to change."""
+        """Rules between fields. ConfigError names the key to change."""
+
+    @classmethod
+    def fields(cls) -> Mapping[str, ParamField]:
+        """The fields by mapping key, in order of definition. Fields that hold other parameters are left out."""
+        if cls not in _FIELDS:
+            _FIELDS[cls] = MappingProxyType(_find_fields(cls))
+        return _FIELDS[cls]
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
+        """Read values by key. ConfigError for an unknown key, a missing or a wrong value."""
+        fields = cls.fields()
+        for key in mapping:
+            if key not in fields:
+                raise ConfigError((key,), unknown_key(key, fields))
+        for key, field in fields.items():
+            if field.required and key not in mapping:
+                problem = f"missing; give the {field.about}" + (f" ({field.range})" if field.range else "")
+                raise ConfigError((key,), problem)
+        return cls(**{fields[key].name: value for key, value in mapping.items()})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data by key: numbers, strings, lists. A field that is None is left out."""
+        values = {key: getattr(self, field.name) for key, field in self.fields().items()}
+        return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
-_KNOBS: dict[type[Setting], Mapping[str, Knob]] = {}  # resolving annotations takes a millisecond
+_FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
 
 
-def knobs(setting: type[Setting]) -> Mapping[str, Knob]:
-    """The knobs of a setting by mapping key, in order of definition. Fields that hold other settings are left out."""
-    if setting not in _KNOBS:
-        _KNOBS[setting] = MappingProxyType(_find_knobs(setting))
-    return _KNOBS[setting]
-
-
-def _find_knobs(setting: type[Setting]) -> dict[str, Knob]:
+def _find_fields(setting: type[Params]) -> dict[str, ParamField]:
     hints = get_type_hints(setting, include_extras=True)
-    found: dict[str, Knob] = {}
+    found: dict[str, ParamField] = {}
     for field in dataclasses.fields(setting):  # type: ignore[arg-type]  # every Setting but the base is a dataclass
         hint = hints[field.name]
         if get_origin(hint) is not Annotated:
             continue
         kind, about, *rest = get_args(hint)
         span = next((extra for extra in rest if isinstance(extra, Range)), Range())
-        words = get_args(kind) if get_origin(kind) is Literal else next((e for e in rest if isinstance(e, Words)), ())
+        words = get_args(kind) if get_origin(kind) is Literal else next((e for e in rest if isinstance(e, Choices)), ())
         key = str(next((extra for extra in rest if isinstance(extra, Key)), field.name))
-        found[key] = Knob(field.name, key, kind, about, span, tuple(words), field.default)
+        found[key] = ParamField(field.name, key, kind, about, span, tuple(words), field.default)
     return found
 
 
 def read(
-    mapping: object, choices: Mapping[str, Mapping[str, type[Setting]]], own: Iterable[Knob] = ()
+    mapping: object, choices: Mapping[str, Mapping[str, type[Params]]], own: Iterable[ParamField] = ()
 ) -> dict[str, Any]:
     """Read one flat mapping: under each tag in `choices` the kind of a setting, with that setting's knobs beside the
     tag, and the knobs in `own`. Returns the settings by tag and the values of `own` by attribute name, where given.
 
-    SettingError, with the path inside this mapping, for an unknown kind or key, a missing or a wrong value.
+    ConfigError, with the path inside this mapping, for an unknown kind or key, a missing or a wrong value.
     """
     given = as_mapping(mapping)
     found: dict[str, Any] = {}
-    chosen: dict[str, type[Setting]] = {}
+    chosen: dict[str, type[Params]] = {}
     for tag, options in choices.items():
         kind = given.get(tag, next(iter(options)))
         if not isinstance(kind, str) or kind not in options:
-            raise SettingError((tag,), not_one_of(kind, options))
+            raise ConfigError((tag,), not_one_of(kind, options))
         chosen[tag] = options[kind]
     plain = {knob.key: knob for knob in own}
-    known = [*choices, *plain, *(key for setting in chosen.values() for key in knobs(setting))]
+    known = [*choices, *plain, *(key for setting in chosen.values() for key in setting.fields())]
     for key in given:
         if key not in known:
-            raise SettingError((key,), _stranger(key, known, choices, chosen))
+            raise ConfigError((key,), _stranger(key, known, choices, chosen))
     for tag, setting in chosen.items():
-        found[tag] = build(setting, {key: given[key] for key in knobs(setting) if key in given})
+        found[tag] = setting.from_mapping({key: given[key] for key in setting.fields() if key in given})
     return found | {knob.name: knob.fit(given[key]) for key, knob in plain.items() if key in given}
-
-
-def build(setting: type[Kind], given: Mapping[str, object]) -> Kind:
-    """A setting from its knobs' values by key. SettingError for an unknown key, a missing or a wrong value."""
-    wanted = knobs(setting)
-    for key in given:
-        if key not in wanted:
-            raise SettingError((key,), unknown_key(key, wanted))
-    for key, knob in wanted.items():
-        if knob.required and key not in given:
-            raise SettingError((key,), f"missing; give the {knob.about}" + (f" ({knob.range})" if knob.range else ""))
-    return setting(**{wanted[key].name: value for key, value in given.items()})
-
-
-def write(setting: Setting) -> dict[str, Any]:
-    """The knobs of a setting as plain data: numbers, words, lists. A knob that is None is left out."""
-    values = {key: getattr(setting, knob.name) for key, knob in knobs(type(setting)).items()}
-    return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
 def as_mapping(value: object) -> dict[str, Any]:
     """`value` with string keys, if it is a mapping at all."""
     if not isinstance(value, Mapping):
-        raise SettingError((), f"must be a mapping of keys to values, got {value!r}")
+        raise ConfigError((), f"must be a mapping of keys to values, got {value!r}")
     return {str(key): entry for key, entry in value.items()}
 
 
@@ -198,11 +202,11 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def _stranger(
-    key: str, known: list[str], choices: Mapping[str, Mapping[str, type[Setting]]], chosen: Mapping[str, type[Setting]]
+    key: str, known: list[str], choices: Mapping[str, Mapping[str, type[Params]]], chosen: Mapping[str, type[Params]]
 ) -> str:
     """The sentence for a key that does not belong here: another choice's, or nobody's."""
     for tag, options in choices.items():
-        owners = [repr(kind) for kind, setting in options.items() if key in knobs(setting)]
+        owners = [repr(kind) for kind, setting in options.items() if key in setting.fields()]
         if owners:
             return f"not a key of {tag} {chosen[tag].kind!r} but of {', '.join(owners)}; known keys: {', '.join(known)}"
     return unknown_key(key, known)

@@ -10,14 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from search_spaces.acceptance import NEIGHBOURHOODS, Additive, Multiplicative, NoNeighbourhood
+from search_spaces.params import ConfigError, Params, Range, read
 from search_spaces.schedules import SCHEDULES
-from search_spaces.settings import Range, Setting, SettingError, build, knobs, read, write
 from search_spaces.trees import POLICIES, Adjacency, Static
 from search_spaces.trial import DRAFTERS, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Oven(Setting):
+class Oven(Params):
     kind: ClassVar[str] = "oven"
     heat: Annotated[float, "temperature", Range(0, 300, open_low=True)]
     trays: Annotated[int, "number of trays", Range(1)] = 1
@@ -49,8 +49,8 @@ def test_values_are_converted_so_that_equal_settings_are_equal() -> None:
     assert oven == Oven(heat=200.0, span=(3, 4))
     assert hash(oven) == hash(Oven(heat=200.0, span=(3, 4)))
     assert isinstance(oven.heat, float)
-    assert write(oven) == {"heat": 200.0, "trays": 1, "mode": "top", "span": [3, 4]}
-    assert build(Oven, write(oven)) == oven
+    assert oven.to_mapping() == {"heat": 200.0, "trays": 1, "mode": "top", "span": [3, 4]}
+    assert Oven.from_mapping(oven.to_mapping()) == oven
     with pytest.raises(FrozenInstanceError):
         oven.heat = 3.0  # type: ignore[misc]
 
@@ -77,13 +77,13 @@ def test_values_are_converted_so_that_equal_settings_are_equal() -> None:
     ],
 )
 def test_refusals(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError) as caught:
-        build(Oven, given)
+    with pytest.raises(ConfigError) as caught:
+        Oven.from_mapping(given)
     assert str(caught.value) == message
 
 
 def test_one_mapping_may_hold_several_choices() -> None:
-    choices: Mapping[str, Mapping[str, type[Setting]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
+    choices: Mapping[str, Mapping[str, type[Params]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
     found = read({"neighbourhood": "multiplicative", "k": 9, "lambda": 3, "budget": 2}, choices)
     assert found["neighbourhood"] == Multiplicative(k=9, lam=3.0)
     assert found["schedule"].budget == 2
@@ -106,13 +106,13 @@ def test_one_mapping_may_hold_several_choices() -> None:
     ],
 )  # fmt: skip
 def test_refusals_of_choices(given: object, message: str) -> None:
-    with pytest.raises(SettingError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(given, {"neighbourhood": NEIGHBOURHOODS})
     assert str(caught.value) == message
 
 
 def test_errors_know_their_place_and_travel_between_processes() -> None:
-    error = SettingError(("delta",), "must be less").under("acceptance")
+    error = ConfigError(("delta",), "must be less").under("acceptance")
     assert (error.path, str(error)) == (("acceptance", "delta"), "acceptance.delta: must be less")
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.path, copy.problem, str(copy)) == (error.path, error.problem, str(error))
@@ -122,18 +122,18 @@ def test_errors_know_their_place_and_travel_between_processes() -> None:
 def test_every_knob_says_what_it_is_and_its_default_fits() -> None:
     settings = [s for family in (NEIGHBOURHOODS, SCHEDULES, POLICIES, DRAFTERS) for s in family.values()] + [Sampling]
     for setting in settings:
-        for key, knob in knobs(setting).items():
+        for key, knob in setting.fields().items():
             assert knob.about
             assert not knob.about.endswith(".")
             assert knob.key == key
             if not knob.required:
                 assert knob.fit(knob.default) == knob.default
-    assert knobs(Multiplicative)["lambda"].name == "lam"
-    assert knobs(Static)["name"].words[:1] == ("eagle1_26",)
-    assert knobs(Adjacency)["alpha"].words == ("previous", "neighbour")
+    assert Multiplicative.fields()["lambda"].name == "lam"
+    assert Static.fields()["name"].words[:1] == ("eagle1_26",)
+    assert Adjacency.fields()["alpha"].words == ("previous", "neighbour")
 
 
 def test_no_key_means_two_things_in_one_section() -> None:
     for neighbourhood in NEIGHBOURHOODS.values():
         for schedule in SCHEDULES.values():
-            assert not {*knobs(neighbourhood)} & {*knobs(schedule), "resampling", "neighbourhood", "schedule"}
+            assert not {*neighbourhood.fields()} & {*schedule.fields(), "resampling", "neighbourhood", "schedule"}

@@ -1,4 +1,4 @@
-"""Acceptance rules over whole tables of random laws: limits, growth, chunking, and that laws stay laws."""
+"""Acceptance rules over whole tables of random probs: limits, growth, chunking, and that probs stay probs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from search_spaces.acceptance import (
     Grouped,
     Multiplicative,
     Neighbourhood,
+    NeighbourTables,
     NoNeighbourhood,
-    Tables,
     neighbour_key,
 )
 from search_spaces.schedules import Constant, Exponential, Schedule
 
-LAWS = 40
+ROWS = 40
 
 
-def random_laws(seed: int, codes: int = 24) -> tuple[Tensor, Tensor, Tensor, Tables]:
+def random_probs(seed: int, codes: int = 24) -> tuple[Tensor, Tensor, Tensor, NeighbourTables]:
     generator = torch.Generator().manual_seed(seed)
-    r, p = (torch.rand(LAWS, codes, generator=generator).pow(4) for _ in range(2))
-    p = p * (torch.rand(LAWS, codes, generator=generator) > 0.2)
-    r = r * (torch.rand(LAWS, codes, generator=generator) > 0.2)
+    r, p = (torch.rand(ROWS, codes, generator=generator).pow(4) for _ in range(2))
+    p = p * (torch.rand(ROWS, codes, generator=generator) > 0.2)
+    r = r * (torch.rand(ROWS, codes, generator=generator) > 0.2)
     x = (p + 1e-9).multinomial(1, generator=generator)[:, 0]
     codebook = torch.randn(codes, 3, generator=generator)
     return (
         r / r.sum(1, keepdim=True),
         p / p.sum(1, keepdim=True),
         x,
-        Tables(torch.cdist(codebook, codebook).argsort(1), codebook),
+        NeighbourTables(torch.cdist(codebook, codebook).argsort(1), codebook),
     )
 
 
@@ -59,27 +59,27 @@ EXACT_LIMITS: list[Neighbourhood] = [
 def test_every_rule_is_exact_at_its_limits(
     neighbourhood: Neighbourhood, schedule: Schedule, resampling: Literal["paper", "optimal"]
 ) -> None:
-    r, law, x, tables = random_laws(0)
-    omega = torch.full((LAWS,), schedule.omegas(5)[-1])
+    r, probs, x, tables = random_probs(0)
+    omega = torch.full((ROWS,), schedule.omegas(5)[-1])
     plain, limit = (AcceptanceRule(n, schedule, resampling) for n in (NoNeighbourhood(), neighbourhood))
     assert neighbourhood.exact
     assert neighbour_key(limit) is None
-    assert limit.loose == (schedule != Constant(1.0))
-    for p in (law, None):
-        credits = [rule.neighbourhood.credit(r, p, x, tables) for rule in (plain, limit)]
-        torch.testing.assert_close(credits[1].target, credits[0].target, rtol=0, atol=0)
-        torch.testing.assert_close(credits[1].proposal, credits[0].proposal, rtol=0, atol=0)
-        chances = [rule.chance(c, omega) for rule, c in zip((plain, limit), credits, strict=True)]
+    assert limit.is_relaxed == (schedule != Constant(1.0))
+    for p in (probs, None):
+        masses = [rule.neighbourhood.mass(r, p, x, tables) for rule in (plain, limit)]
+        torch.testing.assert_close(masses[1].target, masses[0].target, rtol=0, atol=0)
+        torch.testing.assert_close(masses[1].proposal, masses[0].proposal, rtol=0, atol=0)
+        chances = [rule.acceptance_prob(c, omega) for rule, c in zip((plain, limit), masses, strict=True)]
         assert torch.equal(*chances)
         if isinstance(neighbourhood, Grouped) and resampling == "paper" and schedule != Constant(1.0):
             continue  # GSD's paper resamples from [r - p]_+ whatever the budget
-        laws = [rule.residual(r, p, x, omega, c, tables) for rule, c in zip((plain, limit), credits, strict=True)]
-        torch.testing.assert_close(laws[1], laws[0], rtol=0, atol=1e-7)
+        residuals = [rule.residual(r, p, x, omega, c, tables) for rule, c in zip((plain, limit), masses, strict=True)]
+        torch.testing.assert_close(residuals[1], residuals[0], rtol=0, atol=1e-7)
     assert torch.equal(*(rule.greedy(r, x, omega, tables) for rule in (plain, limit)))
 
 
 def test_acceptance_grows_with_every_knob() -> None:
-    r, law, x, tables = random_laws(1)
+    r, probs, x, tables = random_probs(1)
     ladders: list[list[AcceptanceRule]] = [
         [AcceptanceRule(Additive(k=12, delta=delta)) for delta in (0, 0.05, 0.1, 0.2, 0.4, 1.0)],
         [AcceptanceRule(Additive(k=12, delta=delta, divergence="jsd")) for delta in (0, 0.05, 0.1, 0.2, 0.4, 1.0)],
@@ -89,9 +89,11 @@ def test_acceptance_grows_with_every_knob() -> None:
         [AcceptanceRule(schedule=Constant(budget)) for budget in (0.5, 1.0, 1.1, 2.0, 5.0)],
     ]
     for ladder in ladders:
-        for p in (law, None):
+        for p in (probs, None):
             chances = [
-                rule.chance(rule.neighbourhood.credit(r, p, x, tables), torch.full((LAWS,), rule.schedule.omegas(1)[0]))
+                rule.acceptance_prob(
+                    rule.neighbourhood.mass(r, p, x, tables), torch.full((ROWS,), rule.schedule.omegas(1)[0])
+                )
                 for rule in ladder
             ]
             for lower, higher in pairwise(chances):
@@ -109,46 +111,46 @@ def test_acceptance_grows_with_every_knob() -> None:
 def test_laws_stay_laws(
     neighbourhood: Neighbourhood, schedule: Schedule, resampling: Literal["paper", "optimal"]
 ) -> None:
-    r, law, x, tables = random_laws(2)
+    r, probs, x, tables = random_probs(2)
     rule = AcceptanceRule(neighbourhood, schedule, resampling)
-    for omega in (torch.full((LAWS,), value) for value in schedule.omegas(3)):
-        for p in (law, None):
-            credit = neighbourhood.credit(r, p, x, tables)
-            chance = rule.chance(credit, omega)
+    for omega in (torch.full((ROWS,), value) for value in schedule.omegas(3)):
+        for p in (probs, None):
+            mass = neighbourhood.mass(r, p, x, tables)
+            chance = rule.acceptance_prob(mass, omega)
             assert bool(((chance >= 0) & (chance <= 1)).all())
-            left = rule.residual(r, p, x, omega, credit, tables)
-            torch.testing.assert_close(left.sum(1), torch.ones(LAWS), rtol=0, atol=1e-5)
+            left = rule.residual(r, p, x, omega, mass, tables)
+            torch.testing.assert_close(left.sum(1), torch.ones(ROWS), rtol=0, atol=1e-5)
             assert bool((left >= 0).all())
             off_x = torch.ones_like(r, dtype=torch.bool).scatter(1, x[:, None], resampling == "optimal")
             assert not bool((left[(r == 0) & off_x] > 0).any())
 
 
 @pytest.mark.parametrize("chunk", [1, 37, 1 << 22])
-def test_credit_of_all_tokens_is_the_credit_of_each(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mass_of_all_tokens_is_the_mass_of_each(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbourhoods, "CHUNK", chunk)
-    r, law, _, tables = random_laws(3)
+    r, probs, _, tables = random_probs(3)
     for neighbourhood in (
         NoNeighbourhood(), Additive(8, 0.2), Additive(8, 0.2, "jsd"), Multiplicative(8, 3.0), Grouped(5, 4, 0.2, 2.0)
     ):  # fmt: skip
-        for p in (law, None):
-            target, proposal = neighbourhood.credit_all(r, p, tables)
+        for p in (probs, None):
+            target, proposal = neighbourhood.all_masses(r, p, tables)
             for token in range(r.shape[1]):
-                credit = neighbourhood.credit(r, p, torch.full((LAWS,), token), tables)
-                torch.testing.assert_close(target[:, token], credit.target, rtol=0, atol=2e-7)
-                torch.testing.assert_close(proposal[:, token], credit.proposal, rtol=0, atol=2e-7)
+                mass = neighbourhood.mass(r, p, torch.full((ROWS,), token), tables)
+                torch.testing.assert_close(target[:, token], mass.target, rtol=0, atol=2e-7)
+                torch.testing.assert_close(proposal[:, token], mass.proposal, rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_row_does_not_depend_on_its_batch(rule: AcceptanceRule) -> None:
-    r, law, x, tables = random_laws(4)
-    omega = torch.full((LAWS,), 1.1)
+    r, probs, x, tables = random_probs(4)
+    omega = torch.full((ROWS,), 1.1)
     rule = AcceptanceRule(
         Additive(k=20, delta=0.1) if isinstance(rule.neighbourhood, Additive) else rule.neighbourhood, rule.schedule
     )
-    credit = rule.neighbourhood.credit(r, law, x, tables)
-    whole = rule.residual(r, law, x, omega, credit, tables)
-    for b in range(0, LAWS, 7):
+    mass = rule.neighbourhood.mass(r, probs, x, tables)
+    whole = rule.residual(r, probs, x, omega, mass, tables)
+    for b in range(0, ROWS, 7):
         row = slice(b, b + 1)
-        alone = rule.neighbourhood.credit(r[row], law[row], x[row], tables)
-        assert torch.equal(alone.target, credit.target[row])
-        assert torch.equal(rule.residual(r[row], law[row], x[row], omega[row], alone, tables), whole[row])
+        alone = rule.neighbourhood.mass(r[row], probs[row], x[row], tables)
+        assert torch.equal(alone.target, mass.target[row])
+        assert torch.equal(rule.residual(r[row], probs[row], x[row], omega[row], alone, tables), whole[row])
