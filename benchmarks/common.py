@@ -14,7 +14,7 @@ from torch import Tensor
 from search_spaces.presets import CATALOGUE, PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics
 from workers.models.families.scenes import ScenesModels
 from workers.runtime.memory import free_memory, is_out_of_memory
@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Images of one setting, in the order of their jobs."""
+    """Images of one setting, in the order of their requests."""
 
     tokens: Tensor  # [n, image_len]
     statistics: list[ImageStatistics]
@@ -57,16 +57,16 @@ def engine_for(
     return Engine(models.target, config, models.drafter(config.drafter.kind), seed=seed, batch_size=batch)
 
 
-def draw(engine: Engine, jobs: Sequence[Job]) -> Drawn:
-    """Draw every job; results in the jobs' order."""
+def draw(engine: Engine, requests: Sequence[Request]) -> Drawn:
+    """Draw every request; results in the requests' order."""
     if engine.device.type == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    results = {(r.job.caption_id, r.job.sample): r for r in engine.run(jobs)}
+    results = {(r.request.caption_id, r.request.sample): r for r in engine.run(requests)}
     if engine.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
-    ordered = [results[job.caption_id, job.sample] for job in jobs]
+    ordered = [results[request.caption_id, request.sample] for request in requests]
     return Drawn(torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds)
 
 
@@ -82,15 +82,15 @@ class Paired:
     drawn: Drawn
 
 
-def paired_speedup(vanilla: Engine, method: Engine, jobs: Sequence[Job], repetitions: int) -> Paired:
+def paired_speedup(vanilla: Engine, method: Engine, requests: Sequence[Request], repetitions: int) -> Paired:
     """Vanilla and the method in turn on the same captions in one process, after one unmeasured image each."""
-    warm = jobs[: max(1, min(len(jobs), method.batch_size))]
+    warm = requests[: max(1, min(len(requests), method.batch_size))]
     draw(vanilla, warm), draw(method, warm)
     slow, fast, drawn = [], [], None
     for _ in range(repetitions):
-        slow.append(draw(vanilla, jobs).seconds / len(jobs))
-        drawn = draw(method, jobs)
-        fast.append(drawn.seconds / len(jobs))
+        slow.append(draw(vanilla, requests).seconds / len(requests))
+        drawn = draw(method, requests)
+        fast.append(drawn.seconds / len(requests))
     assert drawn is not None
     ratios = [a / b for a, b in zip(slow, fast, strict=True)]
     return Paired(
@@ -98,9 +98,9 @@ def paired_speedup(vanilla: Engine, method: Engine, jobs: Sequence[Job], repetit
     )
 
 
-def held_out_jobs(models: ScenesModels, count: int, seed: int = 1) -> list[Job]:
-    """Jobs for the captions of held-out scenes 0..count-1."""
-    return [Job(index, caption) for index, caption in enumerate(models.held_out_captions(count, seed))]
+def held_out_requests(models: ScenesModels, count: int, seed: int = 1) -> list[Request]:
+    """Requests for the captions of held-out scenes 0..count-1."""
+    return [Request(index, caption) for index, caption in enumerate(models.held_out_captions(count, seed))]
 
 
 def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import draw, engine_for, held_out_jobs
+from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.methods import measure_speed, quality_row
 from benchmarks.quality import Judge
 from search_spaces.trial import DecodingConfig
@@ -104,15 +104,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "front.json")
     args = parser.parse_args()
     models = load_scenes()
-    jobs = held_out_jobs(models, args.images)
-    judge = Judge(models.target, jobs)
+    requests = held_out_requests(models, args.images)
+    judge = Judge(models.target, requests)
     rows: Rows = {}
-    quality = judge(draw(engine_for(models, DecodingConfig(), batch=64), jobs).tokens)
+    quality = judge(draw(engine_for(models, DecodingConfig(), batch=64), requests).tokens)
     rows["vanilla"] = {"speedup": 1.0, "range": [1.0, 1.0], "accepted_length": 1.0, "quality": quality_row(quality)}
     print("| setting | speed-up | accepted length | fid | drift | caption accuracy |\n|---|---|---|---|---|---|")
     for name, config in settings().items():
         paired = measure_speed(models, config, 1, args.timed, args.repetitions)
-        drawn = draw(engine_for(models, config, batch=64), jobs)
+        drawn = draw(engine_for(models, config, batch=64), requests)
         rows[name] = {
             "config": config.flat(),
             "speedup": paired.speedup,

@@ -39,8 +39,8 @@ from search_spaces.presets import preset
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
-from workers.decoding.statistics import Ledger
+from workers.decoding.state import Request
+from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.bundle import Models
 from workers.loading.dry_run import footprint
 from workers.runtime.timing import settle
@@ -74,8 +74,8 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
     the last round draws beyond does not count.
     """
     state = engine.open_batch(batch)
-    ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
-    engine.admit(state, ledger, list(range(batch)), deque(Job(number, "0") for number in range(batch)))
+    ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
+    engine.admit(state, ledger, list(range(batch)), deque(Request(number, "0") for number in range(batch)))
     rounds, emitted = [], [1] * batch
     while min(emitted) <= tokens and max(emitted) < engine.image_len:
         columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
@@ -84,7 +84,7 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
         walk, tree = engine.step(state)
         emitted = engine.read_back(state, walk, tree)
         seconds = time.perf_counter() - begin
-        state.hear(emitted)
+        state.sync_host_counts(emitted)
         levels, nodes = int(tree.levels.max()), float(tree.exists.sum(1).double().mean())
         rounds.append(Round(seconds, round_bytes(models, columns, levels), nodes))
     return rounds, sum(min(count - 1, tokens) for count in emitted)
@@ -100,7 +100,7 @@ def measure(models: Models, config: DecodingConfig, batch: int, tokens: int, ban
     rounds, drawn = draw(engine, models, batch, tokens)
     seconds = statistics.median(r.seconds for r in rounds)
     floor = statistics.median(r.bytes for r in rounds) / bandwidth
-    phases = engine.stopwatch.take()
+    phases = engine.timer.take()
     return {
         "tokens": drawn,
         "rounds": len(rounds),

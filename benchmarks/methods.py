@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Paired, chosen, draw, engine_for, held_out_jobs, paired_speedup
+from benchmarks.common import Paired, chosen, draw, engine_for, held_out_requests, paired_speedup
 from benchmarks.quality import Judge, Quality, real_scenes
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
@@ -35,7 +35,7 @@ def measure_speed(models: ScenesModels, config: DecodingConfig, batch: int, imag
     """Vanilla and the method in turn on `images` captions."""
     vanilla = engine_for(models, DecodingConfig(), batch=batch)
     method = engine_for(models, config, batch=batch)
-    return paired_speedup(vanilla, method, held_out_jobs(models, images), repetitions)
+    return paired_speedup(vanilla, method, held_out_requests(models, images), repetitions)
 
 
 def speed_row(paired: Paired) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def _estimate(pair: list[float] | None, digits: int) -> str:
 
 def measure_quality(models: ScenesModels, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
     """Quality of every method on the same held-out captions, and of real scenes with those captions."""
-    jobs = held_out_jobs(models, images)
-    judge = Judge(models.target, jobs)
-    vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), jobs).tokens)
+    requests = held_out_requests(models, images)
+    judge = Judge(models.target, requests)
+    vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), requests).tokens)
     for name, config in presets.items():
         plain = config == DecodingConfig()
-        quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), jobs).tokens)
+        quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), requests).tokens)
         keep(name, {"quality": quality_row(quality)})
     keep("real scenes", {"quality": quality_row(judge.judge(real_scenes(1, images)))})
 

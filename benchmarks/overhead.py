@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import draw, engine_for, held_out_jobs
+from benchmarks.common import draw, engine_for, held_out_requests
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
@@ -95,13 +95,13 @@ def share_outside(
     models: ScenesModels, config: DecodingConfig, images: int, repetitions: int
 ) -> tuple[float, float, float]:
     """(median share of the wall clock outside forwards, ms per round, microseconds outside per round) at batch 1."""
-    engine, jobs = engine_for(models, config, batch=1), held_out_jobs(models, images)
-    draw(engine, jobs[:1])
+    engine, requests = engine_for(models, config, batch=1), held_out_requests(models, images)
+    draw(engine, requests[:1])
     rows = []
     for _ in range(repetitions):
         forwards = Forwards()
         with forwards.watching(networks(models, config)):
-            drawn = draw(engine, jobs)
+            drawn = draw(engine, requests)
         rounds = sum(s.rounds for s in drawn.statistics)
         rows.append(
             (1 - forwards.seconds / drawn.seconds, 1e3 * drawn.seconds / rounds, drawn.seconds - forwards.seconds)
@@ -134,9 +134,9 @@ def bare_loop(engine: Engine, models: ScenesModels) -> float:
 
 def vanilla_against_bare_loop(models: ScenesModels, repetitions: int) -> tuple[float, float, float]:
     """Median, least and largest ratio of vanilla's seconds per image to the bare loop's, run in turn."""
-    engine, jobs = engine_for(models, DecodingConfig(), batch=1), held_out_jobs(models, 1)
-    draw(engine, jobs), bare_loop(engine, models)
-    ratios = [draw(engine, jobs).seconds / bare_loop(engine, models) for _ in range(repetitions)]
+    engine, requests = engine_for(models, DecodingConfig(), batch=1), held_out_requests(models, 1)
+    draw(engine, requests), bare_loop(engine, models)
+    ratios = [draw(engine, requests).seconds / bare_loop(engine, models) for _ in range(repetitions)]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 

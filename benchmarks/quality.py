@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workers.data.scenes import render, sample_attributes
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.clip_score import clip_score, load_clip
 from workers.metrics.estimate import Estimate
@@ -40,14 +40,14 @@ class Quality:
 class Judge:
     """Holds the nets and the reference, so that each setting costs only its own images."""
 
-    def __init__(self, target: Target, jobs: Sequence[Job]) -> None:
-        self.target, self.captions = target, [job.caption for job in jobs]
+    def __init__(self, target: Target, requests: Sequence[Request]) -> None:
+        self.target, self.captions = target, [request.caption for request in requests]
         self.features, self.clip = load_features(), load_clip()
         self.reference = FeatureStatistics.of(self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES)))
         self.vanilla: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Quality:
-        """Quality of token rows [n, image_len], in the order of the jobs. The first call's images are the drift's
+        """Quality of token rows [n, image_len], in the order of the requests. The first call's images are the drift's
         origin.
         """
         return self.judge(

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.common import draw, engine_for, held_out_jobs
+from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.quality import Judge
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.models.families.scenes import load_scenes
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sampling.json")
     args = parser.parse_args()
     models = load_scenes()
-    jobs = held_out_jobs(models, args.images)
+    jobs = held_out_requests(models, args.images)
     judge = Judge(models.target, jobs)
     print("| cfg | temperature | top-k | fid | caption accuracy | CLIP |\n|---|---|---|---|---|---|")
     rows = []

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.common import draw, engine_for, held_out_jobs
+from benchmarks.common import draw, engine_for, held_out_requests
 from search_spaces.acceptance import AcceptanceRule, NeighbourTables
 from search_spaces.trial import DecodingConfig
-from workers.decoding.accept import Walker
+from workers.decoding.accept import Acceptor
 from workers.decoding.engine import Engine
-from workers.decoding.state import Batch, Job
+from workers.decoding.state import Batch, Request
 from workers.decoding.theory import Estimate, Theory, recorded
 from workers.decoding.tree import DraftTree
 from workers.metrics.estimate import ratio_estimate
@@ -65,16 +65,16 @@ class Rounds(NamedTuple):
         return Rounds(*(field[::n] for field in self))
 
 
-class Recorder(Walker):
+class Recorder(Acceptor):
     """The engine's own walker, which also notes every round that could accept all its drafts."""
 
     def __init__(self, engine: Engine) -> None:
-        rule, tables = engine.walker.rule, engine.walker.tables
+        rule, tables = engine.acceptor.rule, engine.acceptor.tables
         super().__init__(rule, tables, engine.sampling, engine.drafting.max_levels, engine.device)
         self.rounds: list[Rounds] = []
 
-    def try_drafts(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        accepted, residual = super().try_drafts(tree, laws, batch)
+    def verify_chain(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        accepted, residual = super().verify_chain(tree, laws, batch)
         assert tree.laws is not None, "drafts are drawn"
         whole = batch.missing > tree.shape.max_depth
         noted = laws[:, :-1], tree.laws, tree.tokens, accepted, batch.keys
@@ -88,11 +88,11 @@ def setting(acceptance: dict[str, Any], drafter: str, length: int) -> DecodingCo
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": chain, "acceptance": acceptance})
 
 
-def record(models: ScenesModels, config: DecodingConfig, jobs: Sequence[Job]) -> tuple[Rounds, NeighbourTables]:
+def record(models: ScenesModels, config: DecodingConfig, requests: Sequence[Request]) -> tuple[Rounds, NeighbourTables]:
     """The whole rounds of these captions, and what the rule looks up."""
-    engine = engine_for(models, config, batch=min(32, len(jobs)))
-    engine.walker = recorder = Recorder(engine)
-    draw(engine, jobs)
+    engine = engine_for(models, config, batch=min(32, len(requests)))
+    engine.acceptor = recorder = Recorder(engine)
+    draw(engine, requests)
     rounds = Rounds(*(torch.cat(field) for field in zip(*recorder.rounds, strict=True)))
     return rounds._replace(image=torch.unique(rounds.image, return_inverse=True)[1]), recorder.tables
 
@@ -131,12 +131,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "theory.json")
     args = parser.parse_args()
     models = load_scenes()
-    jobs = held_out_jobs(models, args.images)
+    requests = held_out_requests(models, args.images)
     print("| rule | E[N], exact's rounds | E[N], own rounds | N measured | B | B* |\n|---|---|---|---|---|---|")
     rows, exact = {}, None
     for name, acceptance in RULES.items():
         config = setting(acceptance, args.drafter, args.length)
-        own, tables = record(models, config, jobs)
+        own, tables = record(models, config, requests)
         exact = exact or own  # the first rule's
         row = compare(config, exact, own, tables)
         print(line(name, row), flush=True)

@@ -22,7 +22,7 @@ from workers.data.reference import FILE
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.loading.models import device_name, image_size, models_of, pick_device, versions
 from workers.metrics.extractors import Extractors, ImageScores, available_inputs
 from workers.metrics.metric import REFERENCE
@@ -164,7 +164,7 @@ class Evaluator:
         if self.storage.exists(name):
             return self._told(name)
         begin = time.perf_counter()
-        results, batch = self.engines.draw(self._setting(shard.config), self._jobs(shard), shard.batch)
+        results, batch = self.engines.draw(self._setting(shard.config), self._requests(shard), shard.batch)
         readings = self._read(results)
         table = quality_table(
             results, seed=self.spec.seed, batch=batch, features=readings.features, scores=readings.scores
@@ -184,8 +184,8 @@ class Evaluator:
             return self._told(name)
         begin = time.perf_counter()
         setting, baseline = self._setting(shard.config), self._setting(shard.baseline)
-        jobs = self._jobs(shard)
-        batches = [jobs[start : start + shard.batch] for start in range(0, len(jobs), shard.batch)]
+        requests = self._requests(shard)
+        batches = [requests[start : start + shard.batch] for start in range(0, len(requests), shard.batch)]
         draws = [partial(self.engines.draw_once, config, batch=shard.batch) for config in (baseline, setting)]
         rows = pairs(
             draws[0],
@@ -234,26 +234,26 @@ class Evaluator:
         seconds = time.perf_counter() - begin
         return {"name": FILE, **self.reference, "seconds": seconds, "ran": ran, "worker": self.spec.worker}
 
-    def _read_captions(self, jobs: Sequence[Job]) -> None:
+    def _read_captions(self, requests: Sequence[Request]) -> None:
         """Encode them, so that a text encoder which remembers its latest captions has them at hand."""
-        self.models.target.encode([job.caption for job in jobs], guided=False)
+        self.models.target.encode([request.caption for request in requests], guided=False)
 
     def _setting(self, config: Mapping[str, Any]) -> DecodingConfig:
         return DecodingConfig.from_mapping(config, defaults=self.models.target.sampling)
 
-    def _jobs(self, shard: QualityShard | TimingShard) -> list[Job]:
+    def _requests(self, shard: QualityShard | TimingShard) -> list[Request]:
         if shard.stop > len(self.captions):
             raise ValueError(f"captions {shard.start}..{shard.stop} are wanted, the sweep has {len(self.captions)}")
         samples = shard.samples if isinstance(shard, QualityShard) else 1
         chosen_captions = self.captions[shard.start : shard.stop]
-        return [Job(caption.id, caption.text, sample) for caption in chosen_captions for sample in range(samples)]
+        return [Request(caption.id, caption.text, sample) for caption in chosen_captions for sample in range(samples)]
 
     def _read(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""
 
         def read(some: Sequence[Result]) -> ImageScores:
             tokens = torch.stack([result.tokens for result in some]).to(self.device)
-            return self.extractors.read(self.models.target.decode(tokens), [result.job.caption for result in some])
+            return self.extractors.read(self.models.target.decode(tokens), [result.request.caption for result in some])
 
         return ImageScores.joined(in_chunks(read, results, PICTURES_AT_ONCE))
 

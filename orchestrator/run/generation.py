@@ -31,7 +31,7 @@ from workers.data.pictures import (
     wrap,
 )
 from workers.decoding.engine import DecodingError, Engine, Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
 from workers.loading.models import versions
 from workers.models.target import Grid
@@ -59,7 +59,7 @@ class Generation:
 
 @dataclass
 class Gallery:
-    """The finished images of a run, in the order of their jobs."""
+    """The finished images of a run, in the order of their requests."""
 
     folder: Path
     digest: str
@@ -68,14 +68,14 @@ class Gallery:
 
     def add(self, result: Result, picture: Image.Image) -> None:
         """Write one picture, with caption and config digest as PNG text, and keep it."""
-        job = result.job
+        request = result.request
         note = PngImagePlugin.PngInfo()
-        note.add_itxt("caption", job.caption)
-        origin = f"config {self.digest}, seed {self.seed}, caption {job.caption_id}, sample {job.sample}"
+        note.add_itxt("caption", request.caption)
+        origin = f"config {self.digest}, seed {self.seed}, caption {request.caption_id}, sample {request.sample}"
         note.add_text("specfrontier", origin)
-        name = file_name(job)
+        name = file_name(request)
         enlarge(picture, _PICTURE_SIDE).save(self.folder / name, pnginfo=note)
-        self.entries[job.caption_id, job.sample] = (result, picture, name)
+        self.entries[request.caption_id, request.sample] = (result, picture, name)
 
     @property
     def ordered(self) -> list[tuple[Result, Image.Image, str]]:
@@ -97,12 +97,14 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         engine, config = _make_engine(mapping, models, options)
     with ends_with(WRONG_USAGE):
         models.target.check(captions)  # all of them, before the first is drawn
-    jobs = [Job(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)]
+    requests = [
+        Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
+    ]
     gallery = Gallery(options.folder, config.digest(), options.seed)
     with ends_with(WRONG_USAGE):
         _remove_previous(options.folder)
     with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
-        seconds = _draw(engine, jobs, gallery)
+        seconds = _draw(engine, requests, gallery)
     header = {
         "versions": versions(),
         "target": models.target.name,
@@ -113,7 +115,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "config": config.to_mapping(),
         "digest": gallery.digest,
         "seed": options.seed,
-        "batch": min(options.batch, len(jobs)),
+        "batch": min(options.batch, len(requests)),
         "samples": options.samples,
     }
     with ends_with(FAILED):
@@ -149,8 +151,8 @@ def _make_engine(mapping: Mapping[str, Any], models: Models, options: Generation
         return Engine(target, config, drafter, seed=options.seed, batch_size=options.batch), config
 
 
-def _draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery) -> float:
-    """Run all jobs and write each picture as it finishes. A terminal shows the progress.
+def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
+    """Run all requests and write each picture as it finishes. A terminal shows the progress.
 
     Returns the engine's wall time in seconds, without decoding tokens to pixels and writing files.
 
@@ -159,16 +161,16 @@ def _draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery) -> float:
     """
     seconds, mark = 0.0, time.perf_counter()
     try:
-        for result in engine.run(jobs):
+        for result in engine.run(requests):
             seconds += time.perf_counter() - mark
             gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
             if sys.stderr.isatty():
                 done = len(gallery.entries)
-                sys.stderr.write(f"\r{done}/{len(jobs)} images" + ("\n" if done == len(jobs) else ""))
+                sys.stderr.write(f"\r{done}/{len(requests)} images" + ("\n" if done == len(requests) else ""))
                 sys.stderr.flush()
             mark = time.perf_counter()
     except KeyboardInterrupt:
-        finished = f"{len(gallery.entries)} of {len(jobs)} images are in {gallery.folder}"
+        finished = f"{len(gallery.entries)} of {len(requests)} images are in {gallery.folder}"
         raise CommandError(
             f"interrupted; {finished}. The same command draws the same images again", INTERRUPTED
         ) from None
@@ -177,20 +179,20 @@ def _draw(engine: Engine, jobs: Sequence[Job], gallery: Gallery) -> float:
     return seconds
 
 
-def file_name(job: Job) -> str:
+def file_name(request: Request) -> str:
     """Caption id, sample, and the caption's letters and digits: `0000-0-a-large-red-circle.png`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", job.caption.lower()).strip("-")[:_MAX_CAPTION_CHARS].rstrip("-")
-    return f"{job.caption_id:04d}-{job.sample}{'-' if slug else ''}{slug}.png"
+    slug = re.sub(r"[^a-z0-9]+", "-", request.caption.lower()).strip("-")[:_MAX_CAPTION_CHARS].rstrip("-")
+    return f"{request.caption_id:04d}-{request.sample}{'-' if slug else ''}{slug}.png"
 
 
 def _image_row(result: Result, file: str) -> dict[str, Any]:
     """The statistics of one image. `latency`: its share of the seconds of the rounds it took part in."""
-    job, statistics = result.job, result.statistics
+    request, statistics = result.request, result.statistics
     return {
         "file": file,
-        "caption_id": job.caption_id,
-        "caption": job.caption,
-        "sample": job.sample,
+        "caption_id": request.caption_id,
+        "caption": request.caption,
+        "sample": request.sample,
         "target_passes": statistics.rounds,
         **{name: getattr(statistics, name) for name in _MEANS},
         "latency": statistics.latency,

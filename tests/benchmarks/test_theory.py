@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import theory
-from benchmarks.common import held_out_jobs
+from benchmarks.common import held_out_requests
 from benchmarks.theory import RULES, Rounds, compare, record, setting
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.schedules import Constant
@@ -32,7 +32,7 @@ def models() -> ScenesModels:
 
 @pytest.fixture(scope="module")
 def exact(models: ScenesModels) -> Rounds:
-    return record(models, setting(RULES["exact"], "eagle", LENGTH), held_out_jobs(models, IMAGES))[0]
+    return record(models, setting(RULES["exact"], "eagle", LENGTH), held_out_requests(models, IMAGES))[0]
 
 
 def assert_agree(expected: Estimate, measured: Estimate) -> None:
@@ -55,7 +55,7 @@ def test_theory_is_right_about_a_relaxed_rules_own_rounds(
     models: ScenesModels, exact: Rounds, name: str, drafter: str
 ) -> None:
     config = setting(RULES[name], drafter, LENGTH)
-    row = compare(config, exact, *record(models, config, held_out_jobs(models, IMAGES)))
+    row = compare(config, exact, *record(models, config, held_out_requests(models, IMAGES)))
     assert_agree(row["own_rounds"], row["measured"])
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from search_spaces.trial import DecodingConfig
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Engine, Result
-from workers.decoding.state import Batch, Job
+from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree
 from workers.models.target import Prompt, Target
 
@@ -70,7 +70,7 @@ class Watched(Engine):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.rounds: list[tuple[list[int], DraftTree, Tensor]] = []
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         self.rounds.append((batch.tokens[0, : int(batch.emitted[0])].tolist(), tree, logits[0]))
         super().commit(batch, tree, walk, logits, features)
 
@@ -95,5 +95,5 @@ def draw(
 ) -> tuple[dict[str, Result], Watched]:
     """Results by caption, and the engine that drew them."""
     engine = Watched(target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch)
-    results = engine.run([Job(number, caption) for number, caption in enumerate(captions)])
-    return {result.job.caption: result for result in results}, engine
+    results = engine.run([Request(number, caption) for number, caption in enumerate(captions)])
+    return {result.request.caption: result for result in results}, engine

@@ -17,7 +17,7 @@ from tests.fakes.tiny_llamagen import write_models
 from workers.data.records import tokens_of
 from workers.data.storage import Storage
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.loading.manifest import hashes_of, load_entry, read_entry
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -76,11 +76,13 @@ def test_the_images_are_those_of_the_files(own: Launched) -> None:
     config = DecodingConfig.from_mapping(record.config)
     (shard,) = [name for name in record.shards if "/quality-" in name]
     table = pq.read_table(own.store / shard)
-    jobs = [Job(*pair) for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)]
+    requests = [
+        Request(*pair) for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)
+    ]
     engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=COUNT)
-    found = {result.job.caption_id: result.tokens for result in engine.run(jobs)}
-    for tokens, job in zip(tokens_of(table), jobs, strict=True):
-        assert torch.equal(torch.as_tensor(tokens).long(), found[job.caption_id])
+    found = {result.request.caption_id: result.tokens for result in engine.run(requests)}
+    for tokens, request in zip(tokens_of(table), requests, strict=True):
+        assert torch.equal(torch.as_tensor(tokens).long(), found[request.caption_id])
 
 
 def test_other_weights_are_another_sweep(own: Launched) -> None:

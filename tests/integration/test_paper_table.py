@@ -32,7 +32,7 @@ from tests.fakes.tiny_llamagen import Size, write_models
 from tests.orchestrator.cli.test_front_commands import data
 from workers.data.records import tokens_of
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.loading.manifest import load_entry, read_entry
 from workers.models.families.llamagen import CaptionConditioner
 
@@ -180,13 +180,15 @@ def test_the_null_caption_matters(table: Table) -> None:
     sampling = setting.sampling
     assert sampling is not None
     assert sampling.cfg == 7.5
-    jobs = [Job(*pair) for pair in zip(rows["caption_id"].to_pylist(), rows["caption"].to_pylist(), strict=True)]
+    requests = [
+        Request(*pair) for pair in zip(rows["caption_id"].to_pylist(), rows["caption"].to_pylist(), strict=True)
+    ]
 
     def drawn(cfg: float = 7.5) -> Tensor:
         config = setting.with_sampling(replace(sampling, cfg=cfg))
         engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=8)
-        found = {result.job.caption_id: result.tokens for result in engine.run(jobs)}
-        return torch.stack([found[job.caption_id] for job in jobs])
+        found = {result.request.caption_id: result.tokens for result in engine.run(requests)}
+        return torch.stack([found[request.caption_id] for request in requests])
 
     guided, alone = drawn(), drawn(cfg=1.0)
     assert torch.equal(guided, tokens_of(rows))

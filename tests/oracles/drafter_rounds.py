@@ -70,7 +70,7 @@ def hold(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0,
         emitted = torch.tensor(counts)
         drafter.commit(batch, tokens, features, emitted)  # before the batch moves on, as the engine does
         batch.commit(tokens, emitted, tokens[torch.arange(size), emitted - 1])
-        batch.furthest = int(batch.emitted.max())
+        batch.max_emitted = int(batch.emitted.max())
         for row in range(streams * size):
             story.before[row] += features[row, : counts[story.caption(row)]]
         for caption, count in enumerate(counts):

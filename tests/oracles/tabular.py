@@ -15,10 +15,10 @@ from torch import Tensor
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
-from workers.decoding.accept import Walk, Walker
+from workers.decoding.accept import AcceptResult, Acceptor
 from workers.decoding.drafter import Drafter
 from workers.decoding.methods import build_drafting
-from workers.decoding.sampling import guide, to_law
+from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch
 from workers.models.cache import KVCache
 from workers.models.target import Grid, Prompt, Target
@@ -107,7 +107,7 @@ class TabularEngine:
             model.grid = Grid(2, image_len // 2)
         drafter = None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind)
         self.drafting = build_drafting(config, config.sampling, cast(Target, model), drafter)
-        self.walker = Walker(
+        self.acceptor = Acceptor(
             config.acceptance,
             lookup or NeighbourTables(),
             config.sampling,
@@ -132,9 +132,11 @@ class TabularEngine:
         self.image = torch.arange(count)
         self.drafting.prepare(batch)
         keys = rng.image_keys(5, range(first_id, first_id + count), [0] * count)
-        logits = guide(look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg)
-        law = to_law(logits[:, 0], self.sampling)
-        first = self.walker.draw(law, rng.Numbers(keys, 1), torch.zeros_like(keys))
+        logits = apply_cfg(
+            look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg
+        )
+        law = to_probs(logits[:, 0], self.sampling)
+        first = self.acceptor.draw(law, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
         everyone = torch.arange(count)
         batch.admit(everyone, keys, first, torch.ones(batch.streams * count, 1, dtype=torch.bool))
         nothing = torch.zeros(batch.streams * count, 1, 1)
@@ -142,7 +144,7 @@ class TabularEngine:
         self.drafting.admit(everyone, prompt, [], nothing, first)
         return batch
 
-    def step(self, batch: Batch) -> Walk:
+    def step(self, batch: Batch) -> AcceptResult:
         """One round, as `Engine.step` does it."""
         tree = self.drafting.draft(batch)
         context = [committed(batch, self.target)]
@@ -150,8 +152,8 @@ class TabularEngine:
         for node in range(tree.shape.nodes):
             above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
             context.append(below(above, tree.tokens[:, node], self.target))
-        logits = guide(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
-        walk = self.walker(tree, logits, batch)
+        logits = apply_cfg(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
+        walk = self.acceptor(tree, logits, batch)
         self.drafting.commit(batch, tree, walk, logits, logits)
         batch.commit(walk.tokens, walk.emitted, walk.last)
         return walk
@@ -164,7 +166,7 @@ class TabularEngine:
         name = torch.arange(count)
         while batch.size:
             self.step(batch)
-            batch.furthest = int(batch.emitted.max())
+            batch.max_emitted = int(batch.emitted.max())
             going = batch.emitted < self.image_len
             done.append(batch.tokens[~going])
             names.append(name[~going])

@@ -12,8 +12,8 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.scenes import render, sample_attributes
 from workers.decoding.engine import Engine, Result
-from workers.decoding.sampling import guide, to_law
-from workers.decoding.state import Job
+from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.state import Request
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.features import load_features
 from workers.models.families.scenes import BUILTIN, DRAFTERS, ScenesModels, load_scenes
@@ -38,13 +38,13 @@ def exact(tree: object, drafter: str) -> DecodingConfig:
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": tree})
 
 
-def draw(models: ScenesModels, config: DecodingConfig, jobs: list[Job], batch: int) -> dict[int, Result]:
+def draw(models: ScenesModels, config: DecodingConfig, requests: list[Request], batch: int) -> dict[int, Result]:
     engine = Engine(models.target, config, models.drafter(config.drafter.kind), seed=3, batch_size=batch)
-    return {result.job.caption_id: result for result in engine.run(jobs)}
+    return {result.request.caption_id: result for result in engine.run(requests)}
 
 
-def jobs_for(models: ScenesModels, count: int) -> list[Job]:
-    return [Job(index, text) for index, text in enumerate(models.held_out_captions(count))]
+def requests_for(models: ScenesModels, count: int) -> list[Request]:
+    return [Request(index, text) for index, text in enumerate(models.held_out_captions(count))]
 
 
 def tokens_of(results: dict[int, Result]) -> Tensor:
@@ -76,7 +76,7 @@ def drawn(models: ScenesModels) -> Drawn:
 
     def images(name: str, count: int) -> dict[int, Result]:
         there = kept.setdefault(name, {})
-        missing = [job for job in jobs_for(models, count) if job.caption_id not in there]
+        missing = [request for request in requests_for(models, count) if request.caption_id not in there]
         there |= draw(models, SETTINGS[name], missing, 32) if missing else {}
         return {key: there[key] for key in range(count)}
 
@@ -98,8 +98,8 @@ def test_captions_do_not_depend_on_batch_or_order(
     or an acceptance. Every `alone`-th caption is drawn alone as well.
     """
     together = drawn(name, max(count, 32))
-    jobs = jobs_for(models, count)
-    for batch, order in ((7, jobs[::-1]), (1, jobs[::alone])):
+    requests = requests_for(models, count)
+    for batch, order in ((7, requests[::-1]), (1, requests[::alone])):
         for key, result in draw(models, SETTINGS[name], order, batch).items():
             assert torch.equal(result.tokens, together[key].tokens)
 
@@ -110,13 +110,13 @@ GREEDY = Sampling(temperature=0.0, cfg=3.0)
 @pytest.fixture(scope="module")
 def greedy(models: ScenesModels) -> Tensor:
     """Vanilla's tokens of 4 captions at temperature 0."""
-    return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), jobs_for(models, 4), 4))
+    return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 4), 4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
 def test_temperature_zero_draws_vanillas_tokens(models: ScenesModels, greedy: Tensor, name: str) -> None:
-    fast = draw(models, PRESETS[name].with_sampling(GREEDY), jobs_for(models, 4), 4)
+    fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 4), 4)
     assert torch.equal(greedy, tokens_of(fast))
 
 
@@ -126,7 +126,7 @@ def surprise(models: ScenesModels, tokens: Tensor, captions: list[str]) -> Tenso
     prompt = target.encode(captions, guided=True)
     inputs = torch.cat([prompt.embeds, target.embed(tokens[:, :-1]).repeat(2, 1, 1)], dim=1)
     features = target.transformer(inputs, torch.arange(inputs.shape[1]))[:, target.prompt_len - 1 :]
-    law = to_law(guide(target.head(features), target.sampling.cfg), target.sampling)
+    law = to_probs(apply_cfg(target.head(features), target.sampling.cfg), target.sampling)
     return -law.gather(2, tokens[..., None])[..., 0].log().mean(1)
 
 
@@ -137,7 +137,7 @@ def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
     """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 32 captions;
     |t| > 4 has a false-alarm rate of 4e-4 per comparison.
     """
-    captions = [job.caption for job in jobs_for(models, 32)]
+    captions = [request.caption for request in requests_for(models, 32)]
     vanillas = surprise(models, tokens_of(drawn("vanilla", 32)), captions)
 
     def t_value(name: str) -> float:
@@ -152,10 +152,10 @@ def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
 @pytest.mark.slow
 def test_images_follow_their_captions(models: ScenesModels, drawn: Drawn) -> None:
     """Far from chance: guessing every attribute at its most likely value is right less than half of the time."""
-    jobs = jobs_for(models, 32)
+    requests = requests_for(models, 32)
     net = load_features()
     images = models.target.decode(tokens_of(drawn("vanilla", 32)))
-    captions = [job.caption for job in jobs]
+    captions = [request.caption for request in requests]
     assert caption_accuracy(net, net.extract(images), captions).value > 0.75
     real = render(sample_attributes(1, range(32)), 1, range(32))
     assert caption_accuracy(net, net.extract(real), captions).value > 0.95

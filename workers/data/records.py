@@ -93,12 +93,12 @@ def quality_table(
     """
     if not results:
         raise ValueError("no results to record: the shard is empty")
-    jobs, statistics = [r.job for r in results], [r.statistics for r in results]
+    requests, statistics = [r.request for r in results], [r.statistics for r in results]
     columns: dict[str, Any] = {
-        "caption_id": [job.caption_id for job in jobs],
-        "caption": [job.caption for job in jobs],
-        "sample": [job.sample for job in jobs],
-        "seed": [seed] * len(jobs),
+        "caption_id": [request.caption_id for request in requests],
+        "caption": [request.caption for request in requests],
+        "sample": [request.sample for request in requests],
+        "seed": [seed] * len(requests),
         "tokens": _lists([r.tokens for r in results]),
         "accepted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
@@ -106,14 +106,14 @@ def quality_table(
         "rounds": [s.rounds for s in statistics],
         **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
         "latency": [s.latency for s in statistics],
-        "batch": [batch] * len(jobs),
+        "batch": [batch] * len(requests),
     }
     arrays = {name: _array(columns[name], kind) for name, kind in QUALITY_COLUMNS.items()}
     for name, rows in (features or {}).items():
-        arrays[FEATURES + name] = _features(name, rows, len(jobs))
+        arrays[FEATURES + name] = _features(name, rows, len(requests))
     for name, values in (scores or {}).items():
-        if values.shape != (len(jobs),):
-            raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(jobs)} images")
+        if values.shape != (len(requests),):
+            raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(requests)} images")
         arrays[SCORES + name] = pa.array(values.detach().double().cpu().numpy())
     return pa.table(arrays)
 

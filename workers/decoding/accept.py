@@ -17,14 +17,14 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule, NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from workers.decoding import rng
-from workers.decoding.rng import Numbers
-from workers.decoding.sampling import race, to_law
+from workers.decoding.rng import CounterRNG
+from workers.decoding.sampling import sample_with_exponentials, to_probs
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, pick
+from workers.decoding.tree import DraftTree, gather_rows
 
 
 @dataclass(slots=True)
-class Walk:
+class AcceptResult:
     """What a round decided, for B rows. W = deepest level walked + 1.
 
     path [B, W]: slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot. None:
@@ -44,7 +44,7 @@ class Walk:
         self.emitted = self.accepted + 1
 
 
-def settled(pending: Tensor) -> bool:
+def all_done(pending: Tensor) -> bool:
     """True when nothing is pending and the host may know it for free.
 
     On a CPU a flag is read at no cost, so loops stop as soon as every row has decided. On an accelerator reading it
@@ -53,7 +53,7 @@ def settled(pending: Tensor) -> bool:
     return pending.device.type == "cpu" and not bool(pending.any())
 
 
-def furthest(depth: Tensor, bound: int) -> int:
+def max_on_host(depth: Tensor, bound: int) -> int:
     """The largest of depths [B] where the host may know it for free, else their bound."""
     return int(depth.max()) if depth.device.type == "cpu" else bound
 
@@ -69,7 +69,7 @@ class _Trial(NamedTuple):
     budget: Tensor
 
 
-class Walker:
+class Acceptor:
     """Walks trees by one acceptance rule. `max_levels` bounds the drafted depth."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Walker:
         self.omegas = omegas  # [drafted levels, depth]
         self.exact_greedy = rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact
 
-    def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+    def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Decide a round. logits [B, N+1, V]: the target's guided logits after each slot.
 
         At most batch.missing - 1 drafts are accepted: the token at the end is the last one.
@@ -91,19 +91,19 @@ class Walker:
             return self.greedy(tree, logits, batch.missing)
         return self.chain(tree, logits, batch) if tree.shape.chain else self.sampled(tree, logits, batch)
 
-    def chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+    def chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """A chain has no siblings: each draft is tried against the target's own law, so that all are tried at once."""
-        laws, levels = to_law(logits, self.sampling), tree.shape.max_depth
+        laws, levels = to_probs(logits, self.sampling), tree.shape.max_depth
         if levels:
-            accepted, residual = self.try_drafts(tree, laws, batch)
+            accepted, residual = self.verify_chain(tree, laws, batch)
         else:
             accepted, residual = torch.zeros_like(batch.emitted), laws[:, 0]
         last = self.draw(residual, batch.numbers, batch.emitted + accepted)[:, None]
         tokens = torch.cat([tree.tokens, last], dim=1).scatter_(1, accepted[:, None], last)
-        walked = furthest(accepted, levels) + 1
-        return Walk(None, tokens[:, :walked], accepted, last[:, 0], residual[:, 0].isnan())
+        walked = max_on_host(accepted, levels) + 1
+        return AcceptResult(None, tokens[:, :walked], accepted, last[:, 0], residual[:, 0].isnan())
 
-    def try_drafts(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def verify_chain(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """How many drafts [B] of a chain stand, and what is left of the target's law [B, V] after them.
 
         laws [B, N+1, V]: the target's after each slot. Trials are rows: B times N, one for each draft.
@@ -113,13 +113,13 @@ class Walker:
         x, omega = tree.tokens.flatten(), self.omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = laws[:, :-1].flatten(0, 1), None if tree.laws is None else tree.laws.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
-        chance = batch.numbers.chances(batch.places[:, :levels], 1).view_as(allowed)
+        chance = batch.numbers.uniforms(batch.places[:, :levels], 1).view_as(allowed)
         stands = allowed & (chance < self.rule.acceptance_prob(mass, omega).view_as(allowed))
         accepted = stands.cumprod(1).sum(1)
-        residual = pick(laws, accepted)
+        residual = gather_rows(laws, accepted)
         decisive = accepted.clamp(max=levels - 1) + torch.arange(0, stands.numel(), levels, device=accepted.device)
         rejected = (allowed ^ stands).flatten().index_select(0, decisive)
-        if settled(rejected):
+        if all_done(rejected):
             return accepted, residual
 
         def of(trials: Tensor) -> Tensor:
@@ -129,12 +129,12 @@ class Walker:
         rest = self.rule.residual(residual, None if p is None else of(p), of(x), of(omega), mass, self.tables)
         return accepted, torch.where(rejected[:, None], rest, residual)
 
-    def sampled(self, tree: DraftTree, logits: Tensor, batch: Batch) -> Walk:
+    def sampled(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """A tree: level by level, the children of the node that was accepted last."""
         node, levels = torch.zeros_like(batch.emitted), tree.shape.max_depth
         path = [node]
-        residual = to_law(logits[:, 0], self.sampling)
-        chance = batch.numbers.chances(batch.places[:, :levels], tree.shape.width)
+        residual = to_probs(logits[:, 0], self.sampling)
+        chance = batch.numbers.uniforms(batch.places[:, :levels], tree.shape.width)
         budgets = self.omegas.index_select(0, tree.levels)
         # by slot; the root's own entry, which stands for "no child", is never tried
         allowed = pad(tree.exists & (tree.shape.depth < batch.missing[:, None]), (1, 0))
@@ -142,38 +142,38 @@ class Walker:
         active = torch.ones_like(allowed[:, 0])
         for depth in range(1, levels + 1):
             trial = _Trial(tree, allowed, tokens, chance[:, depth - 1], budgets[:, depth])
-            child, residual = self.try_children(trial, node, residual, active)
+            child, residual = self.verify_children(trial, node, residual, active)
             active = child > 0
-            if settled(active):
+            if all_done(active):
                 break
             node = torch.where(active, child, node)
-            residual = torch.where(active[:, None], to_law(pick(logits, node), self.sampling), residual)
+            residual = torch.where(active[:, None], to_probs(gather_rows(logits, node), self.sampling), residual)
             path.append(node)
-        accepted = pick(tree.shape.offsets, node)
+        accepted = gather_rows(tree.shape.offsets, node)
         last = self.draw(residual, batch.numbers, batch.emitted + accepted)[:, None]
         walked = torch.stack(path, dim=1)
         drafts = tokens.gather(1, walked[:, 1:])
         tokens = torch.cat([drafts, last], dim=1).scatter_(1, accepted[:, None], last)
-        return Walk(walked, tokens, accepted, last[:, 0], residual[:, 0].isnan())
+        return AcceptResult(walked, tokens, accepted, last[:, 0], residual[:, 0].isnan())
 
-    def try_children(self, trial: _Trial, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def verify_children(self, trial: _Trial, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """Try the children of slots `node` [B] in order, in rows `active` [B]: the accepted child's slot [B], 0 for
         none, and what is left of the target's law [B, V] after the rejections before it.
         """
         child = torch.zeros_like(node)
-        kids = pick(trial.tree.shape.children, node)
+        kids = gather_rows(trial.tree.shape.children, node)
         allowed, tokens = trial.allowed.gather(1, kids), trial.tokens.gather(1, kids)
         proposal = trial.tree.proposal(node)
         for rank in range(kids.shape[1]):
             trying = active & allowed.select(1, rank)
-            if settled(trying):
+            if all_done(trying):
                 break
             x = tokens.select(1, rank)
             mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
             accept = trying & (trial.chance.select(1, rank) < self.rule.acceptance_prob(mass, trial.budget))
             child = torch.where(accept, kids.select(1, rank), child)
             rejected = trying ^ accept
-            if settled(rejected):
+            if all_done(rejected):
                 break
             active = active ^ accept
             rest = self.rule.residual(residual, proposal, x, trial.budget, mass, self.tables)
@@ -182,15 +182,17 @@ class Walker:
                 proposal = without(proposal, x, rejected)
         return child, residual
 
-    def draw(self, law: Tensor, numbers: Numbers, position: Tensor) -> Tensor:
+    def draw(self, law: Tensor, numbers: CounterRNG, position: Tensor) -> Tensor:
         """Tokens [B] drawn from laws [B, V] for token positions [B]: by the same clocks as plain decoding uses there;
         at temperature 0, the likeliest.
         """
         if self.sampling.temperature == 0:
             return law.argmax(-1)
-        return race(law, numbers.clocks(rng.Purpose.TARGET, position[:, None], law.shape[1])[:, 0])
+        return sample_with_exponentials(
+            law, numbers.exponential_noise(rng.Purpose.TARGET, position[:, None], law.shape[1])[:, 0]
+        )
 
-    def greedy(self, tree: DraftTree, logits: Tensor, missing: Tensor) -> Walk:
+    def greedy(self, tree: DraftTree, logits: Tensor, missing: Tensor) -> AcceptResult:
         """Temperature 0: a node stands if the rule lets it stand for the most likely token, and so do all its
         ancestors; of several such paths the longest is taken, the first on a tie. The last token is the target's own
         choice."""
@@ -216,7 +218,7 @@ class Walker:
         path, tokens = self.trace(tree, best, accepted)
         ends = torch.arange(tokens.shape[1], device=device) == accepted[:, None]
         tokens = torch.where(ends, last[:, None], tokens)
-        return Walk(None if tree.shape.chain else path, tokens, accepted, last, ~highest.isfinite())
+        return AcceptResult(None if tree.shape.chain else path, tokens, accepted, last, ~highest.isfinite())
 
     def trace(self, tree: DraftTree, best: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """Slots [B, W] from the root to slot `best` [B] at depth `accepted` [B], and the tokens after each of them."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from search_spaces.trees import Adjacency
 from search_spaces.trial import Sampling
 from workers.decoding import rng
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.draft import DynamicTree
 from workers.decoding.drafter import Drafter
 from workers.decoding.state import Batch
@@ -116,7 +116,7 @@ class AdjacencyTree(DynamicTree):
             depth > policy.depth_range[0], width.clamp(*policy.width_range).clamp(max=self.ceiling), free
         )
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         super().commit(batch, tree, walk, logits, features)
         used = walk.accepted if self.policy.numerator == "accepted" else walk.emitted
         entry = torch.stack([tree.levels, self.row_width, used / tree.levels], dim=1)[:, None]

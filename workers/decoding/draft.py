@@ -9,10 +9,10 @@ from torch import Tensor
 
 from search_spaces.trees import StaticTree
 from search_spaces.trial import Sampling
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.rng import Purpose
-from workers.decoding.sampling import guide, to_law
+from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
 from workers.models.target import Prompt
@@ -34,7 +34,7 @@ class Drafting(ABC):
     def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
         """New captions at indices [n] (see `Drafter.admit`)."""
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         """What the round decided: the walk, the target's guided logits [B, N+1, V] and its features [R, W, D] along
         the path.
         """
@@ -57,7 +57,7 @@ class TreeDrafting(Drafting):
     def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
         self.drafter.admit(captions, prompt, names, features, first)
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         self.drafter.commit(batch, walk.tokens, features, walk.emitted)
 
     def keep(self, captions: Tensor) -> None:
@@ -68,7 +68,7 @@ class TreeDrafting(Drafting):
         nodes = logits.shape[1]
         if nodes > 1 and logits.stride(1) == 0:  # one law repeated (Medusa): once is enough
             return self.law(logits[:, :1]).expand(-1, nodes, -1)
-        return to_law(guide(logits, self.sampling.cfg), self.sampling)
+        return to_probs(apply_cfg(logits, self.sampling.cfg), self.sampling)
 
 
 class FixedTree(TreeDrafting):
@@ -105,8 +105,10 @@ class FixedTree(TreeDrafting):
             if index == 0 and self.drawn:
                 # all parents of a level share its clocks: the walk visits one of them, and chooses it by numbers of
                 # earlier positions only
-                clocks = batch.numbers.clocks(Purpose.DRAFT, batch.places[:, : self.max_levels], law.shape[2])
-            odds = law / clocks.narrow(1, index, 1) if self.drawn else law
+                exponential_noise = batch.numbers.exponential_noise(
+                    Purpose.DRAFT, batch.places[:, : self.max_levels], law.shape[2]
+                )
+            odds = law / exponential_noise.narrow(1, index, 1) if self.drawn else law
             order = odds.topk(level.width, dim=-1).indices if level.width > 1 else odds.argmax(-1, keepdim=True)
             levels.append(_select(order.flatten(1), level.picked))
             laws.append(law)

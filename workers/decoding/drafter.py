@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.state import Batch, Sight
+from workers.decoding.state import Batch, AttentionMask
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Body
@@ -76,7 +76,7 @@ class CachedDrafter(Drafter):
     """
 
     cache: KVCache
-    sight: Sight
+    attention_mask: AttentionMask
     pending: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, target: Target, decoder: Body, base: int) -> None:
@@ -109,7 +109,7 @@ class CachedDrafter(Drafter):
         columns = self.base + batch.image_len + levels + expanded + 1
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
         dtype, device = self.cache.storage.dtype, self.cache.storage.device
-        self.sight = Sight(self.cache.rows, columns, dtype=dtype, device=device)
+        self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
         self.order = torch.arange(max(levels, expanded) + 1, device=device)
         self.expanded = expanded
         width = self.target.transformer.config.dim
@@ -133,7 +133,7 @@ class CachedDrafter(Drafter):
             positions = self.prompt_positions(order)
             self.decoder(x, positions, mask=causal[:, None], cache=scratch, columns=order.expand(x.shape[0], -1))
             self.cache.put(rows, scratch)
-        self.sight.admit(rows, valid)
+        self.attention_mask.admit(rows, valid)
         self.fed[captions] = 0
         tokens, before, counts = self.pending
         tokens, before, counts = tokens.clone(), before.clone(), counts.clone()
@@ -153,7 +153,7 @@ class CachedDrafter(Drafter):
         outputs = self.decoder(
             self.inputs(self.per_row(tokens), features),
             numbers + self.target.prompt_len,
-            mask=self.sight.chain(columns)[..., :span],
+            mask=self.attention_mask.chain(columns)[..., :span],
             cache=self.cache,
             columns=columns,
             span=span,
@@ -164,7 +164,7 @@ class CachedDrafter(Drafter):
         # the nodes to come stand in the columns after the last token's, level by level in the positions after its
         root = batch.positions[:, :1]
         start = root + (self.base + 1 - self.target.prompt_len)
-        self.outputs, self.mask = outputs, self.sight.chain(start - 1)[:, 0]
+        self.outputs, self.mask = outputs, self.attention_mask.chain(start - 1)[:, 0]
         self.columns, self.positions = start + self.order[: self.expanded], root + 1
         self.used = 0
         return self.logits(outputs[:, 0])
@@ -202,7 +202,7 @@ class CachedDrafter(Drafter):
     def keep(self, captions: Tensor) -> None:
         rows = torch.cat([captions + s * self.fed.shape[0] for s in range(self.streams)])
         self.cache.keep(rows)
-        self.sight.keep(rows)
+        self.attention_mask.keep(rows)
         self.fed = self.fed[captions]
         tokens, features, counts = self.pending
         self.pending = (tokens[captions], features[rows], counts[captions])
@@ -214,4 +214,4 @@ class CachedDrafter(Drafter):
         """Columns that any row can have in use: the furthest row's tokens (known on the host) and this round's
         block.
         """
-        return min(self.cache.columns, self.base + batch.furthest + width)
+        return min(self.cache.columns, self.base + batch.max_emitted + width)

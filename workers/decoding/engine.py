@@ -14,14 +14,14 @@ from torch import Tensor
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
-from workers.decoding.accept import Walk, Walker
+from workers.decoding.accept import AcceptResult, Acceptor
 from workers.decoding.draft import Drafting
 from workers.decoding.drafter import Drafter
 from workers.decoding.methods import build_drafting, build_tables, resolve
 from workers.decoding.row_ends import RowEnds
-from workers.decoding.sampling import guide, to_law
-from workers.decoding.state import Batch, Job
-from workers.decoding.statistics import ImageStatistics, Ledger, Stopwatch
+from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.state import Batch, Request
+from workers.decoding.statistics import ImageStatistics, StatisticsRecorder, PhaseTimer
 from workers.decoding.tree import DraftTree
 from workers.models.target import Target
 
@@ -33,12 +33,12 @@ class DecodingError(RuntimeError):
 
 
 class Result:
-    """One finished image: its job, its tokens [image_len] (int64, CPU) and its statistics."""
+    """One finished image: its request, its tokens [image_len] (int64, CPU) and its statistics."""
 
-    __slots__ = ("job", "statistics", "tokens")
+    __slots__ = ("request", "statistics", "tokens")
 
-    def __init__(self, job: Job, tokens: Tensor, statistics: ImageStatistics) -> None:
-        self.job, self.tokens, self.statistics = job, tokens, statistics
+    def __init__(self, request: Request, tokens: Tensor, statistics: ImageStatistics) -> None:
+        self.request, self.tokens, self.statistics = request, tokens, statistics
 
 
 class Engine:
@@ -70,7 +70,7 @@ class Engine:
         self.config, self.sampling = resolve(config, target, drafter)
         self.device = target.device
         self.drafting: Drafting = build_drafting(self.config, self.sampling, target, drafter)
-        self.walker = Walker(
+        self.acceptor = Acceptor(
             self.config.acceptance,
             tables or build_tables(self.config, target),
             self.sampling,
@@ -79,34 +79,34 @@ class Engine:
         )
         self.image_len = target.grid.tokens
         self.row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
-        self.stopwatch = Stopwatch(self.device)
+        self.timer = PhaseTimer(self.device)
 
     @torch.inference_mode()
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield every job's result as it finishes.
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Yield every request's result as it finishes.
 
         Raises:
             ValueError: a caption the target cannot read, when its turn comes; results yielded before stand.
             DecodingError: the target's or the drafter's logits are not finite.
         """
-        queue = deque(jobs)
+        queue = deque(requests)
         if not queue:
             return
         batch = self.open_batch(min(self.batch_size, len(queue)))
-        ledger = Ledger(batch.size, self.image_len, self.stopwatch, self.device)
+        ledger = StatisticsRecorder(batch.size, self.image_len, self.timer, self.device)
         self.admit(batch, ledger, list(range(batch.size)), queue)
         while batch.size:
             walk, tree = self.step(batch)
             ledger.record(walk.emitted, tree)
             emitted = self.read_back(batch, walk, tree)
-            batch.hear(emitted)
+            batch.sync_host_counts(emitted)
             done = [index for index, count in enumerate(emitted) if count >= self.image_len]
             if done:
                 tokens = batch.tokens.cpu()
-                yield from [Result(ledger.jobs[i], tokens[i].clone(), ledger.close(i)) for i in done]
+                yield from [Result(ledger.requests[i], tokens[i].clone(), ledger.close(i)) for i in done]
                 self.refill(batch, ledger, done, queue)
 
-    def read_back(self, batch: Batch, walk: Walk, tree: DraftTree) -> list[int]:
+    def read_back(self, batch: Batch, walk: AcceptResult, tree: DraftTree) -> list[int]:
         """Tokens each row has so far: all that the host learns of a round, in one transfer.
 
         Raises:
@@ -119,17 +119,17 @@ class Engine:
             raise DecodingError(f"{guilty} {self.target.name}: logits are not finite (NaN or infinite weights?)")
         return told
 
-    def step(self, batch: Batch) -> tuple[Walk, DraftTree]:
+    def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
         """One round for every row. Nothing is read back from the device once drafting has begun; only an adjacency tree
         asks for its size first, when the device has nothing to do yet.
         """
-        clock = self.stopwatch.start()
+        clock = self.timer.start()
         tree = self.drafting.draft(batch)
         clock.lap("drafter")
         features, logits = self.verify(batch, tree)
         clock.lap("target")
-        guided = guide(logits, self.sampling.cfg)
-        walk = self.walker(tree, guided, batch)
+        guided = apply_cfg(logits, self.sampling.cfg)
+        walk = self.acceptor(tree, guided, batch)
         clock.lap("acceptance")
         self.commit(batch, tree, walk, guided, features)
         clock.lap("commit")
@@ -146,11 +146,13 @@ class Engine:
         if crossing:
             x, columns, positions = crossing.extend(x, columns, positions)
         if shape.chain:
-            mask = batch.sight.chain(columns)
+            mask = batch.attention_mask.chain(columns)
         else:
-            mask = batch.sight.tree(columns, crossing.barrier() if crossing else batch.shared(shape.barrier))
+            mask = batch.attention_mask.tree(
+                columns, crossing.additive_mask() if crossing else batch.shared(shape.additive_mask)
+            )
             slots = columns.shape[1]
-        span = batch.first + batch.furthest + slots - 1
+        span = batch.first + batch.max_emitted + slots - 1
         features = self.target.transformer(
             x, positions, mask=mask[..., :span], cache=batch.cache, columns=columns, span=span
         )
@@ -158,7 +160,7 @@ class Engine:
             features = crossing.after(features)
         return features, self.target.head(features)
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         """Move the accepted path's keys and values into place, tell the drafter, append the tokens."""
         walked = walk.tokens.shape[1]
         if walk.path is None:
@@ -197,11 +199,11 @@ class Engine:
         self.drafting.prepare(batch)
         return batch
 
-    def admit(self, batch: Batch, ledger: Ledger, places: list[int], queue: deque[Job]) -> None:
+    def admit(self, batch: Batch, ledger: StatisticsRecorder, places: list[int], queue: deque[Request]) -> None:
         """Prefill the next captions of the queue and put them at `places`; their first tokens come from the prefill."""
-        jobs = [queue.popleft() for _ in places]
-        prompt = self.target.encode([job.caption for job in jobs], guided=batch.guided)
-        clock = self.stopwatch.start()  # latencies leave the reading of captions out, as the papers' do
+        requests = [queue.popleft() for _ in places]
+        prompt = self.target.encode([request.caption for request in requests], guided=batch.guided)
+        clock = self.timer.start()  # latencies leave the reading of captions out, as the papers' do
         length = self.target.prompt_len
         order = torch.arange(length, device=self.device)
         itself = torch.eye(length, dtype=torch.bool, device=self.device)
@@ -211,17 +213,17 @@ class Engine:
         features = self.target.transformer(
             prompt.embeds, order, mask=mask[:, None], cache=scratch, columns=order.expand(rows, -1)
         )
-        law = to_law(guide(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
-        keys = rng.image_keys(self.seed, [j.caption_id for j in jobs], [j.sample for j in jobs], self.device)
-        first = self.walker.draw(law, rng.Numbers(keys, 1), torch.zeros_like(keys))
+        law = to_probs(apply_cfg(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
+        keys = rng.image_keys(self.seed, [j.caption_id for j in requests], [j.sample for j in requests], self.device)
+        first = self.acceptor.draw(law, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
         where = torch.tensor(places, device=self.device)
         batch.cache.put(batch.rows(where), scratch)
         batch.admit(where, keys, first, prompt.valid)
-        self.drafting.admit(where, prompt, [job.caption for job in jobs], features, first)
+        self.drafting.admit(where, prompt, [request.caption for request in requests], features, first)
         clock.lap("prefill")
-        ledger.open(places, jobs)
+        ledger.open(places, requests)
 
-    def refill(self, batch: Batch, ledger: Ledger, done: list[int], queue: deque[Job]) -> None:
+    def refill(self, batch: Batch, ledger: StatisticsRecorder, done: list[int], queue: deque[Request]) -> None:
         """Give finished rows to waiting captions; drop the rows for which none is left."""
         taken = done[: len(queue)]
         if taken:
@@ -233,4 +235,4 @@ class Engine:
             batch.keep(where)
             self.drafting.keep(where)
             ledger.keep(stay)
-        batch.hear(batch.emitted.tolist())
+        batch.sync_host_counts(batch.emitted.tolist())

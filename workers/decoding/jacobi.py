@@ -13,9 +13,9 @@ from torch import Tensor
 
 from search_spaces.trial import Jacobi, Sampling
 from workers.decoding import rng
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.draft import Drafting
-from workers.decoding.sampling import race, to_law
+from workers.decoding.sampling import sample_with_exponentials, to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
 from workers.models.target import Prompt
@@ -91,23 +91,23 @@ class JacobiWindow(Drafting):
         latest = torch.where(known >= 0, self.slot, 0).cummax(1).values
         return known.gather(1, latest)[:, : self.max_levels]
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: Walk, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
         """Slide the window: new node i stands where old slot accepted + 1 + i + 1 stood; slot s gave the law of the
         token after it.
         """
         source = walk.accepted[:, None] + 1 + self.slot[: self.max_levels]  # old slots whose law is the new node's
         inside = source <= self.max_levels
         index = source.clamp(max=self.max_levels)[..., None].expand(-1, -1, logits.shape[2])
-        laws = to_law(logits.gather(1, index), self.sampling)
+        laws = to_probs(logits.gather(1, index), self.sampling)
         tokens = laws.argmax(-1) if self.sampling.temperature == 0 else self.redraw(batch, walk, laws)
         self.tokens = torch.where(inside, tokens, -1)
         self.laws = laws.masked_fill(~inside[..., None], 0.0)
 
-    def redraw(self, batch: Batch, walk: Walk, laws: Tensor) -> Tensor:
+    def redraw(self, batch: Batch, walk: AcceptResult, laws: Tensor) -> Tensor:
         ahead = self.slot[1 : self.max_levels + 1]
         position = batch.emitted[:, None] + walk.emitted[:, None] + ahead - 1
         slots = self.vocabulary
         if self.settings.redraw == "fresh":
             slots = slots + (ahead[:, None] + 1) * self.vocab_size
-        clocks = rng.exponential(batch.keys[:, None, None], position[..., None], rng.Purpose.WINDOW, slots)
-        return race(laws, clocks)
+        exponential_noise = rng.exponential(batch.keys[:, None, None], position[..., None], rng.Purpose.WINDOW, slots)
+        return sample_with_exponentials(laws, exponential_noise)

@@ -87,7 +87,7 @@ _CACHE_ENTRIES = 1 << 15  # of which a processor's cache holds a few copies
 _PART_ENTRIES = 1 << 23  # made at once elsewhere: what they pass through takes up a few times 64 MiB
 
 
-class Numbers:
+class CounterRNG:
     """The random numbers of B images, by token position.
 
     Every position's numbers are asked for at least once, and drafted ones in several rounds. So a caption's numbers are
@@ -101,11 +101,11 @@ class Numbers:
         self._slots: dict[int, Tensor] = {}
         self._rows = torch.arange(0, keys.shape[0] * positions, positions, device=keys.device)[:, None]
 
-    def clocks(self, purpose: Purpose, positions: Tensor, vocabulary: int) -> Tensor:
+    def exponential_noise(self, purpose: Purpose, positions: Tensor, vocabulary: int) -> Tensor:
         """Standard exponential numbers [B, n, vocabulary] for positions [B, n]."""
         return self._numbers(exponential, purpose, positions, vocabulary)
 
-    def chances(self, positions: Tensor, ranks: int) -> Tensor:
+    def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] of the acceptance tests at positions [B, n]."""
         # adjacency trees come in every width: a table for each power of two serves them all
         return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[..., :ranks]

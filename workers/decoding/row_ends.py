@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from workers.decoding.tree import TreeShape, barrier
+from workers.decoding.tree import TreeShape, additive_mask
 from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 
@@ -51,14 +51,14 @@ class RowEnds:
         """Cells between `cell` and the last one of its row."""
         return self.cols - 1 - cell % self.cols
 
-    def crossing(self, batch: Batch, shape: TreeShape) -> Crossing | None:
+    def crossing(self, batch: Batch, shape: TreeShape) -> RowEndPass | None:
         """The row ends that this round's pass needs, or None: then no slot can end a row."""
         beyond = shape.max_depth - batch.to_row_end
-        return Crossing(self, batch, shape, beyond // self.cols + 1) if beyond >= 0 else None
+        return RowEndPass(self, batch, shape, beyond // self.cols + 1) if beyond >= 0 else None
 
 
 @dataclass(slots=True)
-class Crossing:
+class RowEndPass:
     """A round in which some slot may end a row; `most`: row ends that any one path can meet."""
 
     ends: RowEnds
@@ -99,14 +99,14 @@ class Crossing:
             torch.cat([positions, self.ends.position + rows], dim=1),
         )
 
-    def barrier(self) -> Tensor:
+    def additive_mask(self) -> Tensor:
         """Of a tree: what its slots and their companions see of each other, additive [R, 2S, 2S]."""
         visible = self.batch.shared(self.shape.visible)
         itself = torch.eye(visible.shape[1], dtype=torch.bool, device=visible.device)
         ended = visible & self.last(self.slots)[:, None]  # a companion is there for those that end a row
         visible = visible.expand_as(ended)
         slots = torch.cat([visible, ended & ~itself], dim=2)
-        return barrier(torch.cat([slots, torch.cat([visible, ended | itself], dim=2)], dim=1))
+        return additive_mask(torch.cat([slots, torch.cat([visible, ended | itself], dim=2)], dim=1))
 
     def after(self, features: Tensor) -> Tensor:
         """Features [R, S, D] that the next token follows from: a slot's own or, where it ends a row, the row end's."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from search_spaces.trial import Sampling
 
 
-def guide(logits: Tensor, cfg: float) -> Tensor:
+def apply_cfg(logits: Tensor, cfg: float) -> Tensor:
     """Classifier-free guidance: [R, ..., V] logits, conditional rows first, to [B, ..., V]: u + cfg (c - u). fp32."""
     if cfg == 1.0:
         return logits.float()
@@ -21,7 +21,7 @@ def guide(logits: Tensor, cfg: float) -> Tensor:
     return torch.lerp(unconditional, conditional, cfg)
 
 
-def to_law(logits: Tensor, sampling: Sampling) -> Tensor:
+def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """The law [..., V] of guided logits [..., V].
 
     At temperature 0 there is nothing to sample, and relaxed greedy rules look at the plain softmax: no filter applies.
@@ -43,10 +43,10 @@ def to_law(logits: Tensor, sampling: Sampling) -> Tensor:
     return law
 
 
-def race(law: Tensor, clocks: Tensor) -> Tensor:
+def sample_with_exponentials(law: Tensor, exponential_noise: Tensor) -> Tensor:
     """Draw a token [...] from each law [..., V] (need not be normalised): the first of V exponential clocks of rate
     law(x).
 
     The clocks of one position are the same for every setting, so laws that are close mostly give the same token.
     """
-    return (law / clocks).argmax(-1)
+    return (law / exponential_noise).argmax(-1)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-from workers.decoding.rng import Numbers
+from workers.decoding.rng import CounterRNG
 from workers.decoding.row_ends import RowEnds
-from workers.decoding.tree import barrier
+from workers.decoding.tree import additive_mask
 from workers.models.cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Request:
     """One image to draw: a caption, its id and sample index (which key its random numbers)."""
 
     caption_id: int
@@ -55,14 +55,14 @@ class Batch:
     ) -> None:
         self.size, self.guided, self.prompt_len, self.image_len, self.cache = size, guided, prompt_len, image_len, cache
         self.streams = 2 if guided else 1
-        self.numbers = Numbers(torch.zeros(size, dtype=torch.int64, device=device), image_len)
+        self.numbers = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
         self.first = prompt_len + (row_ends.rows if row_ends else 0)  # column of the image's first token
-        self.hear([1])
+        self.sync_host_counts([1])
         order = row_ends.order(cache.columns, device) if row_ends else None
-        self.sight = Sight(self.streams * size, cache.columns, dtype=dtype, device=device, order=order)
+        self.attention_mask = AttentionMask(self.streams * size, cache.columns, dtype=dtype, device=device, order=order)
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._ahead = torch.arange(reach, device=device)
         self._look_ahead()
@@ -94,11 +94,11 @@ class Batch:
         """[B] tokens still to draw."""
         return self.image_len - self.emitted
 
-    def hear(self, emitted: Sequence[int]) -> None:
+    def sync_host_counts(self, emitted: Sequence[int]) -> None:
         """What the host knows between rounds: `furthest`, the largest of `emitted`, and `to_row_end`, the fewest cells
         that lie between a root and the end of its row.
         """
-        self.furthest = max(emitted, default=1)
+        self.max_emitted = max(emitted, default=1)
         if self.row_ends:
             self.to_row_end = min((self.row_ends.until(count - 1) for count in emitted), default=0)
 
@@ -108,7 +108,7 @@ class Batch:
         self.emitted[captions] = 1
         self._tokens[captions, 0] = first
         self.root[captions] = first
-        self.sight.admit(self.rows(captions), valid)
+        self.attention_mask.admit(self.rows(captions), valid)
         self._look_ahead()
 
     def commit(self, path_tokens: Tensor, counts: Tensor, root: Tensor) -> None:
@@ -125,7 +125,7 @@ class Batch:
         """Keep only captions [n] (indices), in that order."""
         rows = self.rows(captions)
         self.cache.keep(rows)
-        self.sight.keep(rows)
+        self.attention_mask.keep(rows)
         self.numbers.keep(captions)
         self.emitted, self._tokens, self.root = self.emitted[captions], self._tokens[captions], self.root[captions]
         self.size = int(captions.numel())
@@ -137,7 +137,7 @@ class Batch:
         self.positions = self.columns - self.row_ends.rows if self.row_ends else self.columns
 
 
-class Sight:
+class AttentionMask:
     """What the queries of R rows may attend to: every column of the cache up to their own, except the prompt's padding.
 
     Masks are additive (0 or -inf), in the cache's own dtype. What a round leaves behind needs no bookkeeping: accepted
@@ -149,13 +149,13 @@ class Sight:
     ) -> None:
         """order [columns]: where each column stands in the sequence (None: as they are numbered)."""
         order = torch.arange(columns, device=device) if order is None else order
-        self.upto = barrier(order[:, None] >= order).to(dtype)  # [columns, columns]
+        self.upto = additive_mask(order[:, None] >= order).to(dtype)  # [columns, columns]
         self.padding = torch.zeros(rows, columns, dtype=dtype, device=device)
 
     def admit(self, rows: Tensor, valid: Tensor) -> None:
         """New captions at rows [n], with these prompts' validity [n, P]."""
         everything = pad(valid, (0, self.padding.shape[1] - valid.shape[1]), value=True)
-        self.padding[rows] = barrier(everything).to(self.padding.dtype)
+        self.padding[rows] = additive_mask(everything).to(self.padding.dtype)
 
     def keep(self, rows: Tensor) -> None:
         """Keep only rows [n], in that order."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.tree import DraftTree
 
 PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
-class Stopwatch:
+class PhaseTimer:
     """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing stalls nothing."""
 
     def __init__(self, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class Stopwatch:
         self._mark: float = 0.0
         self._event: torch.cuda.Event | None = None
 
-    def start(self) -> Stopwatch:
+    def start(self) -> PhaseTimer:
         if self.cuda:
             self._event = _mark_now()
         else:
@@ -97,26 +97,26 @@ class ImageStatistics:
         return sum(self.seconds.values())
 
 
-class Ledger:
+class StatisticsRecorder:
     """The rounds of every row of a batch, until its image is finished.
 
     A round is only noted; notes are entered in the log when an image is closed. Rows come and go only then.
     """
 
-    def __init__(self, size: int, image_len: int, stopwatch: Stopwatch, device: torch.device) -> None:
+    def __init__(self, size: int, image_len: int, timer: PhaseTimer, device: torch.device) -> None:
         self.log = torch.zeros(size, image_len, 3, dtype=torch.int64, device=device)
         self.notes: list[tuple[Tensor, Tensor, Tensor]] = []
         self.rounds = [0] * size
-        self.jobs: list[Job] = [Job(0, "")] * size
-        self.stopwatch = stopwatch
+        self.requests: list[Request] = [Request(0, "")] * size
+        self.timer = timer
         self.share = dict.fromkeys(PHASES, 0.0)  # one row's share of all rounds so far
         self.opened: list[dict[str, float]] = [{}] * size
 
-    def open(self, places: list[int], jobs: list[Job]) -> None:
+    def open(self, places: list[int], requests: list[Request]) -> None:
         """New images at these rows; what the stopwatch holds is their prefill."""
-        prefill = self.stopwatch.take()["prefill"] / len(places)
-        for place, job in zip(places, jobs, strict=True):
-            self.jobs[place] = job
+        prefill = self.timer.take()["prefill"] / len(places)
+        for place, request in zip(places, requests, strict=True):
+            self.requests[place] = request
             self.opened[place] = {**self.share, "prefill": self.share["prefill"] - prefill}
             self.rounds[place] = 0
 
@@ -137,7 +137,7 @@ class Ledger:
         """Keep only these rows, in that order."""
         self.log = self.log[torch.tensor(rows, dtype=torch.int64, device=self.log.device)]
         self.rounds = [self.rounds[r] for r in rows]
-        self.jobs = [self.jobs[r] for r in rows]
+        self.requests = [self.requests[r] for r in rows]
         self.opened = [self.opened[r] for r in rows]
 
     def _enter(self) -> None:
@@ -146,6 +146,6 @@ class Ledger:
         for row, first in enumerate(self.rounds):
             self.log[row, first : first + len(self.notes)] = fresh[row]
             self.rounds[row] += len(self.notes)
-        for phase, seconds in self.stopwatch.take().items():
+        for phase, seconds in self.timer.take().items():
             self.share[phase] += seconds / len(self.rounds)
         self.notes.clear()

@@ -29,11 +29,11 @@ class TreeShape:
     max_depth: int
     chain: bool = False  # every slot hangs below the one before it
     offsets: Tensor = field(init=False)  # [B|1, N+1] position of each slot relative to the root
-    barrier: Tensor = field(init=False)  # [B|1, N+1, N+1] `visible` as an additive mask
+    additive_mask: Tensor = field(init=False)  # [B|1, N+1, N+1] `visible` as an additive mask
 
     def __post_init__(self) -> None:
         self.offsets = torch.nn.functional.pad(self.depth, (1, 0))
-        self.barrier = barrier(self.visible)
+        self.additive_mask = additive_mask(self.visible)
 
     @property
     def nodes(self) -> int:
@@ -88,12 +88,12 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     return shape
 
 
-def barrier(visible: Tensor) -> Tensor:
+def additive_mask(visible: Tensor) -> Tensor:
     """The additive attention mask of a boolean one: 0 where True, -inf where False (fp32)."""
     return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
-def pick(table: Tensor, index: Tensor) -> Tensor:
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
     if table.shape[0] == 1:
         return table[0].index_select(0, index)
@@ -123,4 +123,4 @@ class DraftTree:
         """The law [B, V] that drew the children of slots [B], or None where children are chosen."""
         if self.laws is None or self.law_of is None:
             return None
-        return pick(self.laws, pick(self.law_of, slot))
+        return gather_rows(self.laws, gather_rows(self.law_of, slot))

@@ -27,8 +27,8 @@ from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.data.scenes import caption, sample_attributes
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
-from workers.decoding.statistics import Ledger
+from workers.decoding.state import Request
+from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.bundle import Models
 from workers.models.target import Target
 
@@ -216,11 +216,11 @@ def _dry(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) ->
         state = engine.open_batch(batch)
         kept, before = meter.live, meter.work
         meter.peak = meter.live
-        ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
-        jobs = deque([Job(number, text) for number in range(batch)])
-        engine.admit(state, ledger, list(range(batch)), jobs)
+        ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
+        requests = deque([Request(number, text) for number in range(batch)])
+        engine.admit(state, ledger, list(range(batch)), requests)
         prefilled, before_tables = meter.work, meter.live
-        state.hear([engine.image_len])
+        state.sync_host_counts([engine.image_len])
         engine.step(state)  # the first round fills tables that the next ones share
         first_done = meter.work
         if rounds == 1:

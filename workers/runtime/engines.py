@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from search_spaces.trial import DecodingConfig
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.engine import Engine, Result
-from workers.decoding.state import Batch, Job
+from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree
 from workers.loading.models import Models
 from workers.runtime.memory import OutOfMemory, free_memory, is_out_of_memory
@@ -25,7 +25,7 @@ class StoppableEngine(Engine):
 
     stopped: Callable[[], bool]
 
-    def step(self, batch: Batch) -> tuple[Walk, DraftTree]:
+    def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
         if self.stopped():
             raise Cancelled("called off")
         return super().step(batch)
@@ -62,8 +62,8 @@ class Engines:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def draw(self, config: DecodingConfig, jobs: Sequence[Job], batch: int) -> tuple[list[Result], int]:
-        """The jobs' results in their order, and the batch that they were drawn at: `batch`, or half of it if memory
+    def draw(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
+        """The requests' results in their order, and the batch that they were drawn at: `batch`, or half of it if memory
         ran out.
 
         Raises:
@@ -74,21 +74,21 @@ class Engines:
         """
         half = max(1, batch // 2)
         try:
-            return self.draw_once(config, jobs, batch), batch
+            return self.draw_once(config, requests, batch), batch
         except OutOfMemory:
             if half == batch:
                 raise
-        return self.draw_once(config, jobs, half), half
+        return self.draw_once(config, requests, half), half
 
-    def draw_once(self, config: DecodingConfig, jobs: Sequence[Job], batch: int) -> list[Result]:
+    def draw_once(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> list[Result]:
         """As `draw`, at this batch or not at all."""
         engine = self.get(config)
         engine.batch_size = batch
         found: dict[tuple[int, int], Result] = {}
         problem = ""
         try:
-            for result in engine.run(jobs):
-                found[result.job.caption_id, result.job.sample] = result
+            for result in engine.run(requests):
+                found[result.request.caption_id, result.request.sample] = result
         except (RuntimeError, MemoryError) as error:
             self._kept.pop(config.digest(), None)  # a round broke off in the middle: its clock and caches are astray
             if not is_out_of_memory(error):
@@ -98,4 +98,4 @@ class Engines:
             del engine
             free_memory()
             raise OutOfMemory(f"out of memory at batch {batch}: {problem}")
-        return [found[job.caption_id, job.sample] for job in jobs]
+        return [found[request.caption_id, request.sample] for request in requests]

@@ -9,16 +9,16 @@ import torch
 
 from workers.data.records import Timing
 from workers.decoding.engine import Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 
-Draw = Callable[[Sequence[Job]], list[Result]]
+Draw = Callable[[Sequence[Request]], list[Result]]
 
 
-def timed(draw: Draw, jobs: Sequence[Job], device: torch.device) -> tuple[float, list[Result]]:
-    """Wall clock of drawing all jobs in seconds, the device idle at both ends, and the results."""
+def timed(draw: Draw, requests: Sequence[Request], device: torch.device) -> tuple[float, list[Result]]:
+    """Wall clock of drawing all requests in seconds, the device idle at both ends, and the results."""
     settle(device)
     begin = time.perf_counter()
-    results = draw(jobs)
+    results = draw(requests)
     settle(device)
     return time.perf_counter() - begin, results
 
@@ -32,11 +32,11 @@ def settle(device: torch.device) -> None:
 def pairs(
     baseline: Draw,
     setting: Draw | None,
-    batches: Sequence[Sequence[Job]],
+    batches: Sequence[Sequence[Request]],
     repetitions: int,
     device: torch.device,
     *,
-    read: Callable[[Sequence[Job]], object] = lambda _: None,
+    read: Callable[[Sequence[Request]], object] = lambda _: None,
 ) -> list[Timing]:
     """Every batch of captions, `repetitions` times over, drawn by both in turn; they take turns in beginning, too.
 
@@ -49,22 +49,22 @@ def pairs(
             draw(batches[0])
     rows = []
     for repetition in range(repetitions):
-        for number, jobs in enumerate(batches):
-            read(jobs)
+        for number, requests in enumerate(batches):
+            read(requests)
             if setting is None:
-                slow, results = timed(baseline, jobs, device)
+                slow, results = timed(baseline, requests, device)
                 fast = slow
             elif (repetition + number) % 2:
-                fast, results = timed(setting, jobs, device)
-                slow, _ = timed(baseline, jobs, device)
+                fast, results = timed(setting, requests, device)
+                slow, _ = timed(baseline, requests, device)
             else:
-                slow, _ = timed(baseline, jobs, device)
-                fast, results = timed(setting, jobs, device)
+                slow, _ = timed(baseline, requests, device)
+                fast, results = timed(setting, requests, device)
             rows.append(
                 Timing(
-                    caption_ids=tuple(job.caption_id for job in jobs),
+                    caption_ids=tuple(request.caption_id for request in requests),
                     repetition=repetition,
-                    batch=len(jobs),
+                    batch=len(requests),
                     seconds_vanilla=slow,
                     seconds=fast,
                     mean_accepted_length=accepted_length(results),

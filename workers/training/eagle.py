@@ -33,7 +33,7 @@ from workers.models.transformer import Transformer
 from workers.models.weights import read_config, save
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
-from workers.training.recording import sight
+from workers.training.recording import attention_mask
 
 NAME = "eagle"
 WEIGHTS, CHECKPOINT, JOURNAL = f"{NAME}.safetensors", f"{NAME}.checkpoint.pt", f"{NAME}.journal.jsonl"
@@ -130,7 +130,7 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
         following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))
     embeddings = torch.cat([following, target.embed(tokens[:, :-1])], dim=1).float()
     valid = F.pad(prompt.valid[:, :-1], (0, tokens.shape[1] - 1), value=True)
-    return Slots(embeddings, features[:, :-1], sight(valid), features[:, prompt.valid.shape[1] :])
+    return Slots(embeddings, features[:, :-1], attention_mask(valid), features[:, prompt.valid.shape[1] :])
 
 
 def head(target: Target, features: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import digest
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.models.target import Target
 from workers.models.weights import load_tensors, save
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
@@ -72,13 +72,13 @@ def _name(target: Target, chunk: Sequence[Caption], identity: str, seed: int) ->
 def _draw(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:
     places = {caption.id: place for place, caption in enumerate(chunk)}
     tokens = torch.zeros(len(chunk), engine.image_len, dtype=torch.int32)
-    for result in engine.run([Job(caption.id, caption.text) for caption in chunk]):
-        tokens[places[result.job.caption_id]] = result.tokens.int()
+    for result in engine.run([Request(caption.id, caption.text) for caption in chunk]):
+        tokens[places[result.request.caption_id]] = result.tokens.int()
     save(file, {"tokens": tokens}, {"captions": len(chunk)})
 
 
 @torch.no_grad()
-def sight(valid: Tensor) -> Tensor:
+def attention_mask(valid: Tensor) -> Tensor:
     """The attention mask [R, 1, S, S] (True: seen) of positions [R, S] that exist or not: causal, padding hidden; a
     padded position sees itself, as when decoding.
     """

@@ -20,7 +20,7 @@ from orchestrator.run.models import Models, pick_device
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
 from workers.models.target import Target
 
@@ -268,7 +268,7 @@ def test_sheets_refuse_an_uneven_pairing() -> None:
     ],
 )
 def test_file_names_are_safe(caption: str, name: str) -> None:
-    assert file_name(Job(3, caption, 1)) == name
+    assert file_name(Request(3, caption, 1)) == name
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "mps", "cuda:99"])

@@ -19,7 +19,7 @@ from orchestrator.run.training import Place, Tracking
 from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import write_models
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.loading.manifest import load_entry, read_entry
 from workers.models.weights import WeightsError
 from workers.training.eagle import EagleRecipe
@@ -75,7 +75,7 @@ def test_a_drafter_for_an_entry_of_models_yaml_serves_it(tmp_path: Path, monkeyp
         models.drafters["eagle"],
         batch_size=2,
     )
-    results = list(engine.run([Job(0, "7"), Job(1, "999")]))
+    results = list(engine.run([Request(0, "7"), Request(1, "999")]))
     assert all(len(result.tokens) == models.target.grid.tokens for result in results)
     shipped = load_entry(entry, torch.device("cpu")).drafters["eagle"]
     assert not all(map(torch.equal, models.drafters["eagle"].parameters(), shipped.parameters()))

@@ -25,7 +25,7 @@ from workers.data.records import (
 )
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES as ENGINE_PHASES
 from workers.decoding.statistics import ImageStatistics
 
@@ -43,7 +43,7 @@ def result(number: int, rounds: int = 3) -> Result:
         seconds={phase: 0.25 * (i + number) for i, phase in enumerate(PHASES)},
     )
     tokens = torch.randint(0, 512, (16,), generator=torch.Generator().manual_seed(number))
-    return Result(Job(number + 7, f"a red ring, «no. {number}»", sample=number % 2), tokens, statistics)
+    return Result(Request(number + 7, f"a red ring, «no. {number}»", sample=number % 2), tokens, statistics)
 
 
 RESULTS = [result(0), result(1, rounds=5), result(2, rounds=1)]
@@ -78,8 +78,12 @@ def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
     assert torch.equal(features_of(read, "scenes"), FEATURES.half().float())
     rows = read.to_pylist()
     for row, original in zip(rows, RESULTS, strict=True):
-        job, statistics = original.job, original.statistics
-        assert (row["caption_id"], row["caption"], row["sample"]) == (job.caption_id, job.caption, job.sample)
+        request, statistics = original.request, original.statistics
+        assert (row["caption_id"], row["caption"], row["sample"]) == (
+            request.caption_id,
+            request.caption,
+            request.sample,
+        )
         assert (row["seed"], row["batch"], row["rounds"]) == (5, 48, statistics.rounds)
         assert row["accepted"] == statistics.emitted.tolist()
         assert row["depth"] == statistics.depth.tolist()
@@ -118,7 +122,7 @@ def test_duckdb_reads_it(storage: Storage) -> None:
     assert rows[1][0] == RESULTS[1].tokens.tolist()
     assert rows[2][1] == FEATURES[2].half().tolist()
     assert [row[2] for row in rows] == [2.0, 3.0, 1.0]
-    assert rows[0][3:] == ("FLOAT[]", RESULTS[0].job.caption)
+    assert rows[0][3:] == ("FLOAT[]", RESULTS[0].request.caption)
 
 
 def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:

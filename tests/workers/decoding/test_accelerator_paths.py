@@ -24,18 +24,18 @@ from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
-from workers.decoding import accept as walk
+from workers.decoding import accept
 from workers.decoding import methods
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine
-from workers.decoding.state import Batch, Job
-from workers.decoding.statistics import Ledger
+from workers.decoding.state import Batch, Request
+from workers.decoding.statistics import StatisticsRecorder
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Prompt
 from workers.models.transformer import TransformerConfig
 
 META = torch.device("meta")
-JOBS = [Job(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop"])]
+REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop"])]
 EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(1.2, 0.3))
 LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
 
@@ -67,7 +67,7 @@ def decoded(config: DecodingConfig, sizes: TransformerConfig) -> list[list[list[
     """Tokens, and what every round emitted and drafted, of five captions, three at a time."""
     target = toy_target(config=sizes)
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=3)
-    results = sorted(engine.run(JOBS), key=lambda result: result.job.caption_id)
+    results = sorted(engine.run(REQUESTS), key=lambda result: result.request.caption_id)
     kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]
     return [[part.tolist() for part in parts] for parts in kept]
 
@@ -95,8 +95,8 @@ def test_without_the_cpus_shortcuts_all_is_the_same(
 ) -> None:
     config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
     with_shortcuts = decoded(config, sizes)
-    monkeypatch.setattr(walk, "settled", lambda pending: False)
-    monkeypatch.setattr(walk, "furthest", lambda depth, bound: bound)
+    monkeypatch.setattr(accept, "all_done", lambda pending: False)
+    monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
     monkeypatch.setattr(AdjacencyTree, "bounds", widest)
     assert decoded(config, sizes) == with_shortcuts
 
@@ -147,7 +147,7 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
         drafter.conditioner = Shapeless(sizes.prompt_len, drafter.decoder.config.dim, dtype)
     engine = Engine(target, config, drafter, batch_size=3)
     batch = engine.open_batch(3)
-    engine.admit(batch, Ledger(3, engine.image_len, engine.stopwatch, META), [0, 1, 2], deque(JOBS))
+    engine.admit(batch, StatisticsRecorder(3, engine.image_len, engine.timer, META), [0, 1, 2], deque(REQUESTS))
     return engine, batch
 
 
@@ -172,8 +172,8 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
     base = ROW_ENDS if "row ends" in name else BASE
     engine, batch = on_meta(replace(config, sampling=sampling), dtype, base)
     with torch.inference_mode(), AllOnMeta():
-        for furthest in (1, 4):
-            batch.hear([furthest])  # in the fourth cell of four, rows end
+        for max_emitted in (1, 4):
+            batch.sync_host_counts([max_emitted])  # in the fourth cell of four, rows end
             decided, tree = engine.step(batch)
             assert {decided.tokens.device, tree.tokens.device, batch.emitted.device} == {META}
 

@@ -22,7 +22,7 @@ from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import growing, tabular
 from tests.oracles.growing import Path
 from workers.decoding import rng
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.draft import DynamicTree
 from workers.decoding.drafter import Drafter
@@ -137,18 +137,18 @@ def open_batch(size: int, grid: Grid) -> Batch:
 
 
 @pytest.mark.parametrize(("chances", "sure"), [([1.0, 0.0, 0.0], 1.0), ([0.5, 0.25, 0.25], 0.5)])
-def test_of_equally_sure_nodes_none_loses_its_parent(chances: list[float], sure: float) -> None:
+def test_of_equally_sure_nodes_none_loses_its_parent(uniforms: list[float], sure: float) -> None:
     """A child that is certain is as sure as its parent: the shallower one is kept."""
-    law = torch.tensor(chances)
+    law = torch.tensor(uniforms)
     for nodes in range(1, 12):
         tree = DynamicTree(Fixed(law.log()), Sampling(), depth=5, width=3, nodes=nodes).draft(open_batch(2, Grid(2, 3)))
         for row in range(2):
             kept = paths(tree, row)
             assert kept[0] == (0,)
-            scores = sorted((math.prod(chances[token] for token in path) for path in kept), reverse=True)
+            scores = sorted((math.prod(uniforms[token] for token in path) for path in kept), reverse=True)
             assert len(kept) == (min(nodes, 5) if sure == 1 else nodes)
-            plain = growing.eagle2(lambda _: chances, 5, 3, nodes)
-            assert scores == [math.prod(chances[token] for token in path) for path in plain]
+            plain = growing.eagle2(lambda _: uniforms, 5, 3, nodes)
+            assert scores == [math.prod(uniforms[token] for token in path) for path in plain]
 
 
 @st.composite
@@ -199,7 +199,7 @@ def test_sizes_follow_the_neighbours(initialisation: str, data: st.DataObject, s
         used = (torch.rand(3, generator=generator) * 1.7).clamp(max=1)  # often all of it
         accepted = (used * room).round().long()
         tokens = torch.zeros(3, int(accepted.max()) + 1, dtype=torch.int64)
-        walk = Walk(None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool))
+        walk = AcceptResult(None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool))
         drafting.commit(batch, tree, walk, nothing, nothing)
         batch.commit(tokens, walk.emitted, walk.last)
         for plain, (depth, width), count in zip(maps, sizes, accepted.tolist(), strict=True):

@@ -11,9 +11,9 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine, Result
-from workers.decoding.state import Batch, Job
+from workers.decoding.state import Batch, Request
 
-JOBS = [Job(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop", "qr"])]
+REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop", "qr"])]
 
 
 def adjacency(acceptance: object = "exact", **tree: object) -> DecodingConfig:
@@ -41,7 +41,7 @@ def test_a_narrow_row_drafts_the_same_beside_a_wide_one(initialisation: str, acc
     config = adjacency(acceptance, initialisation=initialisation, nodes=40, beta=0.3)
 
     def draw(batch: int) -> dict[int, Result]:
-        return {r.job.caption_id: r for r in engine(config, batch).run(JOBS)}
+        return {r.request.caption_id: r for r in engine(config, batch).run(REQUESTS)}
 
     alone, together = draw(1), draw(6)
     assert max(int(r.statistics.depth.max()) for r in alone.values()) >= 3

@@ -19,7 +19,7 @@ from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding import draft
 from workers.decoding.draft import TreeDrafting
 from workers.decoding.methods import build_drafting
-from workers.decoding.sampling import to_law
+from workers.decoding.sampling import to_probs
 
 
 def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,9 @@ def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch)
 
     def noted(logits: Tensor, sampling: Sampling) -> Tensor:
         seen.append(logits.shape)
-        return to_law(logits, sampling)
+        return to_probs(logits, sampling)
 
-    monkeypatch.setattr(draft, "to_law", noted)
+    monkeypatch.setattr(draft, "to_probs", noted)
     drafting = build_drafting(PRESETS["medusa"], Sampling(cfg=2.0, top_k=5), target, toy_drafter("medusa", target))
     assert isinstance(drafting, TreeDrafting)
     logits = torch.randn(4, 1, 24, generator=torch.Generator().manual_seed(0))

@@ -15,14 +15,14 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import DecodingError, Engine, Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.models.target import Prompt, Target
 
 CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop", "qr", "stu"]
-JOBS = [Job(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(9)]
+REQUESTS = [Request(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(9)]
 LOSSLESS = [
     "speculative",
     "medusa",
@@ -51,10 +51,10 @@ def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> Decoding
 
 
 def draw(
-    target: Target, config: DecodingConfig, *, batch: int = 4, seed: int = 0, jobs: list[Job] | None = None
+    target: Target, config: DecodingConfig, *, batch: int = 4, seed: int = 0, requests: list[Request] | None = None
 ) -> dict[int, Result]:
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), seed=seed, batch_size=batch)
-    return {r.job.caption_id: r for r in engine.run(JOBS if jobs is None else jobs)}
+    return {r.request.caption_id: r for r in engine.run(REQUESTS if requests is None else requests)}
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.5])
@@ -127,8 +127,8 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
     target = toy_target()
     config = fitted(PRESETS[name], Sampling(cfg=2.0, top_k=12))
     alone = draw(target, config, batch=1)
-    for batch, jobs in ((3, JOBS), (7, JOBS[::-1])):
-        others = draw(target, config, batch=batch, jobs=jobs)
+    for batch, requests in ((3, REQUESTS), (7, REQUESTS[::-1])):
+        others = draw(target, config, batch=batch, requests=requests)
         for key, result in alone.items():
             assert torch.equal(result.tokens, others[key].tokens)
             assert torch.equal(result.statistics.emitted, others[key].statistics.emitted)
@@ -154,17 +154,17 @@ def test_a_perfect_drafter_is_always_believed() -> None:
     config = DecodingConfig.from_mapping({"drafter": "independent", "tree": {"policy": "chain", "length": 3}})
     config = replace(config, sampling=Sampling(cfg=2.0, top_k=9))
     twin = IndependentDrafter(target, target.transformer, target.conditioner)
-    for result in Engine(target, config, twin, batch_size=4).run(JOBS):
+    for result in Engine(target, config, twin, batch_size=4).run(REQUESTS):
         assert result.statistics.emitted.tolist() == [4, 4, 4, 3]
 
 
 def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
     target = toy_target()
-    jobs = [Job(0, "abc", sample=n) for n in range(4)]
+    requests = [Request(0, "abc", sample=n) for n in range(4)]
     images: list[tuple[int, ...]] = []
     for seed in (0, 1):
         engine = Engine(target, fitted(PRESETS["vanilla"], Sampling()), seed=seed, batch_size=4)
-        images += [tuple(result.tokens.tolist()) for result in engine.run(jobs)]
+        images += [tuple(result.tokens.tolist()) for result in engine.run(requests)]
     assert len(set(images)) == 8
 
 
@@ -172,9 +172,9 @@ def test_nan_weights_are_an_error_not_an_image() -> None:
     target = toy_target()
     dict(target.transformer.named_parameters())["layers.1.feed_forward.w2.weight"].data[0, 0] = torch.nan
     with pytest.raises(DecodingError, match="not finite"):
-        list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS))
+        list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(REQUESTS))
     with pytest.raises(DecodingError, match="not finite"):
-        list(Engine(target, fitted(PRESETS["vanilla"], Sampling(temperature=0.0))).run(JOBS))
+        list(Engine(target, fitted(PRESETS["vanilla"], Sampling(temperature=0.0))).run(REQUESTS))
 
 
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt"])
@@ -186,7 +186,7 @@ def test_a_drafter_that_says_nothing_is_an_error_not_a_slow_image(name: str, tem
     next(weight for weight in drafter.parameters() if weight.dim() == 2).data[0, 0] = torch.nan
     engine = Engine(target, fitted(PRESETS[name], Sampling(temperature=temperature)), drafter)
     with pytest.raises(DecodingError, match=rf"{drafter.kind} drafter .*not finite"):
-        list(engine.run(JOBS))
+        list(engine.run(REQUESTS))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "independent"])
@@ -195,7 +195,7 @@ def test_drafts_may_reach_far_past_the_image(kind: str) -> None:
     target = toy_target(config=replace(BASE, rows=9, cols=9))
     config = DecodingConfig.from_mapping({"drafter": kind, "tree": {"policy": "chain", "length": 75}})
     drafter = toy_drafter(kind, target, heads=75)
-    results = list(Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(JOBS[:2]))
+    results = list(Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(REQUESTS[:2]))
     assert [int(r.statistics.emitted.sum()) for r in results] == [80, 80]
 
 
@@ -208,7 +208,7 @@ def test_latency_leaves_out_the_reading_of_captions(monkeypatch: pytest.MonkeyPa
         return read(captions, guided=guided)
 
     monkeypatch.setattr(target, "encode", slowly)
-    (result,) = Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(JOBS[:1])
+    (result,) = Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(REQUESTS[:1])
     assert 0 < result.statistics.seconds["prefill"] < 0.5
 
 

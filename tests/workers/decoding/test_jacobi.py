@@ -15,7 +15,7 @@ from tests.fakes.toys import toy_target
 from tests.oracles import tabular
 from tests.oracles.drafter_rounds import open_batch
 from workers.decoding import rng
-from workers.decoding.accept import Walk
+from workers.decoding.accept import AcceptResult
 from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.state import Batch
 from workers.models.target import Prompt
@@ -44,7 +44,7 @@ def commit(window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, l
     """A round that accepts so many drafts of each row's window, then emits `last`."""
     tree = window.draft(batch)
     tokens = torch.cat([tree.tokens, last[:, None]], 1).scatter(1, accepted[:, None], last[:, None])
-    walk = Walk(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
+    walk = AcceptResult(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
     window.commit(batch, tree, walk, logits, logits)
     batch.commit(tokens, walk.emitted, last)
 
@@ -118,8 +118,8 @@ def redrawn(batch: Batch, row: int, position: int, logits: Tensor, sampling: Sam
         return law.index(max(law)), law
     law = tabular.processed(logits[None].double().numpy(), sampling)[0].tolist()
     codes = torch.arange(CODES)
-    clocks = rng.exponential(batch.keys[row], torch.tensor(position), rng.Purpose.WINDOW, codes).tolist()
-    odds = [mass / clock for mass, clock in zip(law, clocks, strict=True)]
+    exponential_noise = rng.exponential(batch.keys[row], torch.tensor(position), rng.Purpose.WINDOW, codes).tolist()
+    odds = [mass / clock for mass, clock in zip(law, exponential_noise, strict=True)]
     return odds.index(max(odds)), law
 
 

@@ -31,11 +31,11 @@ from search_spaces.trial import (
 )
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import tabular
-from workers.decoding import accept as walk
+from workers.decoding import accept
 from workers.decoding.engine import Engine
 from workers.decoding.jacobi import JacobiWindow
-from workers.decoding.sampling import to_law
-from workers.decoding.state import Job
+from workers.decoding.sampling import to_probs
+from workers.decoding.state import Request
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Prompt, Target
 
@@ -159,7 +159,7 @@ def test_real_models_follow_the_targets_law(kind: str, policy: str) -> None:
     choice = {"eagle": Eagle(), "medusa": Medusa(), "independent": Independent(), "jacobi": Jacobi()}[kind]
     draws, weights = 8_000, 3 ** torch.arange(3, -1, -1)
     engine = Engine(target, DecodingConfig(choice, POLICIES[policy], sampling=sampling), drafter, batch_size=draws)
-    cells = torch.stack([result.tokens for result in engine.run(Job(i, "ab") for i in range(draws))]) @ weights
+    cells = torch.stack([result.tokens for result in engine.run(Request(i, "ab") for i in range(draws))]) @ weights
     counts = torch.bincount(cells, minlength=81).numpy().astype(float)
     assert tabular.p_value(counts, law_of_model(target, sampling)) > ALARM
 
@@ -174,24 +174,24 @@ def test_fault_residual_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_fault_bonus_token_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfiltered_below_the_root(logits: Tensor, sampling: Sampling) -> Tensor:
-        return torch.cat([to_law(logits[:, :1], sampling), logits[:, 1:].softmax(-1)], dim=1)
+        return torch.cat([to_probs(logits[:, :1], sampling), logits[:, 1:].softmax(-1)], dim=1)
 
     # in a chain of one, the second law is the bonus token's
-    monkeypatch.setattr(walk, "to_law", unfiltered_below_the_root)
+    monkeypatch.setattr(accept, "to_probs", unfiltered_below_the_root)
     assert p_of_draws(Eagle(), Chain(1), Sampling(top_p=0.95), 4, 4) < ALARM
 
 
 @pytest.mark.slow
 def test_fault_siblings_law_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        walk, "without", lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law)
+        accept, "without", lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law)
     )
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
 @pytest.mark.slow
 def test_fault_rejected_sibling_left_in_the_drafters_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "without", lambda law, x, where: law)
+    monkeypatch.setattr(accept, "without", lambda law, x, where: law)
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 

@@ -84,15 +84,15 @@ def test_parts_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(len(key))
         return key.float().expand(-1, 1000)
 
-    rng.Numbers(torch.arange(4), 100)._table(make, rng.Purpose.TARGET, torch.arange(4), 1000)
+    rng.CounterRNG(torch.arange(4), 100)._table(make, rng.Purpose.TARGET, torch.arange(4), 1000)
     assert len(made) == 13
     made.clear()
     away = torch.zeros(4, dtype=torch.int64, device="meta")
-    rng.Numbers(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
+    rng.CounterRNG(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
     assert made == [400]
     monkeypatch.setattr(rng, "_CACHE_ENTRIES", 7)
-    few = rng.Numbers(torch.arange(4), 10).clocks(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+    few = rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
     monkeypatch.setattr(rng, "_CACHE_ENTRIES", 1 << 20)
     assert torch.equal(
-        few, rng.Numbers(torch.arange(4), 10).clocks(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+        few, rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
     )

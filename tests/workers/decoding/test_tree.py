@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fakes.toys import BASE, toy_target
-from workers.decoding.state import Sight
+from workers.decoding.state import AttentionMask
 from workers.decoding.tree import fixed_shape, shape_from_parents
 from workers.models.cache import KVCache
 from workers.models.transformer import Transformer, TransformerConfig
@@ -90,7 +90,9 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     start = torch.tensor(lengths)
     columns = start[:, None] + torch.arange(9)
     positions = start[:, None] + shape.offsets
-    mask = Sight(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(columns, shape.barrier)[..., :20]
+    mask = AttentionMask(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(columns, shape.additive_mask)[
+        ..., :20
+    ]
     together = model(block, positions, mask=mask, cache=cache, columns=columns, span=20)
     for row, length in enumerate(lengths):
         for node in range(-1, 8):
@@ -112,15 +114,15 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
 
 def test_queries_of_a_chain_see_what_is_before_them_but_padding() -> None:
     """Two rows, one with a padded prompt; the same as the tree that has one node a level, and kept rows keep theirs."""
-    sight = Sight(3, 12, dtype=torch.float32, device=torch.device("cpu"))
+    attention_mask = AttentionMask(3, 12, dtype=torch.float32, device=torch.device("cpu"))
     valid = torch.tensor([[True, True, True], [False, True, True]])
-    sight.admit(torch.tensor([2, 0]), valid)
+    attention_mask.admit(torch.tensor([2, 0]), valid)
     columns = torch.tensor([[3, 4, 5], [6, 7, 8], [7, 8, 9]])
     shape = fixed_shape((-1, 0), (1, 2), torch.device("cpu"))
     assert shape.chain
-    assert torch.equal(sight.chain(columns), sight.tree(columns, shape.barrier))
-    sight.keep(torch.tensor([2, 0]))
-    seen = sight.chain(columns[[2, 0]])[:, 0].exp().bool()
+    assert torch.equal(attention_mask.chain(columns), attention_mask.tree(columns, shape.additive_mask))
+    attention_mask.keep(torch.tensor([2, 0]))
+    seen = attention_mask.chain(columns[[2, 0]])[:, 0].exp().bool()
     assert torch.equal(seen[0], torch.arange(12) <= columns[2][:, None])
     assert torch.equal(seen[1], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
 

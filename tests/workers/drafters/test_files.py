@@ -21,7 +21,7 @@ from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
 from tests.oracles.drafter_rounds import Story, hold
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.files import load_drafter, load_eagle
 from workers.models.families.scenes import BUILTIN, load_scenes
@@ -146,10 +146,10 @@ def test_a_file_alone_does_as_well_as_its_folder(tmp_path: Path, pickled: bool) 
 def test_a_published_drafter_decodes_without_loss(tmp_path: Path) -> None:
     target = toy_target(config=LLAMAGEN, sampling=Sampling(temperature=0.0, cfg=2.0))
     drafter = load_drafter(target, "eagle", write(tmp_path, published()))
-    jobs = [Job(i, caption) for i, caption in enumerate(("ab", "c", "defgh"))]
-    plain = {r.job: r.tokens for r in Engine(target, DecodingConfig()).run(jobs)}
-    for result in Engine(target, DecodingConfig(Eagle(), Chain(3)), drafter, batch_size=3).run(jobs):
-        assert torch.equal(result.tokens, plain[result.job])
+    requests = [Request(i, caption) for i, caption in enumerate(("ab", "c", "defgh"))]
+    plain = {r.request: r.tokens for r in Engine(target, DecodingConfig()).run(requests)}
+    for result in Engine(target, DecodingConfig(Eagle(), Chain(3)), drafter, batch_size=3).run(requests):
+        assert torch.equal(result.tokens, plain[result.request])
 
 
 # what is refused

@@ -19,8 +19,8 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_llamagen import Size, official, write_models
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
-from workers.decoding.state import Job
-from workers.decoding.statistics import Ledger
+from workers.decoding.state import Request
+from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.bundle import Models
 from workers.loading.dry_run import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
 from workers.loading.manifest import load_entry, published_entries, read_entry, sketch_entry
@@ -86,9 +86,9 @@ def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
     drafter = models.drafters.get(config.drafter.kind)
     engine = Engine(models.target, config, drafter, batch_size=batch)
     state = engine.open_batch(batch)
-    kept: dict[int, int] = held([state.cache.storage, state.sight, state._tokens], {})
+    kept: dict[int, int] = held([state.cache.storage, state.attention_mask, state._tokens], {})
     if drafter is not None:
-        kept |= held([drafter.cache.storage, drafter.sight], {})
+        kept |= held([drafter.cache.storage, drafter.attention_mask], {})
     return sum(kept.values())
 
 
@@ -113,9 +113,9 @@ def profiled_peak(models: Models, config: DecodingConfig, batch: int) -> int:
     engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), batch_size=batch)
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         state = engine.open_batch(batch)
-        ledger = Ledger(batch, engine.image_len, engine.stopwatch, engine.device)
-        engine.admit(state, ledger, list(range(batch)), deque([Job(i, "caption") for i in range(batch)]))
-        state.furthest = engine.image_len
+        ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
+        engine.admit(state, ledger, list(range(batch)), deque([Request(i, "caption") for i in range(batch)]))
+        state.max_emitted = engine.image_len
         engine.step(state)
         engine.step(state)
     live = peak = 0

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from workers.decoding.engine import Result
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES, ImageStatistics
 from workers.runtime.timing import Draw, pairs, timed
 
-BATCHES = [[Job(3, "a"), Job(4, "b")], [Job(9, "c")]]
+BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]
 CPU = torch.device("cpu")
 
 
@@ -25,12 +25,15 @@ class Clock:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def draw(self, name: str, seconds: float) -> Draw:
-        def draw(jobs: Sequence[Job]) -> list[Result]:
-            self.now += seconds * len(jobs)
-            self.drawn.append((name, jobs[0].caption_id))
+        def draw(requests: Sequence[Request]) -> list[Result]:
+            self.now += seconds * len(requests)
+            self.drawn.append((name, requests[0].caption_id))
             rounds = torch.tensor([2, 4])
             times = dict.fromkeys(PHASES, 0.0)
-            return [Result(job, torch.zeros(7), ImageStatistics(rounds, rounds, rounds, rounds, times)) for job in jobs]
+            return [
+                Result(request, torch.zeros(7), ImageStatistics(rounds, rounds, rounds, rounds, times))
+                for request in requests
+            ]
 
         return draw
 
@@ -54,9 +57,9 @@ def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPat
     """A text encoder's seconds are in neither side's, whoever begins."""
     clock, read = Clock(monkeypatch), [0][:0]
 
-    def encode(jobs: Sequence[Job]) -> None:
+    def encode(requests: Sequence[Request]) -> None:
         clock.now += 100.0
-        read.extend(job.caption_id for job in jobs)
+        read.extend(request.caption_id for request in requests)
 
     rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, read=encode)
     assert read == [3, 4, 9, 3, 4, 9]
@@ -77,4 +80,4 @@ def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     seconds, results = timed(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
     assert events == ["cuda:1", "cuda:1"]
     assert seconds == 2.0
-    assert [result.job.caption_id for result in results] == [3, 4]
+    assert [result.request.caption_id for result in results] == [3, 4]

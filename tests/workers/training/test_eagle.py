@@ -20,7 +20,7 @@ from tests.oracles.drafter_rounds import CAPTIONS, open_batch
 from workers.data.captions import Caption, read_captions
 from workers.decoding.engine import Engine
 from workers.decoding.row_ends import teacher_forced
-from workers.decoding.state import Job
+from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.files import load_eagle
 from workers.models.target import Prompt, Target
@@ -65,8 +65,8 @@ def examples(target: Target, count: int = 12) -> Drawn:
 def test_a_teacher_forced_pass_gives_the_features_of_decoding(name: str) -> None:
     """At temperature 0 each token is the likeliest after what the pass says of the tokens before it, padding or not."""
     target = toy_target(config=CONFIGS[name], sampling=Sampling(temperature=0.0, cfg=1.0))
-    jobs = [Job(i, caption) for i, caption in enumerate(CAPTIONS)]
-    drawn = {result.job: result.tokens for result in Engine(target, DecodingConfig(), batch_size=3).run(jobs)}
+    jobs = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
+    drawn = {result.request: result.tokens for result in Engine(target, DecodingConfig(), batch_size=3).run(jobs)}
     tokens = torch.stack([drawn[job] for job in jobs]).clone()
     features = teacher_forced(target, target.encode(CAPTIONS, guided=False), tokens[:, :-1])
     assert torch.equal(target.head(features[:, target.prompt_len - 1 :]).argmax(-1), tokens)
@@ -95,7 +95,7 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
         emitted = torch.full((len(CAPTIONS),), stop - start)
         drafter.commit(batch, tokens[:, start:stop], features[:, last + start : last + stop], emitted)
         batch.commit(tokens[:, start:stop], emitted, tokens[:, stop - 1])
-        batch.furthest = stop
+        batch.max_emitted = stop
         torch.testing.assert_close(drafter.root_logits(batch), trained[:, stop - 1], atol=1e-4, rtol=1e-4)
 
 
@@ -193,7 +193,7 @@ def test_training_helps_and_keeps_the_best(tmp_path: Path) -> None:
     header = read_config(path)
     assert header["held_out"]["top-3"] == max(held_out) > before["top-3"] + 0.1
     drafter = load_eagle(path, target)
-    jobs = [Job(i, caption) for i, caption in enumerate(CAPTIONS)]
+    jobs = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
     emitted = [r.statistics.mean_accepted_length for r in Engine(target, SETTING, drafter, batch_size=3).run(jobs)]
     untrained = EagleDrafter(target, new_layer(target, 0)).eval().requires_grad_(False)
     chance = [r.statistics.mean_accepted_length for r in Engine(target, SETTING, untrained, batch_size=3).run(jobs)]
@@ -258,7 +258,7 @@ def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:
     done = job(tmp_path, captions=12).run(torch.device("cpu"), tell=quiet)
     done.replace(tmp_path / "weights" / "eagle.safetensors")
     models = load_models(tmp_path / "weights", torch.device("cpu"))
-    (result,) = Engine(models.target, SETTING, models.drafters["eagle"]).run([Job(0, "red small star")])
+    (result,) = Engine(models.target, SETTING, models.drafters["eagle"]).run([Request(0, "red small star")])
     assert result.statistics.mean_accepted_length >= 1
 
 
