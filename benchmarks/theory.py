@@ -66,7 +66,7 @@ class Rounds(NamedTuple):
 
 
 class Recorder(Acceptor):
-    """The engine's own walker, which also notes every round that could accept all its drafts."""
+    """The engine's own acceptor, which also notes every round that could accept all its drafts."""
 
     def __init__(self, engine: Engine) -> None:
         rule, tables = engine.acceptor.rule, engine.acceptor.tables
