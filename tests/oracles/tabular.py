@@ -15,7 +15,7 @@ from torch import Tensor
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
-from workers.decoding.accept import AcceptResult, Acceptor
+from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.methods import build_drafting
 from workers.decoding.sampling import apply_cfg, to_probs

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.state import Batch, AttentionMask
+from workers.decoding.state import AttentionMask, Batch
 from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Body

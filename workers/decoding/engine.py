@@ -14,14 +14,14 @@ from torch import Tensor
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
-from workers.decoding.accept import AcceptResult, Acceptor
+from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.draft import Drafting
 from workers.decoding.drafter import Drafter
 from workers.decoding.methods import build_drafting, build_tables, resolve
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import ImageStatistics, StatisticsRecorder, PhaseTimer
+from workers.decoding.statistics import ImageStatistics, PhaseTimer, StatisticsRecorder
 from workers.decoding.tree import DraftTree
 from workers.models.target import Target
 

@@ -24,8 +24,7 @@ from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
-from workers.decoding import accept
-from workers.decoding import methods
+from workers.decoding import accept, methods
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
