@@ -74,7 +74,7 @@ def ask_and_tell(sampler: str, trials: int) -> float:
         proposal = search.propose(number)
         assert proposal.config is not None
         values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
-        search.tell(TrialRecord(number, "", COMPLETE, proposal.config.to_mapping(), metrics=values), NAMES)
+        search.tell(TrialRecord(number, "", COMPLETE, proposal.config, metrics=values), NAMES)
         seconds = time.perf_counter() - begin
     return seconds
 

@@ -113,6 +113,7 @@ def place_for(config: SweepConfig, out: str, *, resume: bool) -> Storage:
     Raises:
         CommandError: it holds a sweep and this is not to resume it, or it holds another one.
     """
+    from orchestrator.results.store import SWEEP
     from orchestrator.run.resolve import differences
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
@@ -120,12 +121,12 @@ def place_for(config: SweepConfig, out: str, *, resume: bool) -> Storage:
     with ends_with(WRONG_USAGE):
         root, sign, options = out.partition("?")  # of a URI
         storage = Storage(f"{root.rstrip('/')}/{config.name}{sign}{options}")
-        if not storage.exists("sweep.yaml"):
+        if not storage.exists(SWEEP):
             return storage
         if not resume:
             problem = "there is a sweep already; --resume goes on with it, --name NAME starts another"
             raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
-        before = SweepConfig.parse(storage.read("sweep.yaml").decode(), f"{storage.shown}/sweep.yaml")
+        before = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.shown}/{SWEEP}")
         different = differences(before, config)
         if different:
             problem = f"this sweep was begun with another {', '.join(different)}; --name NAME starts another"
@@ -154,12 +155,13 @@ def look(config: SweepConfig, storage: Storage, address: str | None, study: str 
 def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, as_json: bool) -> None:
     """Launch, show, log; end with the front and where to look further."""
     from orchestrator.doctor.machine import cores
+    from orchestrator.results.store import EVENTS
     from orchestrator.results.views import Views
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep
 
     status = progress.Status(config.budget.trials)
-    events = storage.path("events.jsonl")
+    events = storage.path(EVENTS)
     tracker, views = None if uri == "" else tracking(storage, uri), Views(storage)
 
     with progress.view(status, as_json=as_json) as shown:
@@ -241,13 +243,14 @@ def closing(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
     """The front, and where to look further."""
     from orchestrator.cli.pareto import in_words
     from orchestrator.results.selection import Question, select
+    from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep
 
     sweep = Sweep.open(storage.uri)
     selection = select([sweep], Question())
     found = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
     lines = [f"\n{counted(len(sweep.records), 'trial')}; ended by its {stopped_by}", *found, ""]
-    lines += [f"report   {storage.shown}/report.html", f"picture  {storage.shown}/front.png"]
+    lines += [f"report   {storage.shown}/{REPORT}", f"picture  {storage.shown}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(mlflow_lines(sweep, tracker) if tracker else ())])
 
 

@@ -14,8 +14,8 @@ from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
-    from orchestrator.results.fronts import Axis
     from orchestrator.results.selection import Selection
+    from orchestrator.results.store import Axis
 
 EPILOG = """\b
 Examples:

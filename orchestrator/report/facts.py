@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.results.describe import describe
+from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 
@@ -34,19 +35,19 @@ def facts(sweep: Sweep) -> Facts:
     """Everything that the results depend on and all trials share; what identity.json lacks is left out."""
     known = sweep.identity
     found: Facts = [
-        ("target", _lines(known.get("target"))),
-        ("weights", _pairs(known.get("models"))),
-        ("feature extractors and scorers", _pairs(known.get("extractors"))),
-        ("captions", _source(known.get("captions"), "captions", "hash")),
-        ("reference images", _source(known.get("reference"), "images", "identity")),
+        ("target", _lines(known.target)),
+        ("weights", _pairs(known.models)),
+        ("feature extractors and scorers", _pairs(known.extractors)),
+        ("captions", _source(known.captions, "captions", "hash")),
+        ("reference images", _source(known.reference, "images", "identity")),
         ("baseline", [] if sweep.baseline is None else [describe(sweep.baseline)]),
         ("image", _image(known)),
-        ("seed of the images", _lines(known.get("seed"))),
-        ("objectives", [_objective(entry, sweep) for entry in known.get("objectives") or ()]),
-        ("constraints", _lines(*(known.get("constraints") or ()))),
-        ("versions", _pairs(known.get("versions"))),
-        ("experiment", _lines(known.get("experiment"))),
-        ("started", _lines(_time(known.get("started")))),
+        ("seed of the images", _lines(known.seed)),
+        ("objectives", [f"{axis.direction} {axis.name}" for axis in known.objectives]),
+        ("constraints", _lines(*known.constraints)),
+        ("versions", _pairs(known.versions)),
+        ("experiment", _lines(known.experiment)),
+        ("started", _lines(_time(known.started))),
         ("last trial finished", _lines(_time(max((record.finished for record in sweep.records), default=None)))),
     ]
     return [(name, lines) for name, lines in found if lines]
@@ -55,7 +56,7 @@ def facts(sweep: Sweep) -> Facts:
 def searched(records: Sequence[TrialRecord]) -> Facts:
     """The knobs in which the proposed trials differ, and the span or the words that were tried."""
     tried: dict[str, set[Any]] = {}
-    settings = [record.setting.flat() for record in records if record.setting is not None and not record.label]
+    settings = [record.config.flat() for record in records if record.config is not None and not record.label]
     for setting in settings:
         for knob, value in setting.items():
             tried.setdefault(knob, set()).add(value)
@@ -76,24 +77,23 @@ def _lines(*values: object) -> list[str]:
     return [str(value) for value in values if value not in (None, "")]
 
 
-def _pairs(entries: object) -> list[str]:
-    """One line for each name and what it stands for."""
-    return [f"{name} {value}" for name, value in entries.items()] if isinstance(entries, Mapping) else _lines(entries)
+def _pairs(entries: Mapping[str, str]) -> list[str]:
+    """One line for each name and its value."""
+    return [f"{name} {value}" for name, value in entries.items()]
 
 
-def _source(entry: object, things: str, key: str) -> list[str]:
+def _source(entry: Mapping[str, Any] | None, unit: str, key: str) -> list[str]:
     """`192 captions of scenes`, and the hash below."""
-    if not isinstance(entry, Mapping):
-        return _lines(entry)
+    if not entry:
+        return []
     count, source = entry.get("count"), entry.get("source")
-    first = " of ".join(_lines(f"{count:,} {things}" if isinstance(count, int) else None, source))
-    return _lines(first, entry.get(key))
+    return _lines(" of ".join(_lines(None if count is None else f"{count:,} {unit}", source)), entry.get(key))
 
 
-def _image(known: Mapping[str, Any]) -> list[str]:
-    grid, size = known.get("grid"), known.get("image_size")
-    tokens = f"{grid[0]} × {grid[1]} tokens" if isinstance(grid, list) and len(grid) == 2 else None
-    return _lines(", ".join(_lines(tokens, None if size is None else f"{size} pixels")))
+def _image(identity: Identity) -> list[str]:
+    tokens = None if identity.grid is None else f"{identity.grid[0]} × {identity.grid[1]} tokens"
+    pixels = None if identity.image_size is None else f"{identity.image_size} pixels"
+    return _lines(", ".join(_lines(tokens, pixels)))
 
 
 def _time(text: object) -> str:
@@ -103,10 +103,3 @@ def _time(text: object) -> str:
     except ValueError:
         return str(text or "")
     return f"{time.day} {time:%B %Y, %H:%M} {time.tzname() or ''}".rstrip()
-
-
-def _objective(entry: object, sweep: Sweep) -> str:
-    """`maximize speedup`, whether the objective is written out or named alone."""
-    name = str(entry["metric"]) if isinstance(entry, Mapping) else str(entry)
-    way = entry.get("direction") if isinstance(entry, Mapping) else sweep.metrics.get(name, {}).get("direction")
-    return " ".join(_lines(way, name))

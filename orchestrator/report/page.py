@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from statistics import NormalDist
@@ -21,16 +21,16 @@ import yaml
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Album, Kind
 from orchestrator.results.describe import VANILLA, describe, family
-from orchestrator.results.fronts import Axis, mark_front
+from orchestrator.results.fronts import mark_front
 from orchestrator.results.pareto import LEVEL
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import cleaned
-from orchestrator.results.sweep import IDENTITY, USUAL, Sweep
-from orchestrator.results.trials import FAILED, TrialRecord, read_trials
+from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
+from orchestrator.results.sweep import USUAL, Sweep
+from orchestrator.results.trials import FAILED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
-NAME = "report.html"
 SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
 DIGITS = 4  # of the numbers in a setting's words
 
@@ -41,13 +41,13 @@ def write_report(storage: Storage) -> str:
     Raises:
         OSError: no sweep, or it cannot be read or written. ValueError: a file of it is broken.
     """
-    storage.write(NAME, report_page(storage).encode())
-    return NAME
+    storage.write(REPORT, report_page(storage).encode())
+    return REPORT
 
 
 def report_page(storage: Storage) -> str:
     """The page of the sweep in `storage`, as HTML. Raises as `write_report`."""
-    sweep = Sweep(storage, json.loads(storage.read(IDENTITY)), tuple(read_trials(storage)))
+    sweep = Sweep.open(storage)
     style = _part("style.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in SCRIPTS) + "})();\n"
     pieces = {
@@ -78,13 +78,13 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
     words: dict[str, Any] = cleaned(
         {
             "name": sweep.name,
-            "about": str(sweep.identity.get("about") or _planned(sweep.storage).get("about") or ""),
+            "about": str(read_sweep_yaml(sweep.storage).get("about") or ""),
             "where": sweep.storage.shown,
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweep),
             "facts": facts(sweep),
             "searched": searched(sweep.records),
-            "space": _sweep_file(sweep.storage),
+            "space": read_sweep_text(sweep.storage),
             "notes": NOTES,
             "plain": VANILLA,
             "limit": NormalDist().inv_cdf(1 - LEVEL / 2),
@@ -109,9 +109,9 @@ def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> lis
     return [(record, kind) for part in (members, others) for kind in both for record in part]
 
 
-def config_yaml(config: Mapping[str, Any]) -> str:
+def config_yaml(config: DecodingConfig) -> str:
     """What `specfrontier generate --config` takes."""
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
@@ -124,7 +124,7 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
 
 
 def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], sure: float | None) -> dict[str, Any]:
-    setting, sampling = record.setting, None if sweep.baseline is None else sweep.baseline.sampling
+    setting, sampling = record.config, None if sweep.baseline is None else sweep.baseline.sampling
     measured = {name: record.metrics[name] for name in names if name in record.metrics}
     return {
         "number": record.number,
@@ -174,7 +174,7 @@ def _summary(sweep: Sweep) -> list[str]:
     hours = sum(record.seconds for record in sweep.records) / 3600
     failed = sum(record.state == FAILED for record in sweep.records)
     trials = len(sweep.records)
-    target = sweep.identity.get("target")
+    target = sweep.identity.target
     spent = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
     return [
         *([f"target {target}"] if target else []),
@@ -182,19 +182,6 @@ def _summary(sweep: Sweep) -> list[str]:
         f"{images:,} images",
         f"{spent} of worker time",
     ]
-
-
-def _planned(storage: Storage) -> Mapping[str, Any]:
-    """What sweep.yaml says; nothing if there is none or it cannot be read."""
-    try:
-        given = yaml.safe_load(storage.read("sweep.yaml"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return given if isinstance(given, Mapping) else {}
-
-
-def _sweep_file(storage: Storage) -> str:
-    return storage.read("sweep.yaml").decode("utf-8", "replace") if storage.exists("sweep.yaml") else ""
 
 
 def _columns(table: Any, *names: str) -> list[list[Any]]:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from orchestrator.results.sweep import IMAGE_SHARD
+from orchestrator.results.store import HEAT_MAPS, IMAGE_GRIDS, image_shards, read_table
 from orchestrator.results.trials import TrialRecord
 from workers.data.storage import Storage
 
 Kind = Literal["grid", "heat"]
-FOLDERS: dict[Kind, str] = {"grid": "pictures", "heat": "heatmaps"}
+FOLDERS: dict[Kind, str] = {"grid": IMAGE_GRIDS, "heat": HEAT_MAPS}
 ROOM = 800_000  # characters of all pictures together
 GRID_SIDE, HEAT_SIDE = 288, 640  # pixels of the longer side
 GRID_IMAGES = 16
@@ -55,7 +55,7 @@ class Album:
 
     def _captions_of(self, record: TrialRecord) -> list[str]:
         """The captions of the images in the grid, from the trial's first shard of images; none if it cannot be read."""
-        shards = tuple(name for name in record.shards if name.rpartition("/")[2].startswith(IMAGE_SHARD))[:1]
+        shards = tuple(image_shards(record)[:1])
         if shards not in self._known:
             self._known[shards] = read_captions(self.storage, shards[0]) if shards else []
         return self._known[shards]
@@ -67,19 +67,13 @@ class Album:
             return None
 
 
-def read_captions(storage: Storage, name: str) -> list[str]:
-    """The captions of the first rows of a shard of images; [] if it is not there or cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name = name if "/" in name else f"shards/{name}"
+def read_captions(storage: Storage, shard: str) -> list[str]:
+    """The captions of the first images of a shard; [] if it cannot be read."""
     try:
-        place = storage.path(name)
-        file = pq.ParquetFile(place if place is not None else io.BytesIO(storage.read(name)))
-        table = file.read(columns=["caption_id", "caption"])
-        return [str(caption) for caption in table["caption"].to_pylist()[:GRID_IMAGES]]
-    except (OSError, KeyError, pa.ArrowInvalid):
+        table = read_table(storage, shard, ["caption"])
+    except (ValueError, KeyError):
         return []
+    return [str(caption) for caption in table["caption"].to_pylist()[:GRID_IMAGES]]
 
 
 def _embedded(data: bytes | None, kind: Kind) -> dict[str, Any] | None:

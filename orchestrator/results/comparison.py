@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.fronts import Axis, directions
+from orchestrator.results.describe import describe
+from orchestrator.results.fronts import directions
 from orchestrator.results.indicators import additive_epsilon, coverage, hypervolume, reference_point
 from orchestrator.results.pareto import Floats, nondominated
+from orchestrator.results.store import Axis, Identity
+from search_spaces.trial import DecodingConfig
 
-SPEED = frozenset(  # for identities that do not say what their metrics need
-    {"speedup", "latency", "step_compression", "mean_accepted_length", "mean_tree_depth", "target_passes"}
-)
-MANIFOLD, MANIFOLDS = "manifold", ("precision", "recall")  # an extractor of their own, where it was given
 FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseline", "timings", "score."
-IN_SECONDS = frozenset({"latency"})  # for identities that do not say what their metrics' units are
-ANY_COUNT = frozenset({"fid_debiased", "kid", "precision"})  # of features, yet without a bias in their number
-COUNTED = frozenset({"timings", "emitted", "rounds", "depth", "caption_id", "sample"})
+COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})  # needs that no net computes
+MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # have an extractor of their own where one is given
+UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # from features, without a bias in the number of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,112 +87,108 @@ def compare(groups: Sequence[Group], axes: Sequence[Axis], reference: Sequence[f
     )
 
 
-def obstacles(identities: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     """Why the sweeps' values of a metric cannot be compared, one clause for each reason; empty if they can.
 
-    Speed metrics can, but for seconds, which need the same device, threads and timing batch. A quality metric needs the
-    same captions, the same extractor and, where it refers to them, the same reference images or the same target and
-    baseline; what is taken of all features together, such as fid, also the same number of images. Of devices, threads,
-    batches and samples, what an identity does not tell is no obstacle.
+    Speed metrics can be compared, but times need the same device, threads and timing batch. A quality metric needs the
+    same captions, the same extractor and, if it is computed from them, the same reference images or the same target and
+    baseline. A statistic of all features, such as fid, also needs the same number of images. A fact that an identity
+    does not state is no obstacle.
     """
     needs = _needs(identities, metric)
-    if _in_seconds(identities, metric):
-        return [f"{what}: {_differing(found)}" for what, found in _circumstances(identities)]
-    if needs is not None and needs <= COUNTED:
+    if _is_time(identities, metric):
+        return [f"{fact}: {_against(values)}" for fact, values in _different_timing(identities)]
+    if needs <= COUNTS:
         return []
     facts: list[tuple[str, list[Any]]] = [("captions", [_captions(identity) for identity in identities])]
     facts += [
-        (f"the extractor {name!r}", [(identity.get("extractors") or {}).get(name) for identity in identities])
+        (f"the extractor {name!r}", [identity.extractors.get(name) for identity in identities])
         for name in _extractors(identities, metric, needs)
     ]
-    if needs is None or REFERENCE in needs:
-        facts.append(("reference images", [(i.get("reference") or {}).get("identity") for i in identities]))
-    if needs is None or BASELINE in needs:
-        facts.append(("the target", [identity.get("target") for identity in identities]))
-        facts.append(("the baseline's setting", [identity.get("baseline") for identity in identities]))
-    if metric not in ANY_COUNT and (needs is None or FEATURES in needs):
-        facts.append(("the number of images", _told(_images(identity) for identity in identities)))
-    return [f"{what}: {_differing(found)}" for what, found in facts if any(value != found[0] for value in found)]
+    if REFERENCE in needs:
+        facts.append(("reference images", [(i.reference or {}).get("identity") for i in identities]))
+    if BASELINE in needs:
+        facts.append(("the target", [identity.target for identity in identities]))
+        facts.append(("the baseline's setting", [identity.baseline for identity in identities]))
+    if metric not in UNBIASED and FEATURES in needs:
+        facts.append(("the number of images", _stated(_images(identity) for identity in identities)))
+    return [f"{fact}: {_against(values)}" for fact, values in facts if _differ(values)]
 
 
-def cautions(identities: Sequence[Mapping[str, Any]], axes: Sequence[Axis]) -> list[str]:
-    """What else differs between sweeps and is worth a word, though it does not forbid the comparison."""
+def cautions(identities: Sequence[Identity], axes: Sequence[Axis]) -> list[str]:
+    """Differences between sweeps that a reader should know of, though they do not forbid the comparison."""
     found = []
-    parts = {"targets": "target", "model files": "models", "seeds": "seed", "image sizes": "image_size"}
-    for what, key in parts.items():
-        if any(identity.get(key) != identities[0].get(key) for identity in identities):
-            found.append(f"the sweeps' {what} differ")
-    if any(_captions(identity) != _captions(identities[0]) for identity in identities):
-        speed = [axis.name for axis in axes if not obstacles(identities, axis.name)]
-        if speed:
-            found.append(f"{' and '.join(speed)} were measured on different captions")
-    ratios = [axis.name for axis in axes if _is_timed(identities, axis.name) and not _in_seconds(identities, axis.name)]
-    if ratios:
-        for what, values in _circumstances(identities):
-            found.append(f"{' and '.join(ratios)}: timed with different {what}, {_differing(values)}")
+    for name, attribute in (
+        ("targets", "target"), ("model files", "models"), ("seeds", "seed"), ("image sizes", "image_size")
+    ):  # fmt: skip
+        if _differ([getattr(identity, attribute) for identity in identities]):
+            found.append(f"the sweeps' {name} differ")
+    speed = [axis.name for axis in axes if not obstacles(identities, axis.name)]
+    if speed and _differ([_captions(identity) for identity in identities]):
+        found.append(f"{' and '.join(speed)} were measured on different captions")
+    timed = [axis.name for axis in axes if TIMINGS in _needs(identities, axis.name)]
+    if ratios := [name for name in timed if not _is_time(identities, name)]:
+        for fact, values in _different_timing(identities):
+            found.append(f"{' and '.join(ratios)}: timed with different {fact}, {_against(values)}")
     return found
 
 
-def _is_timed(identities: Sequence[Mapping[str, Any]], metric: str) -> bool:
-    """Whether the metric is computed from timings, as the identities say, or as its name does."""
-    said = [identity["metrics"].get(metric, {}).get("needs") for identity in identities]
-    if all(needs is None for needs in said):
-        return metric in {"speedup", *IN_SECONDS}
-    return any(TIMINGS in needs for needs in said if needs is not None)
+def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
+    """What the metric is computed from."""
+    return frozenset(need for i in identities if metric in i.metrics for need in i.metrics[metric].needs)
 
 
-def _in_seconds(identities: Sequence[Mapping[str, Any]], metric: str) -> bool:
-    """Whether the metric is a time, which holds for its machine alone, and not a ratio of two."""
-    units = [str(identity["metrics"].get(metric, {}).get("unit", "")) for identity in identities]
-    return _is_timed(identities, metric) and (metric in IN_SECONDS or any(unit.startswith("s") for unit in units))
+def _is_time(identities: Sequence[Identity], metric: str) -> bool:
+    """Whether the metric is a time, which holds for one machine only, rather than a ratio of two."""
+    units = [identity.metrics[metric].unit for identity in identities if metric in identity.metrics]
+    return TIMINGS in _needs(identities, metric) and any(unit.startswith("s") for unit in units)
 
 
-def _circumstances(identities: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """What timings depend on and the identities that tell of it do not share."""
+def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:
+    """The facts that timings depend on and that differ, among the identities that state them."""
     facts = {
-        "devices": _told(identity.get("device") for identity in identities),
-        "threads": _told(identity.get("threads") for identity in identities),
-        "timing batches": _told((identity.get("timing") or {}).get("batch") for identity in identities),
+        "devices": _stated(identity.device for identity in identities),
+        "threads": _stated(identity.threads for identity in identities),
+        "timing batches": _stated(identity.timing.get("batch") for identity in identities),
     }
-    return [(what, found) for what, found in facts.items() if any(value != found[0] for value in found)]
+    return [(fact, values) for fact, values in facts.items() if _differ(values)]
 
 
-def _images(identity: Mapping[str, Any]) -> int | None:
-    """Captions times samples of each; None where the identity does not say."""
-    captions, samples = (identity.get("captions") or {}).get("count"), identity.get("samples")
-    return captions * samples if isinstance(captions, int) and isinstance(samples, int) else None
-
-
-def _told(values: Iterable[Any]) -> list[Any]:
-    """Those that are known."""
-    return [value for value in values if value is not None]
-
-
-def _needs(identities: Sequence[Mapping[str, Any]], metric: str) -> frozenset[str] | None:
-    """What the metric is computed from, as the identities say; None if they do not and it is no speed metric."""
-    said = [identity["metrics"].get(metric, {}).get("needs") for identity in identities]
-    if all(needs is not None for needs in said):
-        return frozenset(need for needs in said for need in needs)
-    return frozenset() if metric in SPEED else None
-
-
-def _extractors(identities: Sequence[Mapping[str, Any]], metric: str, needs: frozenset[str] | None) -> list[str]:
-    """The names of the extractors that matter: the features', a score's own, or all if that cannot be told."""
-    names = list(dict.fromkeys(name for identity in identities for name in identity.get("extractors") or {}))
-    scores = {need.removeprefix(SCORE) for need in needs or () if need.startswith(SCORE)}
-    if needs is not None and scores and scores <= set(names) and FEATURES not in needs:
+def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
+    """The extractors that the metric depends on: that of the features, a score's own, or all if that is not stated."""
+    names = list(dict.fromkeys(name for identity in identities for name in identity.extractors))
+    scores = {need.removeprefix(SCORE) for need in needs if need.startswith(SCORE)}
+    if scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
-    if needs is not None and not scores and FEATURES in names:
-        return [FEATURES, *([MANIFOLD] if metric in MANIFOLDS and MANIFOLD in names else [])]
+    if not scores and FEATURES in names:
+        return [FEATURES, *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else [])]
     return names
 
 
-def _captions(identity: Mapping[str, Any]) -> tuple[Any, Any]:
-    captions = identity.get("captions") or {}
-    return captions.get("hash"), captions.get("count")
+def _images(identity: Identity) -> int | None:
+    """Captions times samples of each; None if the identity does not state them."""
+    captions = identity.captions.get("count")
+    return captions * identity.samples if isinstance(captions, int) and identity.samples is not None else None
 
 
-def _differing(found: Sequence[Any]) -> str:
-    """Short forms of the values that differ."""
-    texts = dict.fromkeys(" x ".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in found)
-    return " against ".join(text if len(text) <= 60 else text[:57] + "…" for text in texts)
+def _captions(identity: Identity) -> tuple[Any, Any]:
+    return identity.captions.get("hash"), identity.captions.get("count")
+
+
+def _stated(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
+
+
+def _against(values: Sequence[Any]) -> str:
+    """The different values in short: `192 against 384`."""
+    texts = [
+        describe(value) if isinstance(value, DecodingConfig)
+        else " x ".join(map(str, value)) if isinstance(value, tuple)
+        else str(value)
+        for value in values
+    ]  # fmt: skip
+    return " against ".join(text if len(text) <= 60 else text[:57] + "…" for text in dict.fromkeys(texts))

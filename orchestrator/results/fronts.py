@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.results.pareto import DRAWS, Bools, Direction, Floats, front_confidence, nondominated, tell_apart
+from orchestrator.results.pareto import DRAWS, Bools, Floats, front_confidence, nondominated, tell_apart
+from orchestrator.results.store import Axis, Direction
 
 if TYPE_CHECKING:
     import pyarrow
 
 ADDED = ("on_front", "confidence", "apart", "alike")
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An objective: the metric's name, which way is better, its unit and what it is."""
-
-    name: str
-    direction: Direction
-    unit: str = ""
-    about: str = ""
-
-    @property
-    def error(self) -> str:
-        """The column of its standard errors."""
-        return f"{self.name}_error"
 
 
 def directions(axes: Sequence[Axis]) -> list[Direction]:

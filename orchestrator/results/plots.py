@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.results.describe import VANILLA, family
-from orchestrator.results.fronts import Axis, values_of
+from orchestrator.results.fronts import values_of
+from orchestrator.results.store import Axis
 from search_spaces.trial import DecodingConfig
 
 if TYPE_CHECKING:

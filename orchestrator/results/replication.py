@@ -116,9 +116,8 @@ def _compared(sweep: Sweep, row: Published, setting: DecodingConfig) -> Compared
         found.append(Beside(metric, figure, measured, *verdict(measured, figure, images)))
     if record is None:
         return Compared(row, None, (), tuple(found))
-    own = record.setting
-    assert own is not None  # it is complete
-    return Compared(row, record.number, tuple(_differing(own, setting)), tuple(found))
+    assert record.config is not None  # it is complete
+    return Compared(row, record.number, tuple(_differing(record.config, setting)), tuple(found))
 
 
 def _trial(sweep: Sweep, label: str, setting: DecodingConfig) -> TrialRecord | None:
@@ -140,13 +139,12 @@ def _differing(own: DecodingConfig, paper: DecodingConfig) -> list[str]:
 def _notes(sweep: Sweep, rows: tuple[Compared, ...]) -> list[str]:
     """What a reader must know before believing a difference, or an agreement."""
     known, first = sweep.identity, rows[0].row
-    captions = known.get("captions") or {}
-    here = [known.get("target"), f"{captions.get('count')} captions of {captions.get('source')}", known.get("device")]
+    captions = known.captions
+    here = [known.target, f"{captions.get('count')} captions of {captions.get('source')}", known.device]
     there = [first.model, first.dataset, first.hardware]
     notes = [f"measured: {_listed(here)}", f"published: {_listed(there)}"]
-    extractors: Mapping[str, str] = known.get("extractors") or {}
-    notes += [f"{name} measured by {identity}" for name, identity in extractors.items() if _used(name, rows)]
-    if str(known.get("target", "")).startswith("lumina"):
+    notes += [f"{name} measured by {identity}" for name, identity in known.extractors.items() if _used(name, rows)]
+    if known.target.startswith("lumina"):
         notes.append("lengths: row ends count in the paper (2353 tokens of an image) and not here (2304)")
     for metric in dict.fromkeys(f.metric for row in rows for f in row.figures if f.metric in COUNTED):
         counts = {

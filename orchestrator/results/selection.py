@@ -11,10 +11,11 @@ import numpy as np
 
 from orchestrator.results.comparison import obstacles
 from orchestrator.results.describe import describe
-from orchestrator.results.fronts import Axis, directions, mark_front, values_of
+from orchestrator.results.fronts import directions, mark_front, values_of
 from orchestrator.results.indicators import hypervolume, reference_point
 from orchestrator.results.pareto import best_under, knee
 from orchestrator.results.query import QueryError
+from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
@@ -60,7 +61,7 @@ class Selection:
         return next(record for record in sweep.records if record.number == number)
 
     def setting(self, row: int) -> DecodingConfig:
-        found = self.record(row).setting
+        found = self.record(row).config
         assert found is not None  # only measured trials are here
         return found
 
@@ -165,7 +166,7 @@ def row_facts(selection: Selection, row: int) -> dict[str, Any]:
     record = selection.record(row)
     return facts | {
         "setting": selection.words(row),
-        "config": record.config,
+        "config": None if record.config is None else record.config.to_mapping(),
         "metrics": {name: {"value": entry.value, "error": entry.error} for name, entry in record.metrics.items()},
         "confidence": selection.table["confidence"][row].as_py(),
         "apart": selection.table["apart"][row].as_py(),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
+from orchestrator.results.store import EVENTS, planned_trials, read_lines
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import FAILED
-from workers.data.storage import Storage
 from workers.runtime.logs import folder_of_logs
 
-EVENTS, PLAN = "events.jsonl", "sweep.yaml"
 LAST = 3  # events that are shown
 
 
@@ -46,7 +42,7 @@ class Standing:
 
 def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
     """Where the sweep stands at a time (now)."""
-    events = read_events(sweep.storage)
+    events = read_lines(sweep.storage, EVENTS)
     finished = {record.number for record in sweep.records}
     signs = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
     logs = folder_of_logs(sweep.storage)
@@ -54,7 +50,7 @@ def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
     return Standing(
         name=sweep.name,
         place=sweep.storage.shown,
-        planned=_planned(sweep.storage),
+        planned=planned_trials(sweep.storage),
         done=len(sweep.records),
         failed=tuple((r.number, r.cause or "no cause given") for r in sweep.records if r.state == FAILED),
         running=tuple(sorted(_begun(events) - finished)),
@@ -63,21 +59,6 @@ def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
         silent=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
         logs=None if logs is None else str(logs),
     )
-
-
-def read_events(storage: Storage) -> list[Mapping[str, Any]]:
-    """The events in order; a line that is not whole (the writer was killed, or is writing) is passed over."""
-    if not storage.exists(EVENTS):
-        return []
-    events: list[Mapping[str, Any]] = []
-    for line in storage.read(EVENTS).decode("utf-8", "replace").splitlines():
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events
 
 
 def event_in_words(event: Mapping[str, Any]) -> str:
@@ -111,16 +92,6 @@ def _begun(events: Sequence[Mapping[str, Any]]) -> set[int]:
         elif event.get("event") == "trial_finished":
             begun.discard(event.get("trial", -1))
     return begun
-
-
-def _planned(storage: Storage) -> int | None:
-    """The trials in the budget of the sweep as launched."""
-    try:
-        plan = yaml.safe_load(storage.read(PLAN))
-        trials = plan["budget"]["trials"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return None
-    return trials if isinstance(trials, int) else None
 
 
 def _time(text: str) -> datetime | None:

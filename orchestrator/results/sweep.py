@@ -8,30 +8,27 @@ Tables are pyarrow's. Nothing is written, and neither torch nor the sweep's own 
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.results.fronts import Axis, directions, keep, mark_front, values_of
+from orchestrator.results.fronts import directions, keep, mark_front, values_of
 from orchestrator.results.indicators import hypervolume, reference_point
 from orchestrator.results.pareto import Bools, Floats
 from orchestrator.results.query import QueryError, excess, passing, unknown
-from orchestrator.results.trials import COMPLETE, TrialRecord, read_trials, trial_table
-from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
+from orchestrator.results.store import IDENTITY, Axis, Identity, image_shards, read_identity, read_table, read_trials
+from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
+from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow
 
 SWEEPS = "sweeps"  # where a bare name is looked for
-IDENTITY = "identity.json"
 USUAL = ("speedup", "fid")  # the objectives where a sweep does not name its own
-IMAGE_SHARD = "quality-"
 
 
 class NoSweepError(ValueError):
@@ -43,12 +40,12 @@ class Sweep:
     """identity: what identity.json says. records: the finished trials by number."""
 
     storage: Storage
-    identity: Mapping[str, Any]
+    identity: Identity
     records: tuple[TrialRecord, ...]
     _tables: list[pyarrow.Table] = field(init=False, repr=False, compare=False, default_factory=list)  # made once
 
     @classmethod
-    def open(cls, place: str | Path) -> Sweep:
+    def open(cls, place: str | Path | Storage) -> Sweep:
         """Read the sweep in a folder, at a URI, or by its bare name under ./sweeps.
 
         Raises:
@@ -56,39 +53,33 @@ class Sweep:
             ValueError: a file of it is broken; the message names it.
         """
         try:
-            storage = Storage(str(locate(place)))
+            storage = place if isinstance(place, Storage) else Storage(str(locate(place)))
         except ValueError as error:
             raise NoSweepError(str(error)) from error
-        if not storage.exists(IDENTITY):
+        identity = read_identity(storage)
+        if identity is None:
             raise NoSweepError(f"{storage.shown}: no sweep there (it has no {IDENTITY}){_others()}")
-        try:
-            identity = json.loads(storage.read(IDENTITY))
-            identity["name"], identity["metrics"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{storage.shown}/{IDENTITY}: not a sweep's identity ({error!r})") from error
         return cls(storage, identity, tuple(read_trials(storage)))
 
     @property
     def name(self) -> str:
-        return str(self.identity["name"])
+        return self.identity.name
 
     @property
-    def metrics(self) -> Mapping[str, Mapping[str, Any]]:
-        """The metrics by name: their direction, unit and a sentence."""
-        found: Mapping[str, Mapping[str, Any]] = self.identity["metrics"]
-        return found
+    def metrics(self) -> Mapping[str, Axis]:
+        """The metrics by name."""
+        return self.identity.metrics
 
     @property
     def baseline(self) -> DecodingConfig | None:
         """The setting that speed-ups refer to, with the sweep's sampling."""
-        given = self.identity.get("baseline")
-        return None if given is None else DecodingConfig.from_mapping(given, defaults=Sampling())
+        return self.identity.baseline
 
     @property
     def vanilla(self) -> TrialRecord | None:
         """The first complete trial of the baseline's setting, or else one without a drafter that is called vanilla."""
         done = [record for record in self.records if record.state == COMPLETE]
-        plain = [record for record in done if record.config["drafter"]["kind"] == NoDrafter.kind]
+        plain = [record for record in done if record.config and isinstance(record.config.drafter, NoDrafter)]
         baseline = self.baseline
         same = [record for record in plain if baseline is not None and record.digest == baseline.digest()]
         return next(iter([*same, *(record for record in plain if record.label == "vanilla")]), None)
@@ -97,13 +88,12 @@ class Sweep:
         """A metric as an objective. QueryError if the sweep has no such metric."""
         if metric not in self.metrics:
             raise QueryError(f"sweep {self.name}: {unknown('metric', metric, self.metrics)}")
-        facts = self.metrics[metric]
-        return Axis(metric, facts["direction"], str(facts.get("unit") or ""), str(facts.get("about") or ""))
+        return self.metrics[metric]
 
     def axes(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Axis, ...]:
         """Two objectives, or three. Where neither x nor y is named, the sweep's own (speedup and fid if it has one)."""
         if x is None and y is None:
-            named = [o if isinstance(o, str) else str(o["metric"]) for o in self.identity.get("objectives") or ()]
+            named = [axis.name for axis in self.identity.objectives]
             own = [*named[:3]] if len(named) > 1 else list(USUAL)
             names = own if z is None else [*own[:2], z]
         else:
@@ -220,9 +210,8 @@ class Sweep:
         shards: dict[str, int] = {}
         for record in self.records:
             if number is None or record.number == number:
-                for shard in record.shards:
-                    if shard.rpartition("/")[2].startswith(IMAGE_SHARD):
-                        shards.setdefault(shard, record.number)
+                for shard in image_shards(record):
+                    shards.setdefault(shard, record.number)
         tables = [self._shard(shard, owner, columns) for shard, owner in shards.items()]
         if not tables:
             return pa.table({"number": pa.array([], pa.int64())})
@@ -241,16 +230,11 @@ class Sweep:
 
     def _shard(self, name: str, number: int, columns: Sequence[str] | None) -> pyarrow.Table:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        local = self.storage.path(name)
         try:
-            file = pq.ParquetFile(local if local is not None else io.BytesIO(self.storage.read(name)))
-            if missing := [column for column in columns or () if column not in file.schema_arrow.names]:
-                raise QueryError(f"{name}: {unknown('column', missing[0], file.schema_arrow.names)}")
-            table = file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise ValueError(f"{self.storage.shown}/{name}: cannot be read ({error})") from error
+            table = read_table(self.storage, name, columns)
+        except KeyError as error:
+            raise QueryError(f"{name}: {unknown('column', *error.args)}") from None
         return table.add_column(0, "number", pa.array([number] * table.num_rows, pa.int64()))
 
 

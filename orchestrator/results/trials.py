@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from search_spaces.trial import DecodingConfig
-from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 State = Literal["complete", "failed"]
 COMPLETE: Final = "complete"
 FAILED: Final = "failed"
-FOLDER = "trials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +30,16 @@ class Measured:
 class TrialRecord:
     """One finished trial.
 
-    label: a preset's or the user's name for the setting, "" if the search proposed it. config: the complete setting,
-    sampling included. params: what the study suggested. cause: why it failed. constraints: feasible where at most 0.
-    history: metrics after the first so many images. duplicate_of: the earlier trial with the same config,
-    whose images this one uses. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
+    if the search proposed an invalid one. params: what the study suggested. cause: why it failed. constraints: excess
+    over each, feasible at 0 or less. history: metrics after so many images. duplicate_of: the earlier trial with this
+    config, whose images it shares. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int
     label: str
     state: State
-    config: Mapping[str, Any]
+    config: DecodingConfig | None
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
@@ -55,25 +53,17 @@ class TrialRecord:
     finished: str = ""
 
     @property
-    def setting(self) -> DecodingConfig | None:
-        """The setting; None if the search proposed what cannot be (`cause` says why)."""
-        return DecodingConfig.from_mapping(self.config) if self.config else None
-
-    @property
     def digest(self) -> str:
-        """Names the setting, and with it the trial's pictures."""
-        return self.setting.digest() if self.setting else ""
+        """Names the config, and with it the trial's image grid and heat map; "" without one."""
+        return "" if self.config is None else self.config.digest()
 
     @property
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
 
-    @property
-    def file(self) -> str:
-        return trial_file(self.number)
-
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False).encode()
+        plain = asdict(replace(self, config=None)) | {"config": self.config.to_mapping() if self.config else {}}
+        return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> TrialRecord:
@@ -83,33 +73,10 @@ class TrialRecord:
             fields["metrics"] = {name: Measured(**entry) for name, entry in fields["metrics"].items()}
             fields["history"] = tuple((int(images), values) for images, values in fields["history"])
             fields["shards"] = tuple(fields["shards"])
+            fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
-
-
-def trial_file(number: int) -> str:
-    return f"{FOLDER}/{number:05d}.json"
-
-
-def write_trial(storage: Storage, record: TrialRecord) -> None:
-    storage.write(record.file, record.to_json())
-
-
-def read_trials(storage: Storage) -> list[TrialRecord]:
-    """All finished trials by number.
-
-    Raises:
-        ValueError: a file that is no trial's record; it is named.
-    """
-    records = []
-    for name in storage.names(FOLDER):
-        try:
-            records.append(TrialRecord.from_json(storage.read(f"{FOLDER}/{name}")))
-        except ValueError as error:
-            where = f"{storage.shown}/{FOLDER}/{name}"
-            raise ValueError(f"{where}: {error}; remove it, and --resume runs it again") from error
-    return sorted(records, key=lambda record: record.number)
 
 
 def trial_table(records: Iterable[TrialRecord]) -> pyarrow.Table:
@@ -154,4 +121,4 @@ def _row(record: TrialRecord) -> dict[str, Any]:
     for name, entry in record.metrics.items():
         measured[name] = float(entry.value)
         measured[f"{name}_error"] = None if entry.error is None else float(entry.error)
-    return facts | (record.setting.flat() if record.setting else {}) | measured
+    return facts | (record.config.flat() if record.config else {}) | measured

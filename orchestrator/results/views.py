@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import time
-from typing import TYPE_CHECKING
 
+from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE, write_table
 from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-if TYPE_CHECKING:
-    import pyarrow
-
-TABLE, FRONT, PICTURE = "trials.parquet", "front.parquet", "front.png"
 EVERY = 20.0  # seconds between two writings while the sweep runs, at least
 COST = 50.0  # the writing takes at most the 50th part of the time
 
@@ -41,12 +36,12 @@ class Views:
 
     def write(self) -> None:
         """Write tables and picture."""
-        sweep = Sweep.open(self.storage.uri)
+        sweep = Sweep.open(self.storage)
         if not sweep.records:
             return
-        self.storage.write(TABLE, parquet(sweep.trials()))
-        self.storage.write(FRONT, parquet(sweep.front()))
-        self.storage.write(PICTURE, front_picture(sweep))
+        write_table(self.storage, TRIAL_TABLE, sweep.trials())
+        write_table(self.storage, FRONT_TABLE, sweep.front())
+        self.storage.write(FRONT_PLOT, front_picture(sweep))
 
 
 def front_picture(sweep: Sweep) -> bytes:
@@ -54,14 +49,6 @@ def front_picture(sweep: Sweep) -> bytes:
     from orchestrator.results.plots import front_png
 
     table = sweep.front(everything=True)
-    settings = {record.number: record.setting for record in sweep.records}
+    settings = {record.number: record.config for record in sweep.records}
     shown = [settings[number] or DecodingConfig() for number in table["number"].to_pylist()]
-    return front_png(table, shown, sweep.axes(), title=f"{sweep.name}: {sweep.identity.get('target', '')}")
-
-
-def parquet(table: pyarrow.Table) -> bytes:
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    return buffer.getvalue()
+    return front_png(table, shown, sweep.axes(), title=f"{sweep.name}: {sweep.identity.target}")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.results.describe import describe
-from orchestrator.results.trials import COMPLETE, TrialRecord, write_trial
+from orchestrator.results.store import write_trial
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.run.pending import Flight, Planner
 from orchestrator.run.study import Proposal, Record, Search
 from orchestrator.run.tasks import Done, Task, Workers
@@ -244,7 +245,7 @@ class Driver:
             if new:
                 write_trial(self.storage, record)
             self.record.told(record)
-        about = {"trial": record.number, "label": record.label, "words": self._words(record.label, record.setting)}
+        about = {"trial": record.number, "label": record.label, "words": self._words(record.label, record.config)}
         state = {"state": record.state, "new": new, "cause": record.cause, "feasible": record.feasible}
         shown = {name: entry.value for name, entry in record.metrics.items()}
         self.tell({"event": "trial_finished", **about, **state, "images": record.images, "metrics": shown})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.locks import held
-from orchestrator.results.trials import read_trials
+from orchestrator.results.store import (
+    DRIVER_LOCK,
+    STORE_ID,
+    STUDY,
+    SWEEP,
+    Identity,
+    exclusive,
+    read_identity,
+    read_trials,
+    write_identity,
+)
 from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver, Outcome, SweepError, Tell
 from orchestrator.run.pending import Planner, now
@@ -32,7 +40,10 @@ from workers.data.storage import Storage
 from workers.metrics.registry import uses_timings
 
 WORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
-IDENTITY, SWEEP, STUDY, TOKEN, LOCK = "identity.json", "sweep.yaml", "study.log", "store.id", "driver.lock"
+#: Facts of the workers that identity.json keeps.
+IDENTIFYING_FACTS = (
+    "target", "models", "extractors", "captions", "reference", "grid", "image_size", "versions", "device", "threads",
+)  # fmt: skip
 SAME = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
 
 
@@ -67,7 +78,7 @@ def launch(sweep: SweepConfig, storage: Storage, place: Place, tell: Tell, *, co
             facts = pool.first_facts()
             sweep = completed(sweep, facts)
             identity = keep_identity(storage, sweep, identify(sweep, facts))
-            tell({"event": "identity", "objectives": identity["objectives"]})
+            tell({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             tell({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             one(pool, Task(-1, "reference", {"kind": "reference"}))
             driver = assemble(sweep, storage, place, pool, facts, identity, tell)
@@ -80,20 +91,21 @@ def assemble(
     place: Place,
     pool: Pool,
     facts: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    identity: Identity,
     tell: Tell,
 ) -> Driver:
     """The loop with all that it holds."""
-    names = [entry["metric"] for entry in identity["objectives"]]
-    ways = [entry["direction"] for entry in identity["objectives"]]
+    names = [axis.name for axis in identity.objectives]
+    ways = [axis.direction for axis in identity.objectives]
+    assert identity.baseline is not None
     assert sweep.sampling is not None
     planner = Planner(
         sweep,
         experiment_of(sweep, facts),
-        identity["baseline"],
+        identity.baseline.to_mapping(),
         facts["captions"]["count"],
-        tuple(identity["metrics"]),
-        timed=uses_timings(identity["metrics"]),
+        tuple(identity.metrics),
+        timed=uses_timings(identity.metrics),
     )
     journal = storage.path(STUDY)
     url = place.study or str(journal or Path(f"{sweep.name}-study.log"))
@@ -102,7 +114,7 @@ def assemble(
         storage,
         planner,
         Search(sweep, ways),
-        Record(sweep.name, url, ways, names, f"{identity['experiment']} {identity['started']}"),
+        Record(sweep.name, url, ways, names, f"{identity.experiment} {identity.started}"),
         pool,
         objectives=names,
         check=fits(facts),
@@ -144,9 +156,9 @@ def absolute(source: str) -> str:
 
 def token(storage: Storage) -> str:
     """What is written in the store before any worker starts, so that each can tell whether it sees the same store."""
-    if not storage.exists(TOKEN):
-        storage.write(TOKEN, uuid.uuid4().hex.encode())
-    return storage.read(TOKEN).decode()
+    if not storage.exists(STORE_ID):
+        storage.write(STORE_ID, uuid.uuid4().hex.encode())
+    return storage.read(STORE_ID).decode()
 
 
 @contextmanager
@@ -156,7 +168,7 @@ def sole_driver(storage: Storage) -> Iterator[None]:
     Raises:
         SweepError: another one runs.
     """
-    with held(storage, LOCK) as alone:
+    with exclusive(storage, DRIVER_LOCK) as alone:
         if not alone:
             raise SweepError(f"{storage.shown}: another launch runs this sweep; wait for its end, or stop it")
         yield
@@ -211,47 +223,39 @@ def experiment_of(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
     )
 
 
-def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
     """identity.json: what the numbers of this sweep are numbers of."""
     assert sweep.sampling is not None
     known = facts["metrics"]
-    metrics = {name: known[name] for name in known if not sweep.asked or name in sweep.asked}
-    return {
-        "name": sweep.name,
-        "experiment": experiment_of(sweep, facts).digest(),
-        "target": facts["target"],
-        "models": facts["models"],
-        "extractors": facts["extractors"],
-        "captions": facts["captions"],
-        "reference": facts["reference"],
-        "seed": sweep.seed,
-        "grid": facts["grid"],
-        "image_size": facts["image_size"],
-        "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
-        "metrics": metrics,
-        "objectives": [
-            {"metric": o.metric, "direction": o.direction or known[o.metric]["direction"]} for o in sweep.objectives
-        ],
-        "constraints": [constraint.text for constraint in sweep.constraints],
-        "versions": facts["versions"],
-        "device": facts["device"],
-        "threads": facts["threads"],
-        "samples": sweep.quality.samples,
-        "timing": sweep.timing.to_mapping(),
-        "started": now(),
-    }
+    goals = [{"metric": o.metric, "direction": o.direction or known[o.metric]["direction"]} for o in sweep.objectives]
+    return Identity.from_mapping(
+        {
+            "name": sweep.name,
+            "experiment": experiment_of(sweep, facts).digest(),
+            "metrics": {name: known[name] for name in known if not sweep.asked or name in sweep.asked},
+            "objectives": goals,
+            "constraints": [constraint.text for constraint in sweep.constraints],
+            "seed": sweep.seed,
+            "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
+            "samples": sweep.quality.samples,
+            "timing": sweep.timing.to_mapping(),
+            "started": now(),
+        }
+        | {key: facts[key] for key in IDENTIFYING_FACTS}
+    )
 
 
-def keep_identity(storage: Storage, sweep: SweepConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
+def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> Identity:
     """Write the identity of a new sweep, or hold that of a resumed one against it; returns the one in the store.
 
     Raises:
         IdentityError: weights, captions, reference or seed have changed since the sweep began.
     """
-    if not storage.exists(IDENTITY):
-        storage.write(IDENTITY, json.dumps(identity, indent=1, ensure_ascii=False).encode())
-    before: dict[str, Any] = json.loads(storage.read(IDENTITY))
-    changed = [key for key in SAME if before.get(key) != json.loads(json.dumps(identity[key]))]
+    before = read_identity(storage)
+    if before is None:
+        write_identity(storage, identity)
+        before = identity
+    changed = [key for key in SAME if getattr(before, key) != getattr(identity, key)]
     if changed:
         raise IdentityError(
             f"{storage.shown}: {', '.join(changed)} differ from when this sweep began; launch under another --name, or "

@@ -81,7 +81,7 @@ class Flight:
             number=self.number,
             label=self.proposal.label,
             state=state,
-            config=setting.to_mapping() if setting else {},
+            config=setting,
             params=self.proposal.params,
             seconds=self.seconds,
             started=self.started,

@@ -6,13 +6,11 @@ Workers look again, at what takes weights to see.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
 
 from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import Identity, read_identity, read_trials
 from orchestrator.run import preflight_models as models
 from orchestrator.run.preflight_models import told
 from orchestrator.run.resolve import filled
@@ -20,7 +18,6 @@ from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
 
-IDENTITY = "identity.json"
 CLIENT = "ray://"  # the driver is outside of the cluster, and so need not see its files
 PATIENCE = 3.0  # seconds for a machine to answer
 TRACKING = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or +driver
@@ -94,27 +91,14 @@ def writable(storage: Storage) -> None:
         raise ValueError(f"{place}: no permission to write there; choose another --out")
 
 
-def whole_store(storage: Storage) -> Mapping[str, Any] | None:
-    """identity.json, if the sweep has begun; its trials are read as well.
+def whole_store(storage: Storage) -> Identity | None:
+    """The identity, if the sweep has begun; its trials are read as well.
 
     Raises:
         ValueError: a file is damaged; it is named.
     """
-    from orchestrator.results.trials import read_trials
-
     read_trials(storage)
-    if not storage.exists(IDENTITY):
-        return None
-    try:
-        identity = json.loads(storage.read(IDENTITY))
-    except ValueError as error:
-        identity = error
-    if not isinstance(identity, dict):
-        raise ValueError(
-            f"{storage.shown}/{IDENTITY}: damaged, so nobody knows what this sweep's numbers are numbers of; bring "
-            "the file back, or launch under another --name"
-        )
-    return identity
+    return read_identity(storage)
 
 
 def tracked(uri: str) -> None:

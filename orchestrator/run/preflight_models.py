@@ -4,7 +4,7 @@ cannot be used, metrics that cannot be had, settings that cannot be served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +17,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
+    from orchestrator.results.store import Identity
     from orchestrator.run.study import Direction
     from workers.data.captions import Caption
     from workers.loading.headers import Headers
@@ -118,7 +119,7 @@ def texts_of(captions: list[Caption]) -> list[str]:
     return [caption.text for caption in captions]
 
 
-def same_captions(storage: Storage, identity: Mapping[str, Any] | None, captions: list[Caption], source: str) -> None:
+def same_captions(storage: Storage, identity: Identity | None, captions: list[Caption], source: str) -> None:
     """Refuse to go on with other captions than the sweep began with.
 
     Raises:
@@ -126,8 +127,7 @@ def same_captions(storage: Storage, identity: Mapping[str, Any] | None, captions
     """
     from workers.data.captions import captions_hash
 
-    before = (identity or {}).get("captions")
-    if isinstance(before, dict) and before.get("hash") != captions_hash(captions):
+    if identity is not None and identity.captions["hash"] != captions_hash(captions):
         raise ValueError(
             f"captions: {source} has changed since the sweep in {storage.shown} began; bring the old ones back, or "
             "launch under another --name"

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING
 import yaml
 
 from orchestrator.results.redaction import redacted
-from orchestrator.results.trials import COMPLETE, FOLDER, TrialRecord
+from orchestrator.results.store import (
+    FRONT_PLOT,
+    FRONT_TABLE,
+    HEAT_MAPS,
+    IDENTITY,
+    IMAGE_GRIDS,
+    REPORT,
+    SWEEP,
+    TRIAL_TABLE,
+    read_trials,
+)
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.tracking import runs
 from orchestrator.tracking.outbox import Event, Ledger, Logged, TrackingError, artifact_folder, shown
 from workers.data.storage import Storage
@@ -27,8 +38,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ENDS: Mapping[Event, str] = {"finished": "FINISHED", "interrupted": "KILLED", "started": "KILLED", "failed": "FAILED"}
-VIEWS = ("front.png", "report.html", "front.parquet", "trials.parquet", "sweep.yaml", "identity.json")
-PICTURES = {"images.png": "pictures", "heatmap.png": "heatmaps"}
+VIEWS = (FRONT_PLOT, REPORT, FRONT_TABLE, TRIAL_TABLE, SWEEP, IDENTITY)
+PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}
 PAGE = 1000
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is a chatbot's
 # The flusher itself tries again, after looking whether the last try arrived: a request that is sent twice unseen would
@@ -67,7 +78,7 @@ class Mirror:
     def __init__(self, storage: Storage, uri: str, experiment: str) -> None:
         self.storage, self.uri, self.experiment = storage, uri, experiment
         self.ledger = Ledger(storage)
-        self.facts = runs.Facts.read(storage.read("identity.json"))
+        self.facts = runs.Facts.read(storage)
         self.records: dict[int, TrialRecord] = {}
         self._listed: dict[int, Child] | None = None
         self._said: tuple[object, ...] = ()
@@ -171,11 +182,7 @@ class Mirror:
         return str(first.info.run_id)
 
     def _read_new(self) -> None:
-        for name in self.storage.names(FOLDER):
-            number = Path(name).stem
-            if not number.isdigit() or int(number) not in self.records:
-                record = TrialRecord.from_json(self.storage.read(f"{FOLDER}/{name}"))
-                self.records[record.number] = record
+        self.records |= {record.number: record for record in read_trials(self.storage, self.records)}
 
     def _log(self, children: dict[int, Child], front: set[int]) -> int:
         """Log every trial that has no whole run, in their order; returns how many."""
@@ -208,7 +215,9 @@ class Mirror:
             if record.digest and record.state == COMPLETE:
                 stored = {name: f"{place}/{record.digest}.png" for name, place in PICTURES.items()}
                 self._fetch(stored, Path(folder))
-            text = yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(
+                record.config.to_mapping() if record.config else {}, sort_keys=False, allow_unicode=True
+            )
             Path(folder, "config.yaml").write_text(text, "utf-8")
             self._mlflow.log_artifacts(child.run_id, folder)
         child.status = runs.status(record)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from orchestrator.results.locks import held
+from orchestrator.results.store import MLFLOW_LOCK, MLFLOW_RUNS, exclusive, read_lines
 from workers.data.storage import Storage
 
-FILE, LOCK = "mlflow.jsonl", "mlflow.lock"
 DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
 ENVIRONMENT = "MLFLOW_TRACKING_URI"
 Event = Literal["started", "finished", "interrupted", "failed"]
@@ -66,23 +65,15 @@ class Ledger:
     def note(self, event: Event) -> None:
         self._append({"event": event, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        if not self._storage.exists(FILE):
-            return
-        for line in self._storage.read(FILE).splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                yield entry
+    def _entries(self) -> list[Mapping[str, Any]]:
+        return read_lines(self._storage, MLFLOW_RUNS)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-        path = self._storage.path(FILE)
+        path = self._storage.path(MLFLOW_RUNS)
         if path is None:
-            before = self._storage.read(FILE) if self._storage.exists(FILE) else b""
-            self._storage.write(FILE, before + line)
+            before = self._storage.read(MLFLOW_RUNS) if self._storage.exists(MLFLOW_RUNS) else b""
+            self._storage.write(MLFLOW_RUNS, before + line)
             return
         with open(path, "ab+") as file:
             if file.tell() > 0:
@@ -102,7 +93,7 @@ def sole_writer(storage: Storage) -> Iterator[None]:
     Raises:
         TrackingError: another process is at it.
     """
-    with held(storage, LOCK) as alone:
+    with exclusive(storage, MLFLOW_LOCK) as alone:
         if not alone:
             problem = "another process is logging this sweep to MLflow; it will see to everything, or try again later"
             raise TrackingError(f"{storage.shown}: {problem}")
@@ -128,7 +119,7 @@ def is_local(uri: str) -> bool:
 
 
 def _home(storage: Storage) -> Path:
-    path = storage.path(FILE)
+    path = storage.path(MLFLOW_RUNS)
     return Path.cwd() if path is None else path.parent.parent
 
 

@@ -15,8 +15,10 @@ from urllib.parse import quote
 
 from orchestrator.results.describe import describe
 from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import Identity, read_identity
 from orchestrator.results.trials import COMPLETE, TrialRecord
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import Sampling
+from workers.data.storage import Storage
 
 MAX_NAME, MAX_TAG, MAX_PARAM = 250, 5000, 6000  # MLflow's own limits, in characters
 INACTIVE = "n/a"
@@ -45,22 +47,21 @@ class Facts:
     id: str
     name: str
     started: int
-    entries: Mapping[str, Any]
+    identity: Identity
 
     @classmethod
-    def read(cls, data: bytes) -> Facts:
-        """Raises ValueError when the bytes are not the identity of a sweep."""
-        try:
-            entries = json.loads(data)
-            name, started = str(entries["name"]), str(entries["started"])
-            key = json.dumps([name, entries["experiment"], started])
-            return cls(hashlib.sha256(key.encode()).hexdigest()[:20], name, milliseconds(started), entries)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the identity of a sweep: {type(error).__name__} {error}") from error
+    def read(cls, storage: Storage) -> Facts:
+        """Raises ValueError when there is no sweep, or its identity is damaged."""
+        identity = read_identity(storage)
+        if identity is None:
+            raise ValueError(f"{storage.shown}: no sweep there")
+        key = json.dumps([identity.name, identity.experiment, identity.started])
+        digest = hashlib.sha256(key.encode()).hexdigest()[:20]
+        return cls(digest, identity.name, milliseconds(identity.started), identity)
 
     def tags(self) -> dict[str, str]:
         """What all runs of the sweep share: who, with what code, models and extractors."""
-        versions = self.entries.get("versions") or {}
+        versions = self.identity.versions
         tags: dict[str, Any] = {
             "mlflow.user": user(),
             "mlflow.source.name": "specfrontier launch",
@@ -68,25 +69,25 @@ class Facts:
             "mlflow.source.git.commit": versions.get("commit"),
             SWEEP_ID: self.id,
             "specfrontier.sweep": self.name,
-            "specfrontier.target": self.entries.get("target"),
-            "specfrontier.seed": self.entries.get("seed"),
-            "specfrontier.device": self.entries.get("device"),
+            "specfrontier.target": self.identity.target,
+            "specfrontier.seed": self.identity.seed,
+            "specfrontier.device": self.identity.device,
             "specfrontier.version": versions.get("specfrontier"),
         }
-        for group, key in (("models", "model"), ("extractors", "extractor")):
-            tags |= {f"specfrontier.{key}.{legal(n)}": value for n, value in (self.entries.get(group) or {}).items()}
+        for key, hashes in (("model", self.identity.models), ("extractor", self.identity.extractors)):
+            tags |= {f"specfrontier.{key}.{legal(name)}": value for name, value in hashes.items()}
         return clean(tags)
 
     @property
     def sampling(self) -> Sampling | None:
         """The baseline's."""
-        baseline = self.entries.get("baseline")
-        return DecodingConfig.from_mapping(baseline).sampling if baseline else None
+        return self.identity.sampling
 
     def params(self) -> dict[str, str]:
         """The parent's params: what does not change when the sweep goes on."""
-        wanted = ("target", "seed", "image_size", "captions", "reference", "objectives", "constraints", "baseline")
-        return {key: value[:MAX_PARAM] for key, value in flatten({k: self.entries.get(k) for k in wanted}) if value}
+        keys = ("target", "seed", "image_size", "captions", "reference", "objectives", "constraints", "baseline")
+        plain = self.identity.to_mapping()
+        return {key: value[:MAX_PARAM] for key, value in flatten({key: plain[key] for key in keys}) if value}
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -94,7 +95,7 @@ def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from flatten(entry, f"{prefix}.{legal(str(key))}" if prefix else legal(str(key)))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         words = [" ".join(map(str, e.values())) if isinstance(e, Mapping) else str(e) for e in value]
         yield prefix, without_credentials(", ".join(words))
     elif value is not None:
@@ -133,14 +134,14 @@ def span(record: TrialRecord, facts: Facts) -> tuple[int, int]:
 
 def run_name(record: TrialRecord, facts: Facts) -> str:
     """The trial's number, then its label and its setting in short words, the sampling only where it is unusual."""
-    words = describe(record.setting, facts.sampling, 3) if record.setting is not None else "no setting"
+    words = describe(record.config, facts.sampling, 3) if record.config is not None else "no setting"
     named = f"{record.label}: {words}" if record.label and record.label != words else words
     return f"{record.number} {named}"[:MAX_NAME]
 
 
 def params(record: TrialRecord) -> dict[str, str]:
     """The setting of a trial by flat key."""
-    flat = record.setting.flat() if record.setting is not None else {}
+    flat = record.config.flat() if record.config is not None else {}
     return {legal(key): str(value)[:MAX_PARAM] for key, value in flat.items()}
 
 
@@ -195,7 +196,7 @@ def front(records: Sequence[TrialRecord], facts: Facts) -> set[int]:
     """The numbers of the feasible trials that no other one beats in all of the sweep's objectives."""
     from orchestrator.results.pareto import nondominated
 
-    goals = {goal["metric"]: goal["direction"] for goal in facts.entries.get("objectives") or []}
+    goals = {axis.name: axis.direction for axis in facts.identity.objectives}
     able = [record for record in records if record.feasible and goals.keys() <= record.metrics.keys()]
     if not goals or not able:
         return set()
@@ -205,7 +206,7 @@ def front(records: Sequence[TrialRecord], facts: Facts) -> set[int]:
 
 def note(facts: Facts, best: Sequence[tuple[str, TrialRecord]], experiment_id: str) -> str:
     """The description of the sweep's run, in Markdown: its front as a table, and the way to compare its runs."""
-    objectives = [goal["metric"] for goal in facts.entries.get("objectives") or []]
+    objectives = [axis.name for axis in facts.identity.objectives]
     if not best:
         return "No trial is on the front yet."
     place = compare_fragment([run_id for run_id, _ in best], experiment_id)

@@ -72,7 +72,7 @@ def whereabouts(storage: Storage, records: Sequence[TrialRecord], uri: str | Non
         return Whereabouts(resolve(storage, uri), "", "", 0, ())
     last = runs[-1]
     here = {run.trial: run for run in runs if _place(run) == _place(last) and run.parent == last.parent}
-    best = front(records, Facts.read(storage.read("identity.json")))
+    best = front(records, Facts.read(storage))
     ids = tuple(here[number].run_id for number in sorted(best) if number in here)
     given = uri or os.environ.get(ENVIRONMENT, "")
     place = given if given and shown(given) == last.uri else last.uri

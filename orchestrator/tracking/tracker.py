@@ -17,9 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import yaml
-
-from orchestrator.results.trials import FOLDER
+from orchestrator.results.store import TRIALS, planned_trials
 from orchestrator.tracking.outbox import (
     Event,
     Ledger,
@@ -122,7 +120,7 @@ class Tracker:
         """What MLflow does not have yet, as far as the ledger knows."""
         try:
             logged = self._ledger.trials(self._uri, _experiment(self._storage, self._experiment))
-            return Pending(len(set(self._storage.names(FOLDER))) - len(logged), self._problem)
+            return Pending(len(set(self._storage.names(TRIALS))) - len(logged), self._problem)
         except (OSError, ValueError) as error:
             return Pending(0, self._problem or str(error))
 
@@ -194,7 +192,7 @@ def compare_link(base: str, run_ids: Sequence[str], experiment_id: str) -> str:
 
 def _experiment(storage: Storage, given: str | None) -> str:
     name = given or os.environ.get(EXPERIMENT)
-    return name or f"specfrontier/{Facts.read(storage.read('identity.json')).name}"
+    return name or f"specfrontier/{Facts.read(storage).name}"
 
 
 def _mirror(storage: Storage, uri: str, experiment: str | None) -> Mirror:
@@ -205,8 +203,7 @@ def _mirror(storage: Storage, uri: str, experiment: str | None) -> Mirror:
 
 def _guess_event(storage: Storage, trials: int) -> Event:
     """How a sweep ended that nobody tracked: finished, unless it has fewer trials than were planned."""
-    plan = yaml.safe_load(storage.read("sweep.yaml")) if storage.exists("sweep.yaml") else {}
-    planned = ((plan or {}).get("budget") or {}).get("trials")
+    planned = planned_trials(storage)
     return "interrupted" if planned and trials < planned else "finished"
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.report.page import write_report
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord, write_trial
+from orchestrator.results.trials import TrialRecord
+from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
@@ -187,8 +189,8 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     expected = [
         str(record.number)
         for record in records
-        if record.setting is not None
-        and record.setting.policy.kind == "chain"
+        if record.config is not None
+        and record.config.policy.kind == "chain"
         and "fid" in record.metrics
         and record.metrics["fid"].value < 5
     ]
@@ -215,7 +217,7 @@ def test_a_setting_is_copied(open_page: Open, folder: Path) -> None:
     member = page.locator(".member").first
     record = front_of(folder, "speedup", "fid")[-1]
     member.locator(".copy").click()
-    assert yaml.safe_load(page.evaluate("navigator.clipboard.readText()")) == record.config
+    assert DecodingConfig.from_mapping(yaml.safe_load(page.evaluate("navigator.clipboard.readText()"))) == record.config
     assert member.locator(".copy").inner_text() == "Copied"
 
 

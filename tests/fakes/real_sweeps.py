@@ -20,7 +20,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.results.trials import TrialRecord, read_trials
+from orchestrator.results.store import read_trials
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 

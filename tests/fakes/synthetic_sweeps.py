@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import yaml
 from PIL import Image
 
-from orchestrator.results.trials import Measured, TrialRecord, write_trial
+from orchestrator.results.store import EVENTS, SWEEP, Identity, write_identity, write_trial
+from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.storage import Storage
@@ -84,30 +85,32 @@ def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, M
     }
 
 
-def identity(name: str, **changed: Any) -> dict[str, Any]:
-    """What identity.json holds; `changed` replaces its entries."""
-    return {
-        "name": name,
-        "experiment": "0123456789abcdef0123",
-        "target": "scenes",
-        "models": {"target.safetensors": "0f" * 8, "eagle.safetensors": "1e" * 8},
-        "extractors": {"features": "scenes-features 2d2d2d2d", "clip_score": "scenes-clip 3c3c3c3c"},
-        "captions": {"count": IMAGES, "hash": "4b" * 8, "source": "scenes"},
-        "reference": {"identity": "5a" * 8, "count": 4096, "source": "scenes"},
-        "seed": 0,
-        "grid": list(GRID),
-        "image_size": 32,
-        "baseline": BASELINE.to_mapping(),
-        "metrics": {key: {**entry, "needs": NEEDS[key]} for key, entry in METRICS.items()},
-        "objectives": [
-            {"metric": "speedup", "direction": "maximize"},
-            {"metric": "fid", "direction": "minimize"},
-        ],
-        "constraints": ["clip_score >= 0.9 * vanilla"],
-        "versions": {"specfrontier": "0.1.0"},
-        "started": "2026-01-02T03:00:00+00:00",
-        **changed,
-    }
+def identity(name: str, **changed: Any) -> Identity:
+    """The identity of a sweep; `changed` replaces entries of its plain data."""
+    return Identity.from_mapping(
+        {
+            "name": name,
+            "experiment": "0123456789abcdef0123",
+            "target": "scenes",
+            "models": {"target.safetensors": "0f" * 8, "eagle.safetensors": "1e" * 8},
+            "extractors": {"features": "scenes-features 2d2d2d2d", "clip_score": "scenes-clip 3c3c3c3c"},
+            "captions": {"count": IMAGES, "hash": "4b" * 8, "source": "scenes"},
+            "reference": {"identity": "5a" * 8, "count": 4096, "source": "scenes"},
+            "seed": 0,
+            "grid": list(GRID),
+            "image_size": 32,
+            "baseline": BASELINE.to_mapping(),
+            "metrics": {key: {**entry, "needs": NEEDS[key]} for key, entry in METRICS.items()},
+            "objectives": [
+                {"metric": "speedup", "direction": "maximize"},
+                {"metric": "fid", "direction": "minimize"},
+            ],
+            "constraints": ["clip_score >= 0.9 * vanilla"],
+            "versions": {"specfrontier": "0.1.0"},
+            "started": "2026-01-02T03:00:00+00:00",
+            **changed,
+        }
+    )
 
 
 def write_sweep(
@@ -120,22 +123,24 @@ def write_sweep(
     shards: bool = False,
     failed: Sequence[int] = (7,),
     repeated: Mapping[int, int] | None = None,
+    about: str = "",
     **changed: Any,
 ) -> list[TrialRecord]:
     """Write a sweep of `trials` trials into `folder`; returns its records by number.
 
     failed: numbers of failed trials. repeated: {later: earlier} trials of one setting. shards: image rows as well.
-    budget: trials planned (default: as many as there are). changed: entries of identity.json to replace.
+    budget: trials planned (default: as many as there are). about: of sweep.yaml. changed: entries of
+    identity.json to replace.
     """
     rng = np.random.default_rng(seed)
     storage = Storage(str(folder))
     made = settings(trials, rng)
     facts = identity(name, **changed)
-    planned = {"name": name, "objectives": facts["objectives"], "budget": {"trials": budget or trials}}
-    storage.write("sweep.yaml", yaml.safe_dump(planned, sort_keys=False).encode())
-    storage.write("identity.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    planned = {"name": name, "about": about, "budget": {"trials": budget or trials}}
+    storage.write(SWEEP, yaml.safe_dump(planned, sort_keys=False).encode())
+    write_identity(storage, facts)
     records: list[TrialRecord] = []
-    events: list[dict[str, Any]] = [{"at": facts["started"], "event": "launch", "note": "starting workers"}]
+    events: list[dict[str, Any]] = [{"at": facts.started, "event": "launch", "note": "starting workers"}]
     for number, (label, setting) in enumerate(made):
         twin = records[repeated[number]] if repeated and number in repeated else None
         record = _record(number, label, setting, rng, number in failed, twin)
@@ -145,7 +150,7 @@ def write_sweep(
         _write_pictures(storage, record.digest, rng)
         records.append(record)
         events += _events(record)
-    storage.write("events.jsonl", "".join(json.dumps(event) + "\n" for event in events).encode())
+    storage.write(EVENTS, "".join(json.dumps(event) + "\n" for event in events).encode())
     return records
 
 
@@ -153,7 +158,7 @@ def _record(
     number: int, label: str, setting: DecodingConfig, rng: np.random.Generator, fails: bool, twin: TrialRecord | None
 ) -> TrialRecord:
     started, finished = (ENDED.format((number + part) // 60, (number + part) % 60) for part in (0, 1))
-    config: Mapping[str, Any] = setting.to_mapping()
+    config: DecodingConfig | None = setting
     if fails:
         cause = "OutOfMemoryError: at batch 24, after 48 did not fit either"
         return TrialRecord(number, label, "failed", config, cause=cause, started=started, finished=finished)
@@ -206,7 +211,11 @@ def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator)
         "rounds": pa.array([cells // 2] * count, pa.int32()),
         "latency": pa.array(rng.random(count), pa.float64()),
     }
-    facts = {"kind": "quality", "config": dict(record.config), "experiment": "0123456789abcdef0123"}
+    facts = {
+        "kind": "quality",
+        "config": record.config.to_mapping() if record.config else {},
+        "experiment": "0123456789abcdef0123",
+    }
     table = pa.table(rows).replace_schema_metadata({"specfrontier": json.dumps(facts)})
     buffer = io.BytesIO()
     pq.write_table(table, buffer)

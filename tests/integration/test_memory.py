@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from orchestrator.results.trials import read_trials
+from orchestrator.results.store import read_trials
 from orchestrator.run import pool
 from orchestrator.run.cluster import Slots
 from orchestrator.run.launch import Place, launch

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from orchestrator.results.store import read_identity
 from orchestrator.run.launch import IdentityError, keep_identity
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
 from tests.fakes.real_sweeps import Launched
 from tests.fakes.tiny_llamagen import write_models
 from workers.data.records import tokens_of
@@ -73,7 +74,8 @@ def test_the_images_are_those_of_the_files(own: Launched) -> None:
     """What the worker wrote is what the entry's own target draws here."""
     models = load_entry(read_entry(own.folder / "models.yaml", "classes"), torch.device("cpu"))
     record = own.records[1]
-    config = DecodingConfig.from_mapping(record.config)
+    config = record.config
+    assert config is not None
     (shard,) = [name for name in record.shards if "/quality-" in name]
     table = pq.read_table(own.store / shard)
     requests = [
@@ -89,15 +91,16 @@ def test_other_weights_are_another_sweep(own: Launched) -> None:
     """Over a checkpoint that has changed it does not go on: the numbers would be those of another model."""
     path, storage = own.folder / "ckpt/c2i.pt", Storage(str(own.store))
     before, sweep = path.read_bytes(), SweepConfig.read(own.store / "sweep.yaml")
-    identity = json.loads((own.store / "identity.json").read_text())
+    identity = read_identity(storage)
+    assert identity is not None
     state = torch.load(path)
     state["model"]["norm.weight"] *= 2
     torch.save(state, path)
     try:
-        changed = identity | {"models": hashes_of(read_entry(own.folder / "models.yaml", "classes"))}
+        changed = replace(identity, models=hashes_of(read_entry(own.folder / "models.yaml", "classes")))
         with pytest.raises(IdentityError, match="models differ from when this sweep began"):
             keep_identity(storage, sweep, changed)
     finally:
         path.write_bytes(before)
-    again = identity | {"models": hashes_of(read_entry(own.folder / "models.yaml", "classes"))}
+    again = replace(identity, models=hashes_of(read_entry(own.folder / "models.yaml", "classes")))
     assert keep_identity(storage, sweep, again) == identity

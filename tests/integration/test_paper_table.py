@@ -24,7 +24,6 @@ from orchestrator.cli.compare import compare
 from orchestrator.results.published import rows_of
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
 from tests.fakes.real_sweeps import COMMAND, PATIENCE, ROOT, Launched
 from tests.fakes.tiny_clip import open_clip_weights, write_clip
 from tests.fakes.tiny_eagle import published, write
@@ -138,7 +137,7 @@ def table(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Table:
 def test_every_row_is_measured(table: Table) -> None:
     sweep, records = SweepConfig.read(TABLE), table.records
     assert [record.label for record in records] == [entry.label for entry in sweep.enqueue]
-    assert [record.setting for record in records] == [entry.config for entry in sweep.enqueue], "the paper's own"
+    assert [record.config for record in records] == [entry.config for entry in sweep.enqueue], "the paper's own"
     assert {record.state for record in records} == {"complete"}
     assert {record.images for record in records} == {COUNT}
     for record in records:
@@ -176,7 +175,8 @@ def test_the_null_caption_matters(table: Table) -> None:
     models = load_entry(read_entry(table.folder / "models.yaml", ENTRY), torch.device("cpu"))
     (record,) = [record for record in table.records if record.label == "LANTERN k=1000 delta=0.2 T=0"]
     rows = table.rows(record.label).slice(4, 8)  # of two words to four
-    setting = DecodingConfig.from_mapping(record.config)
+    setting = record.config
+    assert setting is not None
     sampling = setting.sampling
     assert sampling is not None
     assert sampling.cfg == 7.5

@@ -21,6 +21,7 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.tables import clean, measured, table_text
 from orchestrator.errors import CommandError
+from orchestrator.results.store import trial_file
 from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -182,7 +183,7 @@ def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
 def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
     """Those that --where leaves out have not failed: each trial is counted once, under the first reason that holds."""
     rows = Sweep.open(one).records
-    additive = [r for r in rows if r.config["acceptance"]["neighbourhood"] == "additive"]
+    additive = [r for r in rows if r.config and r.config.acceptance.neighbourhood.kind == "additive"]
     sound = [r for r in additive if r.state == "complete" and r.duplicate_of is None and r.feasible]
     limit = sorted(r.metrics["drift"].value for r in sound)[1]
     within = [r for r in sound if r.metrics["drift"].value <= limit]
@@ -287,7 +288,7 @@ def test_status_before_the_first_trial(tmp_path: Path) -> None:
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=3)
-    file = tmp_path / records[1].file
+    file = tmp_path / trial_file(records[1].number)
     file.write_text(file.read_text().replace('"eagle2"', '"\\u001b[2Jbold"'))
     out = run(pareto, tmp_path, "--all").out
     assert "bold" in out

@@ -21,11 +21,13 @@ from PIL import Image
 from orchestrator.cli.app import main
 from orchestrator.cli.launch import nothing_ran
 from orchestrator.cli.launch_plan import plan_in_words
-from orchestrator.results.trials import TrialRecord, write_trial
+from orchestrator.results.store import write_identity, write_trial
+from orchestrator.results.trials import TrialRecord
 from orchestrator.run.launch import worker_spec
 from orchestrator.run.resolve import filled
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
+from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.captions import captions_hash, read_captions
 from workers.data.records import float_lists, write_shard
@@ -398,9 +400,9 @@ def store(**changes: Any) -> Storage:
     begun, storage = SweepConfig.read("tried.yaml"), Storage("sweeps/tried")
     captions = read_captions(source="scenes", count=96, seed=1)
     facts = {"captions": {"count": 96, "hash": captions_hash(captions), "source": "scenes"}, **changes}
-    storage.write("identity.json", json.dumps(facts).encode())
+    write_identity(storage, identity("tried", **facts))
     storage.write("sweep.yaml", begun.to_yaml().encode())
-    write_trial(storage, TrialRecord(0, "vanilla", "failed", DecodingConfig().to_mapping(), cause="no"))
+    write_trial(storage, TrialRecord(0, "vanilla", "failed", DecodingConfig(), cause="no"))
     return storage
 
 
@@ -487,7 +489,7 @@ def test_there_are_enough_of_them() -> None:
     ],
 )
 def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], nothing: bool) -> None:
-    records = [TrialRecord(number, "", state, {}, cause=None) for number, state in enumerate(states)]
+    records = [TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)]
     assert nothing_ran(records) == nothing
 
 

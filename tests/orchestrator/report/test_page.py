@@ -30,8 +30,9 @@ from orchestrator.errors import CommandError
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
 from orchestrator.report.thumbnails import GRID_SIDE, Album, read_captions
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord, write_trial
+from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import CAPTIONS, write_sweep
@@ -183,7 +184,7 @@ def test_a_sweep_without_finished_trials_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_cannot_be_is_listed_with_its_cause(tmp_path: Path) -> None:
-    data = written(tmp_path, TrialRecord(6, "", "failed", {}, cause="no such tree"), trials=6)
+    data = written(tmp_path, TrialRecord(6, "", "failed", None, cause="no such tree"), trials=6)
     assert data["trials"][6]["cause"] == "no such tree"
     assert data["trials"][6]["words"] == "a setting that cannot be"
     assert "" not in data["configs"]
@@ -193,7 +194,7 @@ def test_configs_are_what_generate_takes(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=12)
     configs = data_of(report_page(Storage(tmp_path)))["configs"]
     for record in records:
-        assert DecodingConfig.from_mapping(yaml.safe_load(configs[record.digest])) == record.setting
+        assert DecodingConfig.from_mapping(yaml.safe_load(configs[record.digest])) == record.config
 
 
 def test_the_share_of_redraws_is_that_of_the_front_command(tmp_path: Path) -> None:
@@ -313,11 +314,14 @@ def test_facts_and_what_was_searched(tmp_path: Path) -> None:
 
 def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=3)
-    known = json.loads((tmp_path / "identity.json").read_text())
-    bare = {"name": "bare", "metrics": known["metrics"], "objectives": ["fid", "drift"]}
+    given = json.loads((tmp_path / "identity.json").read_text())
+    bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
     (tmp_path / "identity.json").write_text(json.dumps(bare))
-    data = data_of(report_page(Storage(tmp_path)))
-    assert ["objectives", ["minimize fid", "minimize drift"]] in data["facts"]
+    assert dict(data_of(report_page(Storage(tmp_path)))["facts"]).keys() == {
+        "experiment",
+        "started",
+        "last trial finished",
+    }
 
 
 def test_groups() -> None:

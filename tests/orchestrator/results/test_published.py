@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter
@@ -18,8 +17,9 @@ from orchestrator.results.published import METRICS as PRINTED
 from orchestrator.results.published import Figure, Published, published, read_published, rows_of, tables
 from orchestrator.results.query import QueryError
 from orchestrator.results.replication import TIMED, replicate, verdict
+from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord, write_trial
+from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import METRICS, NEEDS, SAMPLING, identity
@@ -41,10 +41,10 @@ def write(
         for metric in dict.fromkeys(metric for row in metrics.values() for metric in row)
     }
     facts = identity(name, metrics=known, objectives=[], **changed)
-    storage.write("identity.json", json.dumps(facts).encode())
+    write_identity(storage, facts)
     labels = {entry.label: entry.config for entry in given.enqueue}
     for number, (label, measured) in enumerate(metrics.items()):
-        config = labels.get(label, DecodingConfig(sampling=SAMPLING)).to_mapping()
+        config = labels.get(label, DecodingConfig(sampling=SAMPLING))
         write_trial(storage, TrialRecord(number, label, "complete", config, metrics=dict(measured)))
     return folder
 
@@ -228,8 +228,9 @@ def test_a_setting_is_found_under_another_label_and_another_setting_under_its_ow
     given = near(TABLE, {})
     labels = {entry.label: entry.config for entry in SweepConfig.read(TABLE).enqueue}
     write(tmp_path, {"EAGLE-2": given["EAGLE-2"]})
-    mine = labels["LANTERN k=1000 delta=0.4"].to_mapping()
-    other = mine | {"acceptance": mine["acceptance"] | {"k": 10}}
+    mine = labels["LANTERN k=1000 delta=0.4"]
+    plain = mine.to_mapping()
+    other = DecodingConfig.from_mapping(plain | {"acceptance": plain["acceptance"] | {"k": 10}})
     storage = Storage(str(tmp_path))
     write_trial(storage, TrialRecord(5, "mine", "complete", mine, metrics=given["LANTERN k=1000 delta=0.4"]))
     write_trial(storage, TrialRecord(6, "LANTERN k=1000 delta=0.1", "complete", other, metrics={}))
@@ -243,7 +244,7 @@ def test_a_setting_is_found_under_another_label_and_another_setting_under_its_ow
 
 def test_a_failed_trial_stands_for_no_row(tmp_path: Path) -> None:
     write(tmp_path, {})
-    config = SweepConfig.read(TABLE).enqueue[1].config.to_mapping()
+    config = SweepConfig.read(TABLE).enqueue[1].config
     write_trial(Storage(str(tmp_path)), TrialRecord(0, "EAGLE-2", "failed", config, cause="out of memory"))
     assert all(row.trial is None for row in replicate(Sweep.open(tmp_path), TABLE).rows)
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from orchestrator.results.plots import front_png
 from orchestrator.results.query import QueryError
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import NoSweepError, Sweep
-from orchestrator.results.trials import TrialRecord, write_trial
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage
 
@@ -59,9 +60,9 @@ def test_the_front_is_the_brute_force_front(
         "clip_score>=0.95*vanilla": lambda r: (
             r.metrics["clip_score"].value >= 0.95 * vanilla.metrics["clip_score"].value
         ),
-        "acceptance.neighbourhood=additive": lambda r: r.config["acceptance"]["neighbourhood"] == "additive",
-        "drafter.kind!=none": lambda r: r.config["drafter"]["kind"] != "none",
-        "tree.policy=chain": lambda r: r.config["tree"]["policy"] == "chain",
+        "acceptance.neighbourhood=additive": lambda r: r.config.acceptance.neighbourhood.kind == "additive",
+        "drafter.kind!=none": lambda r: r.config.drafter.kind != "none",
+        "tree.policy=chain": lambda r: r.config.policy.kind == "chain",
     }
     able = [
         r for r in sweep.records if r.feasible and r.duplicate_of is None and all(held[t](r) for t in (*limits, *where))
@@ -101,7 +102,7 @@ def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
 
 def test_vanilla_is_the_baselines_setting(sweep: Sweep) -> None:
     assert sweep.vanilla is not None
-    assert (sweep.vanilla.number, sweep.vanilla.setting) == (0, BASELINE)
+    assert (sweep.vanilla.number, sweep.vanilla.config) == (0, BASELINE)
     others = dataclasses.replace(sweep, records=sweep.records[1:])
     assert others.vanilla is None  # vanilla at another temperature is not it
     with pytest.raises(QueryError, match="vanilla's fid has not been measured"):
@@ -111,7 +112,13 @@ def test_vanilla_is_the_baselines_setting(sweep: Sweep) -> None:
 
 
 def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
-    write_sweep(tmp_path, objectives=["step_compression", {"metric": "drift", "direction": "minimize"}])
+    write_sweep(
+        tmp_path,
+        objectives=[
+            {"metric": "step_compression", "direction": "maximize"},
+            {"metric": "drift", "direction": "minimize"},
+        ],
+    )
     sweep = Sweep.open(tmp_path)
     assert [axis.name for axis in sweep.axes()] == ["step_compression", "drift"]
     assert [axis.name for axis in sweep.axes(z="fid")] == ["step_compression", "drift", "fid"]
@@ -181,7 +188,7 @@ def test_a_sweep_by_bare_name_and_by_uri(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_broken_identity_is_named(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     (tmp_path / "identity.json").write_text('{"name": "x"}')
-    with pytest.raises(ValueError, match=r"identity\.json: not a sweep's identity"):
+    with pytest.raises(ValueError, match=r"identity\.json: damaged"):
         Sweep.open(tmp_path)
 
 
@@ -196,7 +203,7 @@ def test_a_sweep_without_trials_has_an_empty_front(tmp_path: Path) -> None:
 
 def test_a_failed_trial_without_a_setting_does_no_harm(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=6)
-    write_trial(Storage(str(tmp_path)), TrialRecord(6, "", "failed", {}, cause="no such setting"))
+    write_trial(Storage(str(tmp_path)), TrialRecord(6, "", "failed", None, cause="no such setting"))
     sweep = Sweep.open(tmp_path)
     assert sweep.trials().num_rows == 7
     assert 6 not in numbers(sweep.front(everything=True))
@@ -216,7 +223,7 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
 
     for axes in (("speedup", "fid"), ("latency", "clip_score"), ("speedup", "fid", "drift")):
         table = sweep.front(*axes, everything=True)
-        by_number = {record.number: record.setting for record in sweep.records}
+        by_number = {record.number: record.config for record in sweep.records}
         shown = [by_number[number] for number in numbers(table)]
         data = front_png(table, [setting for setting in shown if setting], sweep.axes(*axes), "a $ title")
         picture = Image.open(io.BytesIO(data)).convert("RGB")
@@ -231,7 +238,7 @@ def test_sweep_is_offered_without_what_only_sweeps_need(tmp_path: Path) -> None:
     code = (
         "import sys, json; from orchestrator import Sweep; s = Sweep.open(sys.argv[1]); t = s.front(everything=True)\n"
         "from orchestrator.results.plots import front_png\n"
-        "front_png(t, [s.records[n].setting for n in t['number'].to_pylist()], s.axes())\n"
+        "front_png(t, [s.records[n].config for n in t['number'].to_pylist()], s.axes())\n"
         "s.images(1); s.hypervolume()\n"
         "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
     )

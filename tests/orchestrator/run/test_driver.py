@@ -12,7 +12,8 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.trials import TrialRecord, read_trials
+from orchestrator.results.store import read_trials
+from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Direction, Record, Search, open_storage
@@ -73,7 +74,7 @@ def run(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Outco
     return driver(config, folder, workers, **kwargs).run(read_trials(Storage(str(folder))))
 
 
-def settings(records: Sequence[TrialRecord]) -> list[Mapping[str, Any]]:
+def settings(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
     return [record.config for record in records]
 
 
@@ -97,7 +98,7 @@ def test_a_sweep_runs_its_budget_with_the_baselines_first(tmp_path: Path) -> Non
     assert [record.label for record in outcome.records[:3]] == ["vanilla", "chain", "lantern"]
     assert [record.number for record in outcome.records] == list(range(24))
     assert read_trials(Storage(str(tmp_path / "store"))) == list(outcome.records)
-    kinds = {(r.setting.policy.kind, r.setting.acceptance.neighbourhood.kind) for r in outcome.records if r.setting}
+    kinds = {(r.config.policy.kind, r.config.acceptance.neighbourhood.kind) for r in outcome.records if r.config}
     assert {("chain", "none"), ("chain", "additive"), ("dynamic", "none"), ("dynamic", "additive")} <= kinds
 
 
@@ -187,7 +188,7 @@ def test_a_trial_fails_alone_and_says_why(tmp_path: Path) -> None:
     outcome = run(sweep(tmp_path), tmp_path / "store", Failing())
     failed = [record for record in outcome.records if record.state == "failed"]
     assert failed
-    assert all(record.config["tree"]["policy"] == "dynamic" for record in failed)
+    assert all(record.config and record.config.policy.kind == "dynamic" for record in failed)
     assert {record.cause for record in failed} == {"OutOfMemory: at batch 4"}
     assert sum(record.state == "complete" for record in outcome.records) == 24 - len(failed)
     study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log")))

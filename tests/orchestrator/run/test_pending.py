@@ -101,7 +101,7 @@ def test_a_trial_that_was_measured(planner: Planner) -> None:
     assert record.history == ((20, {"fid": 6.0}),)
     assert set(record.shards) == flown.missing
     assert record.params == {"tree.length": 3}
-    assert record.setting == CHAIN
+    assert record.config == CHAIN
     assert datetime.fromisoformat(record.started) <= datetime.fromisoformat(record.finished)
 
 
@@ -126,8 +126,7 @@ def test_a_trial_that_failed() -> None:
     without = flight(None)
     without.fail("the space proposed what cannot be")
     assert without.record is not None
-    assert without.record.config == {}
-    assert without.record.setting is None
+    assert without.record.config is None
 
 
 def test_a_repeat_takes_the_result_and_names_the_first(planner: Planner) -> None:

@@ -57,7 +57,7 @@ def record(proposal: Proposal, **changes: Any) -> TrialRecord:
     assert proposal.config is not None
     values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
     fields: dict[str, Any] = {"metrics": values, "params": proposal.params} | changes
-    state, config = fields.pop("state", "complete"), proposal.config.to_mapping()
+    state, config = fields.pop("state", "complete"), proposal.config
     return TrialRecord(proposal.number, proposal.label, state, config, **fields)
 
 
@@ -84,8 +84,8 @@ def test_every_sampler_proposes_what_the_space_holds_and_goes_on_alike(sampler: 
     whole = drive(config, trials)
     assert [entry.label for entry in whole[:3]] == ["vanilla", "chain", "outside"]
     for entry in whole[3:]:
-        assert entry.setting is not None
-        assert config.space.params_of(entry.config, config.sampling) == dict(entry.params)
+        assert entry.config is not None
+        assert config.space.params_of(entry.config.to_mapping(), config.sampling) == dict(entry.params)
     assert len({entry.digest for entry in whole}) > 5
     again = drive(config, trials, whole[: trials // 2])
     assert [entry.params for entry in again] == [entry.params for entry in whole]
@@ -194,9 +194,9 @@ def test_options_reach_the_sampler(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_checked_before_they_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
-    entry = TrialRecord(0, "", "complete", {}, metrics={name: Measured(v, None, 1) for name, v in metrics.items()})
+    entry = TrialRecord(0, "", "complete", None, metrics={name: Measured(v, None, 1) for name, v in metrics.items()})
     assert objective_values(entry, NAMES) == values
-    assert objective_values(TrialRecord(0, "", "failed", {}, metrics=entry.metrics), NAMES) is None
+    assert objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
 
 
 def kept(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> Record:
@@ -307,6 +307,6 @@ def test_what_the_space_proposes_in_vain_is_told_as_such(tmp_path: Path) -> None
     search = Search(config, WAYS)
     proposals = [search.propose(number) for number in range(4)]
     assert all(proposal.problem is None for proposal in proposals)
-    entry = TrialRecord(0, "", "failed", {}, cause="the space proposed what cannot be")
+    entry = TrialRecord(0, "", "failed", None, cause="the space proposed what cannot be")
     search.tell(entry, NAMES)
     assert DecodingConfig(sampling=Sampling(cfg=1.5)) == proposals[0].config

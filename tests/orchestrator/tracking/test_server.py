@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.results.trials import TrialRecord, read_trials, trial_file, write_trial
+from orchestrator.results.store import read_trials, trial_file, write_trial
+from orchestrator.results.trials import TrialRecord
 from orchestrator.tracking.outbox import Ledger, TrackingError
 from orchestrator.tracking.server import free_port, serving
 from orchestrator.tracking.tracker import Pending, Synced, Tracker, sync

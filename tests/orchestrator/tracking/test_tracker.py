@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from orchestrator.results.trials import Measured, TrialRecord, read_trials, trial_file, write_trial
+from orchestrator.results.store import read_trials, trial_file, write_trial
+from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.tracking.outbox import Ledger
 from orchestrator.tracking.tracker import Pending, Synced, Tracker, TrackingError, sync
 from search_spaces.trial import DecodingConfig
@@ -125,8 +126,8 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
     assert len({frozenset(run.data.params) for run in children.values()}) == 1
     for record in read_trials(storage):
         run = children[record.number]
-        assert record.setting is not None
-        flat = {key: str(value) for key, value in record.setting.flat().items()}
+        assert record.config is not None
+        flat = {key: str(value) for key, value in record.config.flat().items()}
         assert {key: value for key, value in run.data.params.items() if value != "n/a"} == flat
         for name, entry in record.metrics.items():
             assert run.data.metrics[name] == entry.value
@@ -137,7 +138,7 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
         assert run.info.end_time - run.info.start_time == 1000
         got = download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri(storage))
         folder = Path(got)
-        assert DecodingConfig.from_mapping(yaml.safe_load((folder / "config.yaml").read_bytes())) == record.setting
+        assert DecodingConfig.from_mapping(yaml.safe_load((folder / "config.yaml").read_bytes())) == record.config
         if record.number != FAILED:
             assert (folder / "images.png").read_bytes() == storage.read(f"pictures/{record.digest}.png")
             assert (folder / "heatmap.png").read_bytes() == storage.read(f"heatmaps/{record.digest}.png")

@@ -1,0 +1,267 @@
+"""The files of a sweep's folder: their names, and how each is read and written.
+
+sweep.yaml                  the sweep as launched, with all defaults written out
+identity.json               everything that the results depend on (`Identity`)
+trials/00012.json           one immutable file per finished trial (`TrialRecord`)
+shards/, measures/          results of the workers' tasks, named by `workers.data.shards`
+pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
+trials.parquet, front.parquet, front.png, report.html    views, rebuilt from the trials
+events.jsonl, logs/         what the driver and the workers did
+study.log                   Optuna's journal
+mlflow.jsonl                the runs that MLflow has
+store.id, *.lock            one store seen by all workers, one process at a time
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.results.trials import TrialRecord
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", "study.log"
+TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
+TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
+MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
+IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
+
+Direction = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A metric as an objective: which direction is better, its unit, what it means, and what it is computed from
+    (`workers.metrics.metric.Metric.needs`)."""
+
+    name: str
+    direction: Direction
+    unit: str = ""
+    about: str = ""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> str:
+        """The column of its standard errors."""
+        return f"{self.name}_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Everything that a sweep's results depend on, written when it starts. Resuming checks it.
+
+    experiment: digest of what its shards depend on. models, extractors, versions: name -> content hash or identity.
+    captions: count, hash, source. reference: identity, count, source. baseline: vanilla with the sweep's sampling.
+    objectives: with the direction that the sweep optimises. samples: images per caption. timing: images, batch,
+    repetitions. started: ISO 8601, UTC.
+    """
+
+    name: str
+    experiment: str
+    started: str
+    metrics: Mapping[str, Axis]
+    objectives: tuple[Axis, ...] = ()
+    constraints: tuple[str, ...] = ()
+    target: str = ""
+    models: Mapping[str, str] = field(default_factory=dict)
+    extractors: Mapping[str, str] = field(default_factory=dict)
+    captions: Mapping[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
+    baseline: DecodingConfig | None = None
+    seed: int | None = None
+    grid: tuple[int, int] | None = None
+    image_size: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None
+    threads: int | None = None
+    samples: int | None = None
+    timing: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, as identity.json holds it."""
+        metrics = {name: asdict(axis) for name, axis in self.metrics.items()}
+        for facts in metrics.values():
+            del facts["name"]
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {
+            "metrics": metrics,
+            "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in self.objectives],
+            "baseline": None if self.baseline is None else self.baseline.to_mapping(),
+        }
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Identity:
+        """Read what `to_mapping` wrote.
+
+        Raises:
+            ValueError: a key is missing or has the wrong type.
+        """
+        try:
+            metrics = {
+                name: Axis(name, facts["direction"], facts["unit"], facts["about"], tuple(facts["needs"]))
+                for name, facts in given["metrics"].items()
+            }
+            goals = [(goal["metric"], goal["direction"]) for goal in given.get("objectives") or ()]
+            baseline, grid = given.get("baseline"), given.get("grid")
+            parsed = {
+                "metrics": metrics,
+                "objectives": tuple(replace(metrics.get(m, Axis(m, way)), direction=way) for m, way in goals),
+                "constraints": tuple(given.get("constraints") or ()),
+                "baseline": DecodingConfig.from_mapping(baseline, defaults=Sampling()) if baseline else None,
+                "grid": tuple(grid) if grid else None,
+            }
+            datetime.fromisoformat(given["started"])
+            names = {entry.name for entry in fields(cls)}
+            return cls(**({key: value for key, value in given.items() if key in names} | parsed))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a sweep's identity: {error!r}") from error
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The baseline's."""
+        return None if self.baseline is None else self.baseline.sampling
+
+
+def read_identity(storage: Storage) -> Identity | None:
+    """None if no sweep has started here.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not storage.exists(IDENTITY):
+        return None
+    try:
+        return Identity.from_mapping(json.loads(storage.read(IDENTITY)))
+    except ValueError as error:
+        raise ValueError(
+            f"{storage.shown}/{IDENTITY}: damaged ({error}); restore the file, or launch under another --name"
+        ) from error
+
+
+def write_identity(storage: Storage, identity: Identity) -> None:
+    storage.write(IDENTITY, json.dumps(identity.to_mapping(), indent=1, ensure_ascii=False).encode())
+
+
+def read_sweep_text(storage: Storage) -> str:
+    """sweep.yaml as it is; "" if there is none."""
+    return storage.read(SWEEP).decode("utf-8", "replace") if storage.exists(SWEEP) else ""
+
+
+def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
+    """sweep.yaml as plain data; empty if it is missing or damaged, since only views read it this way."""
+    import yaml
+
+    try:
+        given = yaml.safe_load(read_sweep_text(storage))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return given if isinstance(given, Mapping) else {}
+
+
+def planned_trials(storage: Storage) -> int | None:
+    """The trials in the budget of the sweep as launched; None if it does not say."""
+    budget = read_sweep_yaml(storage).get("budget")
+    trials = budget.get("trials") if isinstance(budget, Mapping) else None
+    return trials if isinstance(trials, int) else None
+
+
+def trial_file(number: int) -> str:
+    return f"{TRIALS}/{number:05d}.json"
+
+
+def write_trial(storage: Storage, record: TrialRecord) -> None:
+    storage.write(trial_file(record.number), record.to_json())
+
+
+def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord]:
+    """The finished trials in the order of their numbers, but for those in `skip`.
+
+    Raises:
+        ValueError: a file is not a trial's record.
+    """
+    records = []
+    for name in storage.names(TRIALS):
+        stem = name.removesuffix(".json")
+        if stem.isdigit() and int(stem) in skip:
+            continue
+        try:
+            records.append(TrialRecord.from_json(storage.read(f"{TRIALS}/{name}")))
+        except ValueError as error:
+            where = f"{storage.shown}/{TRIALS}/{name}"
+            raise ValueError(f"{where}: {error}; remove it, and --resume runs it again") from error
+    return sorted(records, key=lambda record: record.number)
+
+
+def image_shards(record: TrialRecord) -> list[str]:
+    """The files with the rows of a trial's images."""
+    return [name for name in record.shards if name.rpartition("/")[2].startswith(IMAGE_SHARD)]
+
+
+def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """A Parquet file, or some of its columns.
+
+    Raises:
+        KeyError: it has no such column (the arguments: its name, those that there are).
+        ValueError: it is missing or damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = storage.path(name)
+    try:
+        file = pq.ParquetFile(path if path is not None else io.BytesIO(storage.read(name)))
+        if missing := [column for column in columns or () if column not in file.schema_arrow.names]:
+            raise KeyError(missing[0], file.schema_arrow.names)
+        return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{storage.shown}/{name}: cannot be read ({error})") from error
+
+
+def write_table(storage: Storage, name: str, table: pyarrow.Table) -> None:
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    storage.write(name, buffer.getvalue())
+
+
+def read_lines(storage: Storage, name: str) -> list[Mapping[str, Any]]:
+    """The JSON objects of a file with one per line. Skips a line that was cut off (its writer was killed, or is
+    writing); empty if there is no such file."""
+    entries: list[Mapping[str, Any]] = []
+    for line in storage.read(name).splitlines() if storage.exists(name) else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+@contextmanager
+def exclusive(storage: Storage, lock: str) -> Iterator[bool]:
+    """Hold a lock while the block runs; False if another process holds it. The system releases it when its process
+    dies. Remote storage has no locks: True.
+    """
+    path = storage.path(lock)
+    if path is None:
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
