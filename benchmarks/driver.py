@@ -18,7 +18,7 @@ from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Direction, Record, Search
+from orchestrator.run.study import Direction, Search, StudyLog
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
@@ -54,11 +54,10 @@ def run(sweep: SweepConfig, folder: Path) -> tuple[float, int]:
         storage,
         Planner(sweep, experiment, baseline.to_mapping(), sweep.captions.count, NAMES),
         Search(sweep, WAYS),
-        Record(sweep.name, str(folder / "study.log"), WAYS, NAMES, "benchmark"),
+        StudyLog(sweep.name, str(folder / "study.log"), WAYS, NAMES, "benchmark"),
         workers,
-        objectives=NAMES,
         check=lambda config: None,
-        tell=lambda event: None,
+        emit=lambda event: None,
     )
     begin = time.perf_counter()
     driver.run()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.run.tasks import Done, Task
+from orchestrator.run.tasks import Task, TaskResult
 from search_spaces.trial import DecodingConfig
 
 Numbers = Callable[[DecodingConfig], dict[str, float]]
@@ -37,12 +37,12 @@ class InstantWorkers:
     def withdraw(self, trial: int) -> None:
         self.waiting = deque(task for task in self.waiting if task.trial != trial)
 
-    def collect(self, timeout: float) -> list[Done]:
+    def collect(self, timeout: float) -> list[TaskResult]:
         if not self.waiting:
             return []
         task = self.waiting.pop() if self.last_first else self.waiting.popleft()
         self.ran.append(task.name)
-        return [Done(task, self.answer(task))]
+        return [TaskResult(task, self.answer(task))]
 
     def answer(self, task: Task) -> Mapping[str, Any]:
         """What a worker would return."""

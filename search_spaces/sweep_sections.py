@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from search_spaces.params import ConfigError, Params, Range
+from search_spaces.params import ConfigError, Params, Range, not_one_of
+from search_spaces.samplers import SAMPLERS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BUILTIN = "builtin"  # the weights that come with the package
@@ -100,12 +101,14 @@ class Timing(Params):
 class Search(Params):
     """How settings are proposed. `options` are what the sampler itself may be told."""
 
-    sampler: Annotated[Literal["tpe", "nsga2", "nsga3", "gp", "random", "qmc", "grid"], "how settings are proposed"] = (
-        "tpe"
-    )
+    sampler: Annotated[str, "how settings are proposed"] = "tpe"
     parallel: Annotated[int, "trials under way at once", Range(1)] = 2
     seed: Annotated[int, "seed of the proposals", SEEDS] = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(("sampler",), not_one_of(self.sampler, SAMPLERS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,27 +160,27 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep
 
-    status = progress.Status(config.budget.trials)
+    state = progress.Progress(config.budget.trials)
     events = storage.path(EVENTS)
     tracker, views = None if uri == "" else tracking(storage, uri), Views(storage)
 
-    with progress.view(status, as_json=as_json) as shown:
+    with progress.choose_view(state, as_json=as_json) as view:
         if events is not None:
             events.parent.mkdir(parents=True, exist_ok=True)
-        tell = progress.teller(status, shown, events)
+        record = progress.event_sink(state, view, events)
 
-        def heard(event: Any) -> None:
-            tell(event)
+        def emit(event: Any) -> None:
+            record(event)
             if event["event"] == "identity" and tracker:
                 tracker.start()  # there is something to log from now on
             if event["event"] == "trial_finished":
                 if problem := views.refresh():
-                    tell({"event": "note", "note": f"tables and picture not written: {problem}"})
+                    record({"event": "note", "note": f"tables and picture not written: {problem}"})
                 if tracker:
                     tracker.nudge()
 
         try:
-            outcome = launch_sweep(config, storage, place, heard, cores=cores())
+            outcome = launch_sweep(config, storage, place, emit, cores=cores())
         except KeyboardInterrupt:
             end(storage, tracker, "interrupted")
             raise CommandError(f"interrupted; go on with: {again()}", INTERRUPTED) from None

@@ -1,4 +1,4 @@
-"""The cluster that workers run on: joined, or started on this machine; what it has, and what fits."""
+"""The Ray cluster that workers run on: connecting to it, or starting it on this machine, and sizing workers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import ray
 
 from orchestrator.run.tasks import PoolError
 
-OBJECT_STORE = 128 << 20  # bytes; results are files, so the store holds next to nothing
+_OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What a worker takes of the cluster, and how many there shall be (None: as many as there is room for)."""
+    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus 0: chosen by `fit`."""
 
     count: int | None = None
     cpus: float = 1.0
@@ -27,78 +27,76 @@ class Slots:
 
 @contextlib.contextmanager
 def connected(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
-    """Join the cluster at `address`, or start Ray on this machine alone, until the block is left. Gives slots that fit:
-    a GPU a worker where there are GPUs, else `slots.cpus` cores.
+    """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields slots that fit.
 
     Raises:
-        PoolError: no cluster there, or none with room for a single worker.
+        PoolError: no cluster at the address, or no node with room for a worker.
     """
-    connect(address, max(cores, round((slots.count or 1) * slots.cpus + 0.5)))
+    _connect(address, max(cores, round((slots.count or 1) * slots.cpus + 0.5)))
     try:
-        yield fit(slots, nodes())
+        yield fit(slots, _node_resources())
     finally:
         ray.shutdown()
 
 
-def connect(address: str | None, cores: int) -> None:
-    """Join the cluster at `address`, or start Ray on this machine with so many cores.
+def _connect(address: str | None, cores: int) -> None:
+    """Connect to the cluster at `address`, or start Ray on this machine with `cores` cores.
 
     Raises:
-        PoolError: no cluster there.
+        PoolError: no cluster at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address is None:
-            ray.init(
-                "local", num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet
-            )  # fmt: skip
+            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+            ray.init("local", num_cpus=cores, **options)
         else:
             if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
                 os.environ["RAY_AUTH_MODE"] = "token"
-            ray.init(address, **quiet)
+            ray.init(address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"at {address}" if address else "on this machine"
+        host = f"at {address}" if address else "on this machine"
         raise PoolError(
-            f"no Ray cluster {where}: {error}. `ray status` shows one that runs; if it asks for a token, set "
+            f"no Ray cluster {host}: {error}. `ray status` shows running clusters; for one that requires a token, set "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
         ) from error
 
 
-def resources() -> dict[str, float]:
-    """What all nodes of the cluster have together, by Ray's names."""
+def cluster_resources() -> dict[str, float]:
+    """Resources of all nodes together, by Ray's names."""
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def nodes() -> list[dict[str, float]]:
-    """What each node that is up has."""
+def _node_resources() -> list[dict[str, float]]:
+    """Resources of each live node."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def fit(slots: Slots, there: Sequence[Mapping[str, float]]) -> Slots:
-    """Slots for the nodes that are there: a GPU a worker if a node has one and none was asked for.
+def fit(slots: Slots, nodes: Sequence[Mapping[str, float]]) -> Slots:
+    """Slots for these nodes: one GPU per worker if a node has one and `slots` asks for none.
 
-    Ray itself would wait for ever for what no node has. That is wanted only of a cluster that starts nodes on demand,
-    and said by a number of workers: their waiting is the demand.
+    Ray waits forever for resources that no node has. That makes sense only on an autoscaling cluster, where waiting
+    workers are the demand, so it requires an explicit number of workers.
 
     Raises:
-        PoolError: not even one worker fits on any node.
+        PoolError: no node has room for a worker.
     """
-    gpus = slots.gpus or (1.0 if any(node.get("GPU", 0) >= 1 for node in there) else 0.0)
-    wanted = {"CPU": slots.cpus, "GPU": gpus}
-    fits = any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in there)
+    gpus = slots.gpus or (1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0)
+    needed = {"CPU": slots.cpus, "GPU": gpus}
+    fits = any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes)
     if not fits and slots.count is None:
-        most = {name: max((node.get(name, 0) for node in there), default=0) for name in wanted}
-        short = next((name for name in wanted if wanted[name] > most[name]), "CPU")
+        largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
+        name = next((name for name in needed if needed[name] > largest[name]), "CPU")
         raise PoolError(
-            f"a worker wants {wanted[short]:g} {short}, the largest node has {most[short]:g}: ask for less "
-            f"(--{short.lower()}s-per-worker), or say --workers N to a cluster that starts nodes on demand"
+            f"a worker needs {needed[name]:g} {name}, but the largest node has {largest[name]:g}: lower "
+            f"--{name.lower()}s-per-worker, or give --workers N on an autoscaling cluster"
         )
     return Slots(slots.count, slots.cpus, gpus)
 
 
-def room(slots: Slots, there: Mapping[str, float]) -> int:
-    """How many workers fit; never less than one, for the nodes may yet come."""
-    fits = [int(there.get("CPU", 0) // slots.cpus)] if slots.cpus else []
-    fits += [int(there.get("GPU", 0) // slots.gpus)] if slots.gpus else []
-    return max(1, min(fits, default=1))
+def worker_capacity(slots: Slots, resources: Mapping[str, float]) -> int:
+    """How many workers the cluster has room for; at least 1, because nodes may still join."""
+    counts = [int(resources.get("CPU", 0) // slots.cpus)] if slots.cpus else []
+    counts += [int(resources.get("GPU", 0) // slots.gpus)] if slots.gpus else []
+    return max(1, min(counts, default=1))

@@ -1,7 +1,7 @@
-"""The sweep's loop: ask for settings, hand out their shards, measure what came back, tell the study; all on one page.
+"""The driver's loop: ask the search for configs, hand out their shards, measure them, tell the search.
 
-Parquet is the truth: a file that is there is not made again, and a trial whose record is there is only told again. So
-to resume is to run the same loop on a store that is not empty.
+The store's files are the truth: a shard that exists is not drawn again, and a trial with a record is only told to the
+search. So resuming a sweep is running the same loop on a store that is not empty.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from orchestrator.results.describe import describe
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import COMPLETE, TrialRecord
-from orchestrator.run.pending import Flight, Planner
-from orchestrator.run.study import Proposal, Record, Search
-from orchestrator.run.tasks import Done, Task, Workers
+from orchestrator.run.pending import PendingTrial, Planner
+from orchestrator.run.study import Proposal, Search, StudyLog
+from orchestrator.run.tasks import EventSink, TaskResult, Workers
 from search_spaces.goals import Constraint
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-Tell = Callable[[Mapping[str, Any]], None]
-SHOWN_DIGITS = 3  # of a setting's numbers
-MOST_LOST = 10  # trials in a row, before the sweep itself gives up
-PATIENCE = 0.5  # seconds to wait for results before looking at the clock
+_SUMMARY_DIGITS = 3  # of the numbers in a config's summary
+_MAX_LOST_IN_A_ROW = 10  # trials
+_POLL_TIMEOUT_S = 0.5
 
 
 class SweepError(RuntimeError):
-    """The sweep cannot go on; what it has finished stays, and --resume goes on from there."""
+    """The sweep cannot continue. Finished trials are kept; --resume continues after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended: its trials, why it stopped (`trials`, `images`, `hours` or `space`), and which trials were
-    lost to a machine, a network or a file: they were not written down, so that --resume runs them again.
+    """How a sweep ended. stopped_by: `trials`, `images`, `hours` or `space`.
+
+    lost: trials that failed because of a machine, a network or a file. They have no record in the store, so --resume
+    runs them again.
     """
 
     records: Sequence[TrialRecord]
@@ -47,9 +47,9 @@ class Outcome:
 
 
 class Driver:
-    """Runs a sweep on workers, telling `tell` what happens.
+    """Runs a sweep on workers and emits its events.
 
-    check: refuses a setting that the model cannot serve (ConfigError). objectives: names of metrics.
+    check: raises ConfigError for a config that the model cannot serve.
     """
 
     def __init__(
@@ -58,208 +58,212 @@ class Driver:
         storage: Storage,
         planner: Planner,
         search: Search,
-        record: Record,
+        study: StudyLog,
         workers: Workers,
         *,
-        objectives: Sequence[str],
-        check: Callable[[Any], None],
-        tell: Tell,
+        check: Callable[[DecodingConfig], None],
+        emit: EventSink,
     ) -> None:
-        self.sweep, self.storage, self.planner, self.search, self.record = sweep, storage, planner, search, record
-        self.workers, self.objectives, self.check, self.tell = workers, list(objectives), check, tell
-        self.wanted = dict.fromkeys([*objectives, *(constraint.metric for constraint in sweep.constraints)])
-        self.there = {f"shards/{name}" for name in storage.names("shards")}
-        self.flights: deque[Flight] = deque()
-        self.records: list[TrialRecord] = []
-        self.baseline: Flight | None = None
-        self.images = 0
-        self.lost: set[int] = set()
-        self._alive = -1
-        self._digests: dict[str, int] = {}
-        self._finished: dict[int, TrialRecord] = {}
-        self._asked, self._began = 0, time.monotonic()
+        self.sweep, self.storage, self.planner, self.search, self.study = sweep, storage, planner, search, study
+        self.workers, self.check, self.emit = workers, check, emit
+        self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
+        self.shards = {f"shards/{name}" for name in storage.names("shards")}
+        self._pending: deque[PendingTrial] = deque()
+        self._records: list[TrialRecord] = []
+        self._baseline: PendingTrial | None = None
+        self._images, self._workers_alive = 0, -1
+        self._lost: set[int] = set()
+        self._first_trials: dict[str, int] = {}  # by the config's digest
+        self._stored: dict[int, TrialRecord] = {}
+        self._next_number, self._start_time = 0, time.monotonic()
 
-    def run(self, finished: Sequence[TrialRecord] = ()) -> Outcome:
-        """Run to the end of the budget; `finished`: the records that the store holds already.
+    def run(self, stored: Sequence[TrialRecord] = ()) -> Outcome:
+        """Run until the budget is spent. `stored`: the records that the store holds already.
 
         Raises:
-            PoolError: no worker is left and none can be had.
-            StudyError: `finished` is another sweep's.
-            SweepError: the baseline failed.
+            PoolError: no worker is left and none can be started.
+            StudyError: `stored` belongs to another sweep.
+            SweepError: the baseline failed, or too many trials in a row were lost.
         """
-        self._finished = {entry.number: entry for entry in finished}
+        self._stored = {record.number: record for record in stored}
         while True:
-            stop = self._ask_what_may_be_asked()
-            if not self.flights:
-                return Outcome(self.records, stop or "trials", self.lost)
-            if self.flights[0].record is None and self.flights[0].duplicate_of is None:
-                for done in self.workers.collect(PATIENCE):
-                    self._take(done)
-                self._count_workers()
-            self._tell_the_oldest()
+            stopped_by = self._start_trials()
+            if not self._pending:
+                return Outcome(self._records, stopped_by or "trials", self._lost)
+            if self._pending[0].is_running:
+                for result in self.workers.collect(_POLL_TIMEOUT_S):
+                    self._handle(result)
+                self._emit_worker_count()
+            self._finish_oldest()
 
-    def _ask_what_may_be_asked(self) -> str | None:
-        """Start trials until `parallel` are in flight or the budget is spent; then says which part of it."""
-        while len(self.flights) < self.sweep.search.parallel:
-            stop = self._spent()
-            if stop:
-                return stop
-            known = self._finished.get(self._asked)
-            proposal = self.search.propose(self._asked, known.params if known else None)
-            self._asked += 1
-            self.record.asked(proposal)
-            flight = Flight(proposal)
-            self.flights.append(flight)
-            self._start(flight, known)
+    def _start_trials(self) -> str | None:
+        """Start trials until `parallel` are in flight; returns the part of the budget that is spent, if any."""
+        while len(self._pending) < self.sweep.search.parallel:
+            stopped_by = self._spent_budget()
+            if stopped_by:
+                return stopped_by
+            record = self._stored.get(self._next_number)
+            proposal = self.search.propose(self._next_number, record.params if record else None)
+            self._next_number += 1
+            self.study.add(proposal)
+            pending = PendingTrial(proposal)
+            self._pending.append(pending)
+            self._start(pending, record)
         return None
 
-    def _spent(self) -> str | None:
-        budget, known = self.sweep.budget, self._asked in self._finished
-        if self._asked >= min(budget.trials, self.search.size or math.inf):
-            return "trials" if self._asked == budget.trials else "space"
-        if budget.images is not None and self.images >= budget.images:
+    def _spent_budget(self) -> str | None:
+        budget, number = self.sweep.budget, self._next_number
+        if number >= min(budget.trials, self.search.size or math.inf):
+            return "trials" if number == budget.trials else "space"
+        if budget.images is not None and self._images >= budget.images:
             return "images"
-        if budget.hours is not None and not known and time.monotonic() - self._began >= budget.hours * 3600:
+        elapsed = time.monotonic() - self._start_time
+        if budget.hours is not None and number not in self._stored and elapsed >= budget.hours * 3600:
             return "hours"
         return None
 
-    def _start(self, flight: Flight, known: TrialRecord | None) -> None:
-        proposal = flight.proposal
-        problem = proposal.problem or self._misfit(proposal)
+    def _start(self, pending: PendingTrial, record: TrialRecord | None) -> None:
+        """Plan a trial and submit its missing shards. `record`: the trial's, if the store has it."""
+        proposal = pending.proposal
+        problem = proposal.problem or self._model_problem(proposal)
         if problem or proposal.config is None:
-            flight.fail(problem or "no setting")
+            pending.fail(problem or "the search proposed no config")
             return
-        tasks = self.planner.plan(flight, self.there)
-        earlier = self._digests.setdefault(proposal.config.digest(), proposal.number)
-        flight.record = known
-        if earlier != proposal.number:
-            flight.duplicate_of = earlier
+        tasks = self.planner.plan(pending, self.shards)
+        first = self._first_trials.setdefault(proposal.config.digest(), proposal.number)
+        pending.record = record
+        if first != proposal.number:
+            pending.duplicate_of = first
             return
-        self.images += flight.images
-        if self.baseline is None:
-            self.baseline = flight  # its images are needed even if its record is there
-        elif known is not None:
+        self._images += pending.images
+        if self._baseline is None:
+            self._baseline = pending  # all trials need its images, even if it has a record
+        elif record is not None:
             return
-        if known is None:
-            about = {"label": proposal.label, "words": self._words(proposal.label, proposal.config)}
-            self.tell({"event": "trial_started", "trial": flight.number, **about, "setting": proposal.config.flat()})
+        if record is None:
+            names = {"label": proposal.label, "summary": self._summary(proposal)}
+            self.emit({"event": "trial_started", "trial": pending.number, **names, "config": proposal.config.flat()})
         for task in tasks:
             self.workers.submit(task)
-        self._measure_what_is_there()
+        self._submit_measurements()
 
-    def _words(self, label: str, setting: DecodingConfig | None) -> str:
-        """What a trial is called where it is shown: its label, else its setting."""
-        return label or (describe(setting, self.sweep.sampling, SHOWN_DIGITS) if setting else "")
+    def _summary(self, proposal: Proposal) -> str:
+        """The trial's label, or a short description of its config."""
+        described = describe(proposal.config, self.sweep.sampling, _SUMMARY_DIGITS) if proposal.config else ""
+        return proposal.label or described
 
-    def _misfit(self, proposal: Proposal) -> str | None:
+    def _model_problem(self, proposal: Proposal) -> str | None:
         try:
             if proposal.config is not None:
                 self.check(proposal.config)
         except ConfigError as error:
-            return f"the model cannot serve it: {error}"
+            return f"the model cannot serve this config: {error}"
         return None
 
-    def _take(self, done: Done) -> None:
-        """A task came back."""
-        known = (*self.flights, *([self.baseline] if self.baseline else []))
-        flight = next((flight for flight in known if flight.number == done.task.trial), None)
-        if flight is None or (flight.record is not None and flight is not self.baseline):
+    def _handle(self, result: TaskResult) -> None:
+        """Process a finished task. Results of trials that have a record are dropped, except the baseline's."""
+        trials = (*self._pending, *([self._baseline] if self._baseline else []))
+        pending = next((trial for trial in trials if trial.number == result.task.trial), None)
+        if pending is None or (pending.record is not None and pending is not self._baseline):
             return
-        if done.result is None:
-            self._fail(flight, done.cause or "failed", lasting=done.lasting)
-        elif done.task.kind == "measure":
-            flight.complete(done.result, self.wanted)
-            if flight is self.baseline and flight.record and flight.record.cause:
-                self._fail(flight, flight.record.cause)
+        if result.output is None:
+            self._fail(pending, result.cause or "failed", permanent=result.permanent)
+        elif result.task.kind == "measure":
+            pending.complete(result.output, self.required)
+            if pending is self._baseline and pending.record and pending.record.cause:
+                self._fail(pending, pending.record.cause)
         else:
-            self._arrived(flight, done.task, done.result)
-        self._measure_what_is_there()
+            self._add_shard(pending, result)
+        self._submit_measurements()
 
-    def _arrived(self, flight: Flight, task: Task, result: Mapping[str, Any]) -> None:
-        if result["name"] != task.name:
-            wrote = f"{result.get('worker')} wrote {result['name']}, not {task.name}"
-            self._fail(flight, f"{wrote}: its models or captions are others than the driver's", lasting=False)
+    def _add_shard(self, pending: PendingTrial, result: TaskResult) -> None:
+        task, output = result.task, result.output
+        assert output is not None
+        worker = output.get("worker")
+        if output["name"] != task.name:
+            problem = f"{worker} wrote {output['name']} instead of {task.name}: its models or captions differ"
+            self._fail(pending, problem, permanent=False)
             return
-        flight.missing.discard(task.name)
-        flight.seconds += result["seconds"]
-        self.there.add(task.name)
-        self.tell(
+        pending.missing.discard(task.name)
+        pending.seconds += output["seconds"]
+        self.shards.add(task.name)
+        facts = {"images": output["images"], "seconds": output["seconds"], "worker": worker}
+        self.emit({"event": "shard", "trial": pending.number, "kind": task.kind, **facts})
+
+    def _fail(self, pending: PendingTrial, cause: str, *, permanent: bool = True) -> None:
+        """Fail one trial. A failure of the baseline ends the sweep: all metrics compare with its images."""
+        if pending is self._baseline:
+            raise SweepError(f"vanilla, the baseline of every metric, failed: {cause}")
+        self.workers.withdraw(pending.number)
+        pending.fail(cause)
+        if not permanent and not self.search.is_stateful:
+            self._lost.add(pending.number)
+            recent = range(pending.number - _MAX_LOST_IN_A_ROW + 1, pending.number + 1)
+            if self._lost.issuperset(recent):
+                raise SweepError(f"{_MAX_LOST_IN_A_ROW} trials in a row were lost, the last one to: {cause}")
+
+    def _emit_worker_count(self) -> None:
+        alive = self.workers.alive
+        if alive != self._workers_alive:
+            self._workers_alive = alive
+            self.emit({"event": "workers", "alive": alive, "note": "" if alive else "no worker is up; waiting for one"})
+
+    def _submit_measurements(self) -> None:
+        """Submit the measuring of every trial whose shards and the baseline's are complete."""
+        if self._baseline is None or self._baseline.missing:
+            return
+        for pending in self._pending:
+            if pending.is_running and not pending.missing and not pending.measuring:
+                pending.measuring = True
+                self.workers.submit(self.planner.measure(pending, self._baseline))
+
+    def _finish_oldest(self) -> None:
+        """Write and tell the oldest trial in flight, if it has finished.
+
+        One at a time: the proposals that follow each tell must not depend on how many trials finished together.
+        """
+        pending = self._pending[0]
+        if pending.duplicate_of is not None and pending.record is None:
+            pending.copy_result(self._records[pending.duplicate_of])
+            if pending.duplicate_of in self._lost:
+                self._lost.add(pending.number)
+        if pending.record is None:
+            return
+        self._pending.popleft()
+        record, is_new = pending.record, pending.number not in self._stored
+        if is_new:
+            record = self._with_constraints(record)
+        self._records.append(record)
+        self.search.tell(record, self.study.objectives)
+        if record.number not in self._lost:
+            if is_new:
+                write_trial(self.storage, record)
+            self.study.finish(record)
+        self.emit(
             {
-                "event": "shard",
-                "trial": flight.number,
-                "kind": task.kind,
-                "images": result["images"],
-                "seconds": result["seconds"],
-                "worker": result.get("worker"),
+                "event": "trial_finished",
+                "trial": record.number,
+                "label": record.label,
+                "summary": self._summary(pending.proposal),
+                "state": record.state,
+                "new": is_new,
+                "cause": record.cause,
+                "feasible": record.feasible,
+                "images": record.images,
+                "metrics": {name: entry.value for name, entry in record.metrics.items()},
             }
         )
 
-    def _fail(self, flight: Flight, cause: str, *, lasting: bool = True) -> None:
-        """A trial fails alone, except vanilla: without its images there is nothing to measure the others by."""
-        if flight is self.baseline:
-            raise SweepError(f"vanilla, the baseline of every metric, failed: {cause}")
-        self.workers.withdraw(flight.number)
-        flight.fail(cause)
-        if not lasting and not self.search.remembers:
-            self.lost.add(flight.number)
-            if len(self.lost.intersection(range(flight.number - MOST_LOST + 1, flight.number + 1))) == MOST_LOST:
-                raise SweepError(f"{MOST_LOST} trials in a row were lost, the last one to: {cause}")
-
-    def _count_workers(self) -> None:
-        """Tell when workers come or go."""
-        alive = self.workers.alive
-        if alive != self._alive:
-            self._alive = alive
-            self.tell({"event": "workers", "alive": alive, "note": "" if alive else "no worker is up; waiting for one"})
-
-    def _measure_what_is_there(self) -> None:
-        base = self.baseline
-        if base is None or base.missing:
-            return
-        for flight in self.flights:
-            ready = (
-                flight.record is None and not flight.missing and not flight.measuring and flight.duplicate_of is None
-            )
-            if ready:
-                flight.measuring = True
-                self.workers.submit(self.planner.measure(flight, base))
-
-    def _tell_the_oldest(self) -> None:
-        """Write down and tell the oldest trial in flight, if it has finished. One at a time: each telling is followed
-        by the asking that it allows, so that what is asked does not depend on how many finished together.
-        """
-        flight = self.flights[0]
-        if flight.duplicate_of is not None and flight.record is None:
-            flight.repeat(self.records[flight.duplicate_of])
-            if flight.duplicate_of in self.lost:
-                self.lost.add(flight.number)
-        if flight.record is not None:
-            self.flights.popleft()
-            self._finish(flight.record, new=flight.number not in self._finished)
-
-    def _finish(self, record: TrialRecord, *, new: bool) -> None:
-        record = self._judged(record) if new else record
-        self.records.append(record)
-        self.search.tell(record, self.objectives)
-        if record.number not in self.lost:
-            if new:
-                write_trial(self.storage, record)
-            self.record.told(record)
-        about = {"trial": record.number, "label": record.label, "words": self._words(record.label, record.config)}
-        state = {"state": record.state, "new": new, "cause": record.cause, "feasible": record.feasible}
-        shown = {name: entry.value for name, entry in record.metrics.items()}
-        self.tell({"event": "trial_finished", **about, **state, "images": record.images, "metrics": shown})
-
-    def _judged(self, record: TrialRecord) -> TrialRecord:
-        """The record with how far it is beyond each constraint."""
+    def _with_constraints(self, record: TrialRecord) -> TrialRecord:
+        """The record of a complete trial with its violation of each constraint."""
         if record.state != COMPLETE:
             return record
-        base = self.records[0] if self.records else record
-        held = {constraint.text: violation(constraint, record, base) for constraint in self.sweep.constraints}
-        return replace(record, constraints=held)
+        vanilla = self._records[0] if self._records else record
+        violations = {constraint.text: _violation(constraint, record, vanilla) for constraint in self.sweep.constraints}
+        return replace(record, constraints=violations)
 
 
-def violation(constraint: Constraint, record: TrialRecord, vanilla: TrialRecord) -> float:
-    """How far a trial is beyond a constraint, in the metric's unit; at most 0 where it holds."""
+def _violation(constraint: Constraint, record: TrialRecord, vanilla: TrialRecord) -> float:
+    """How much a trial misses a constraint, in the metric's unit; at most 0 if it is met."""
     reference = vanilla.metrics.get(constraint.metric)
     return constraint.violation(record.metrics[constraint.metric].value, reference.value if reference else math.nan)

@@ -23,13 +23,13 @@ from orchestrator.results.store import (
     write_identity,
 )
 from orchestrator.run.cluster import Slots, connected
-from orchestrator.run.driver import Driver, Outcome, SweepError, Tell
-from orchestrator.run.pending import Planner, now
+from orchestrator.run.driver import Driver, Outcome, SweepError
+from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
 from orchestrator.run.preflight_models import entry_of
 from orchestrator.run.resolve import filled
-from orchestrator.run.study import Record, Search
-from orchestrator.run.tasks import Task
+from orchestrator.run.study import Search, StudyLog
+from orchestrator.run.tasks import EventSink, Task
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.sweep import SweepConfig
@@ -61,27 +61,27 @@ class Place:
     study: str | None = None
 
 
-def launch(sweep: SweepConfig, storage: Storage, place: Place, tell: Tell, *, cores: int) -> Outcome:
+def launch(sweep: SweepConfig, storage: Storage, place: Place, emit: EventSink, *, cores: int) -> Outcome:
     """Run a sweep, or what is missing of it, to its end.
 
     Raises:
         PoolError, StudyError, IdentityError, ConfigError, SweepError: with what to do.
     """
-    tell({"event": "launch", "note": "starting workers"})
+    emit({"event": "launch", "note": "starting workers"})
     with sole_driver(storage), connected(place.address, place.slots, cores) as slots:
         threads = place.threads or max(1, int(slots.cpus))
 
-        def told(words: str) -> None:
-            tell({"event": "workers", "alive": pool.alive, "note": words})
+        def warn(message: str) -> None:
+            emit({"event": "workers", "alive": pool.alive, "note": message})
 
-        with closing(Pool(worker_spec(sweep, storage, threads), slots, environment(threads), told)) as pool:
+        with closing(Pool(worker_spec(sweep, storage, threads), slots, environment(threads), warn)) as pool:
             facts = pool.first_facts()
             sweep = completed(sweep, facts)
             identity = keep_identity(storage, sweep, identify(sweep, facts))
-            tell({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
-            tell({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
+            emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
+            emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             one(pool, Task(-1, "reference", {"kind": "reference"}))
-            driver = assemble(sweep, storage, place, pool, facts, identity, tell)
+            driver = assemble(sweep, storage, place, pool, facts, identity, emit)
             return driver.run(read_trials(storage))
 
 
@@ -92,7 +92,7 @@ def assemble(
     pool: Pool,
     facts: Mapping[str, Any],
     identity: Identity,
-    tell: Tell,
+    emit: EventSink,
 ) -> Driver:
     """The loop with all that it holds."""
     names = [axis.name for axis in identity.objectives]
@@ -114,11 +114,10 @@ def assemble(
         storage,
         planner,
         Search(sweep, ways),
-        Record(sweep.name, url, ways, names, f"{identity.experiment} {identity.started}"),
+        StudyLog(sweep.name, url, ways, names, f"{identity.experiment} {identity.started}"),
         pool,
-        objectives=names,
         check=fits(facts),
-        tell=tell,
+        emit=emit,
     )
 
 
@@ -239,7 +238,7 @@ def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
             "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
             "samples": sweep.quality.samples,
             "timing": sweep.timing.to_mapping(),
-            "started": now(),
+            "started": utc_now(),
         }
         | {key: facts[key] for key in IDENTIFYING_FACTS}
     )
@@ -273,8 +272,8 @@ def one(pool: Pool, task: Task) -> Mapping[str, Any]:
     """
     pool.submit(task)
     while True:
-        for done in pool.collect(1.0):
-            if done.task == task:
-                if done.result is None:
-                    raise SweepError(f"{task.name}: {done.cause}")
-                return done.result
+        for result in pool.collect(1.0):
+            if result.task == task:
+                if result.output is None:
+                    raise SweepError(f"{task.name}: {result.cause}")
+                return result.output

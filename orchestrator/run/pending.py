@@ -1,4 +1,4 @@
-"""A trial on its way: which of its files are missing, and what it came to."""
+"""A trial in flight: the shards it needs, those that are missing, and its record."""
 
 from __future__ import annotations
 
@@ -15,24 +15,32 @@ from search_spaces.sweep import SweepConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
 
 
-def now() -> str:
+def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(slots=True)
-class Flight:
-    """One trial between its asking and its telling. `missing`: shard files that are not there yet."""
+class PendingTrial:
+    """One trial between ask and tell.
+
+    files: names of its shard files by kind. missing: those that are not in the store yet. duplicate_of: the earlier
+    trial with the same config. record: set when the trial is finished.
+    """
 
     proposal: Proposal
+    config_mapping: dict[str, Any] = field(init=False)
     quality: list[QualityShard] = field(default_factory=list)
     timing: list[TimingShard] = field(default_factory=list)
-    names: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": []})
+    files: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": []})
     missing: set[str] = field(default_factory=set)
     seconds: float = 0.0
-    started: str = field(default_factory=now)
+    started: str = field(default_factory=utc_now)
     duplicate_of: int | None = None
     measuring: bool = False
     record: TrialRecord | None = None
+
+    def __post_init__(self) -> None:
+        self.config_mapping = self.proposal.config.to_mapping() if self.proposal.config else {}
 
     @property
     def number(self) -> int:
@@ -42,12 +50,17 @@ class Flight:
     def images(self) -> int:
         return sum((shard.stop - shard.start) * shard.samples for shard in self.quality)
 
-    def fail(self, cause: str) -> None:
-        self.record = self._record(FAILED, cause=cause)
+    @property
+    def is_running(self) -> bool:
+        """Whether workers still have to finish it."""
+        return self.record is None and self.duplicate_of is None
 
-    def repeat(self, earlier: TrialRecord) -> None:
-        """The setting has been measured: its result is this trial's as well."""
-        self.record = self._record(
+    def fail(self, cause: str) -> None:
+        self.record = self._make_record(FAILED, cause=cause)
+
+    def copy_result(self, earlier: TrialRecord) -> None:
+        """Take over the result of an earlier trial with the same config."""
+        self.record = self._make_record(
             earlier.state,
             metrics=earlier.metrics,
             constraints=earlier.constraints,
@@ -58,43 +71,46 @@ class Flight:
             duplicate_of=earlier.number if earlier.duplicate_of is None else earlier.duplicate_of,
         )
 
-    def complete(self, result: Mapping[str, Any], wanted: Collection[str]) -> None:
-        """`result`: what a worker's measuring returned. Without one of the metrics `wanted` the trial has failed.
+    def complete(self, output: Mapping[str, Any], required: Collection[str]) -> None:
+        """Make the record from the output of a worker's measure task.
 
-        What is not finite is no measurement. Constraints come later.
+        Values that are not finite are dropped. The trial has failed if one of the `required` metrics is missing.
+        Constraints are evaluated later.
         """
-        self.seconds += result.get("seconds", 0.0)
-        found = {name: Measured(**entry) for name, entry in result["metrics"].items() if math.isfinite(entry["value"])}
-        reasons = {name: result.get("skipped", {}).get(name, "not measured") for name in wanted if name not in found}
-        self.record = self._record(
-            FAILED if reasons else COMPLETE,
-            cause="; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or None,
-            metrics=found,
-            history=tuple((int(images), values) for images, values in result.get("history", ())),
-            shards=(*self.names["quality"], *self.names["timing"]),
+        self.seconds += output.get("seconds", 0.0)
+        metrics = {
+            name: Measured(**entry) for name, entry in output["metrics"].items() if math.isfinite(entry["value"])
+        }
+        skipped = output.get("skipped", {})
+        problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
+        self.record = self._make_record(
+            FAILED if problems else COMPLETE,
+            cause="; ".join(problems) or None,
+            metrics=metrics,
+            history=tuple((int(images), values) for images, values in output.get("history", ())),
+            shards=(*self.files["quality"], *self.files["timing"]),
             images=self.images,
         )
 
-    def _record(self, state: Any, **fields: Any) -> TrialRecord:
-        setting = self.proposal.config
+    def _make_record(self, state: Any, **fields: Any) -> TrialRecord:
         return TrialRecord(
             number=self.number,
             label=self.proposal.label,
             state=state,
-            config=setting,
+            config=self.proposal.config,
             params=self.proposal.params,
             seconds=self.seconds,
             started=self.started,
-            finished=now(),
+            finished=utc_now(),
             **fields,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Which files a setting needs, in what order, and the tasks that write those that are missing.
+    """Plans the shards of a config, and the tasks that write the missing ones.
 
-    timed: whether any metric is asked for that needs timings.
+    baseline: vanilla's config as a mapping. captions: their number. timed: whether any metric needs timings.
     """
 
     sweep: SweepConfig
@@ -104,34 +120,34 @@ class Planner:
     metrics: tuple[str, ...]
     timed: bool = True
 
-    def plan(self, flight: Flight, there: Collection[str]) -> list[Task]:
-        """Fill in the flight's shards; returns the tasks for those not in `there`."""
-        assert flight.proposal.config is not None
-        config, quality, timing = flight.proposal.config.to_mapping(), self.sweep.quality, self.sweep.timing
-        flight.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
+    def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
+        """Fill in the trial's shards; returns the tasks for those that are not `existing` files."""
+        config, quality, timing = pending.config_mapping, self.sweep.quality, self.sweep.timing
+        pending.quality = plan_quality(
+            pending.config_mapping, self.captions, quality.shard, quality.samples, quality.batch
+        )
         if self.timed:
-            flight.timing = plan_timing(
+            pending.timing = plan_timing(
                 config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
                 repetitions=timing.repetitions, seed=self.sweep.seed,
             )  # fmt: skip
         tasks = []
-        for kind, shards in (("quality", flight.quality), ("timing", flight.timing)):
+        for kind, shards in (("quality", pending.quality), ("timing", pending.timing)):
             for shard in shards:
                 name = shard.name(self.experiment)
-                flight.names[kind].append(name)
-                if name not in there:
-                    flight.missing.add(name)
-                    tasks.append(Task(flight.number, name, {"kind": kind, **shard.to_mapping()}))
+                pending.files[kind].append(name)
+                if name not in existing:
+                    pending.missing.add(name)
+                    tasks.append(Task(pending.number, name, {"kind": kind, **shard.to_mapping()}))
         return tasks
 
-    def measure(self, flight: Flight, baseline: Flight) -> Task:
-        """The task that turns a flight's files into metrics."""
-        assert flight.proposal.config is not None
+    def measure(self, pending: PendingTrial, baseline: PendingTrial) -> Task:
+        """The task that computes a trial's metrics from its shards."""
         task = MeasureTask(
-            config=flight.proposal.config.to_mapping(),
-            quality=tuple(flight.names["quality"]),
-            timing=tuple(flight.names["timing"]),
-            baseline_quality=tuple(baseline.names["quality"]),
+            config=pending.config_mapping,
+            quality=tuple(pending.files["quality"]),
+            timing=tuple(pending.files["timing"]),
+            baseline_quality=tuple(baseline.files["quality"]),
             metrics=self.metrics,
         )
-        return Task(flight.number, task.name(), {"kind": "measure", **task.to_mapping()}, urgent=True)
+        return Task(pending.number, task.name(), {"kind": "measure", **task.to_mapping()}, urgent=True)

@@ -1,7 +1,7 @@
-"""The one door to Ray's actors: they hold the models, and a small scheduler gives a task to whichever is free.
+"""Ray actors that hold the models, and a small scheduler that gives each task to a free one.
 
-An actor or a node that dies costs only the task it was running, which runs again elsewhere; a new actor takes its place
-as soon as the cluster has room. Ray restarts nothing by itself, so that the attempts of a task can be counted.
+If an actor or a node dies, only the task that it was running is repeated elsewhere; a new actor replaces it as soon as
+the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from orchestrator.run.cluster import Slots, resources, room
-from orchestrator.run.tasks import Done, PoolError, Task
+from orchestrator.run.cluster import Slots, cluster_resources, worker_capacity
+from orchestrator.run.tasks import PoolError, Task, TaskResult
+from search_spaces.params import ConfigError
 from workers.actor import actor_class
 
-ATTEMPTS = 3  # a task whose worker died so often is taken for the cause
-FAILED_STARTS = 3  # workers in a row that did not come up, and none that did
-LASTING = ("ConfigError", "OutOfMemory", "DecodingError")  # exceptions that a setting brings about by itself
-ALIKE = ("models", "extractors", "captions", "precision", "device", "threads")  # facts that all workers must share
-DRAWING = ("quality", "timing")  # kinds of tasks that draw images
-LOOK_AROUND = 5.0  # seconds between looks for nodes that joined
+_MAX_ATTEMPTS = 3  # of a task whose worker dies
+_MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
+_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # exceptions that a config causes by itself
+_SHARED_FACTS = ("models", "extractors", "captions", "precision", "device", "threads")  # equal for all workers
+_DRAWING_TASKS = ("quality", "timing")
+_GROW_INTERVAL_S = 5.0  # between looks for nodes that joined
+_START_TIMEOUT_S = 1800.0
 
 
 @dataclass(eq=False)
 class _Worker:
+    """An actor. reply: Ray's reference to the result of its current call."""
+
     handle: Any
     name: str
-    answer: Any = None  # the reference to what it says next
+    reply: Any = None
     ready: bool = False
     task: Task | None = None
 
-    def end(self) -> None:
-        """End the actor, which may have ended already."""
+    def kill(self) -> None:
+        """Kill the actor; it may be dead already."""
         with contextlib.suppress(RayError, ValueError):
             ray.kill(self.handle)
 
@@ -50,44 +54,47 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Census:
-    """Which nodes agree with each other. The first worker to answer is the measure of all others; where it turns out to
-    be the odd one, before anything has been drawn, it is better to stop than to go on with it alone.
+class _WorkerAgreement:
+    """Which nodes have the same facts. The first worker to start sets the facts that all others must have.
 
-    awaited: the first workers, as long as they have not answered.
+    If most nodes disagree with it before anything is drawn, the sweep stops rather than run on that worker alone.
+
+    unstarted: names of the first workers that have not started yet. active: until the first images are drawn.
     """
 
-    awaited: set[str]
-    open: bool = True
-    nodes: dict[str, set[str]] = field(default_factory=dict)  # by what their workers say
-    said: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    unstarted: set[str]
+    active: bool = True
+    nodes: dict[str, set[str]] = field(default_factory=dict)  # by the key of their facts
+    facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def hear(self, worker: str, facts: Mapping[str, Any] | None) -> None:
-        """`facts` None: it did not come up."""
-        self.awaited.discard(worker)
+    def add(self, worker: str, facts: Mapping[str, Any] | None) -> None:
+        """Record the facts of a worker; None if it did not start."""
+        self.unstarted.discard(worker)
         if facts is not None:
-            self.nodes.setdefault(_alike(facts), set()).add(str(facts.get("node")))
-            self.said.setdefault(_alike(facts), facts)
+            self.nodes.setdefault(_facts_key(facts), set()).add(str(facts.get("node")))
+            self.facts.setdefault(_facts_key(facts), facts)
 
     def check(self, first: Mapping[str, Any] | None) -> None:
-        """PoolError when all have answered, and more nodes agree on something else than agree with the first."""
-        if first is None or self.awaited or not self.open:
+        """Raise PoolError if all workers have started and more nodes agree with each other than with the first."""
+        if first is None or self.unstarted or not self.active:
             return
-        most = max(self.nodes, key=lambda kind: len(self.nodes[kind]))
-        if len(self.nodes[most]) > len(self.nodes[_alike(first)]):
+        largest = max(self.nodes, key=lambda key: len(self.nodes[key]))
+        if len(self.nodes[largest]) > len(self.nodes[_facts_key(first)]):
             raise PoolError(
-                f"workers on {len(self.nodes[most])} nodes agree with each other and not with the first: "
-                f"{unlike(first, self.said[most])}. Keep the odd node out, and begin anew"
+                f"workers on {len(self.nodes[largest])} nodes agree with each other but not with the first worker: "
+                f"{diff_facts(first, self.facts[largest])}. Exclude the first worker's node and start again"
             )
 
 
-def _alike(facts: Mapping[str, Any]) -> str:
-    return repr([facts.get(key) for key in ALIKE])
+def _facts_key(facts: Mapping[str, Any]) -> str:
+    return repr([facts.get(key) for key in _SHARED_FACTS])
 
 
 class Pool:
-    """Actors and the tasks that wait for them. `spec`: plain data from which an actor loads its models. `tell`: hears
-    of workers that cannot be used.
+    """Actors, and the tasks that wait for them.
+
+    spec: plain data from which an actor loads its models. environment: variables of the actors' processes. warn: called
+    with a message about each worker that cannot be used.
     """
 
     def __init__(
@@ -95,20 +102,20 @@ class Pool:
         spec: Mapping[str, Any],
         slots: Slots,
         environment: Mapping[str, str] | None = None,
-        tell: Callable[[str], None] = lambda words: None,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self.spec, self.slots = dict(spec), slots
-        self.environment, self.tell = dict(environment or {}), tell
-        self.facts: Mapping[str, Any] | None = None
+        self._spec, self._slots = dict(spec), slots
+        self._environment, self._warn = dict(environment or {}), warn
+        self._facts: Mapping[str, Any] | None = None
         self._busy: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._waiting: list[_Waiting] = []
         self._withdrawn: set[int] = set()
         self._attempts: dict[str, int] = {}
-        self._count, self._names = itertools.count(), itertools.count()
-        self._failed_starts, self._look = 0, 0.0
+        self._task_count, self._worker_count = itertools.count(), itertools.count()
+        self._failed_starts, self._next_grow = 0, 0.0
         self._grow()
-        self._census = _Census({worker.name for worker in self._busy})
+        self._agreement = _WorkerAgreement({worker.name for worker in self._busy})
 
     @property
     def alive(self) -> int:
@@ -119,22 +126,22 @@ class Pool:
         """Names of the workers that are ready or busy."""
         return sorted(worker.name for worker in (*self._busy, *self._idle) if worker.ready)
 
-    def first_facts(self, timeout: float = 1800.0) -> Mapping[str, Any]:
-        """What the first worker that comes up says of its models.
+    def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
+        """The facts of the first worker that starts: its models, captions and device.
 
         Raises:
-            PoolError: none came up.
+            PoolError: none started within `timeout` seconds.
         """
-        end = time.monotonic() + timeout
-        while self.facts is None:
-            if time.monotonic() > end:
-                raise PoolError(f"no worker came up within {timeout:g} s; see Ray's logs")
+        deadline = time.monotonic() + timeout
+        while self._facts is None:
+            if time.monotonic() > deadline:
+                raise PoolError(f"no worker started within {timeout:g} s; see Ray's logs")
             self.collect(1.0)
-        return self.facts
+        return self._facts
 
     def submit(self, task: Task) -> None:
         self._withdrawn.discard(task.trial)
-        order = (task.trial, 0 if task.urgent else 1, next(self._count))
+        order = (task.trial, 0 if task.urgent else 1, next(self._task_count))
         heapq.heappush(self._waiting, _Waiting(order, task))
         self._assign()
 
@@ -144,134 +151,142 @@ class Pool:
         heapq.heapify(self._waiting)
         for worker in self._busy:
             if worker.task and worker.task.trial == trial:
-                worker.handle.cancel.remote(dict(worker.task.payload))  # that task, and no later one
+                worker.handle.cancel.remote(dict(worker.task.payload))  # names the task: a later one goes on
 
-    def collect(self, timeout: float) -> list[Done]:
-        if time.monotonic() > self._look:
+    def collect(self, timeout: float) -> list[TaskResult]:
+        if time.monotonic() > self._next_grow:
             self._grow()
         if not self._busy:
             time.sleep(timeout)
             return []
-        done = [outcome for worker in self._answered(timeout) if (outcome := self._take(worker))]
+        results = [result for worker in self._replied(timeout) if (result := self._take(worker))]
         self._assign()
-        return [outcome for outcome in done if outcome.task.trial not in self._withdrawn]
+        return [result for result in results if result.task.trial not in self._withdrawn]
 
     def close(self) -> None:
-        """Stop all actors; what they were running is lost, what they had written is not."""
+        """Kill all actors. Their running tasks are lost; files that they wrote are not."""
         for worker in (*self._busy, *self._idle):
-            worker.end()
+            worker.kill()
         self._busy.clear()
         self._idle.clear()
 
-    def _answered(self, timeout: float) -> list[_Worker]:
-        """Wait for one worker's answer; gives it, and the others that are there as well."""
-        asked = {worker.answer: worker for worker in self._busy}
-        arrived, _ = ray.wait(list(asked), num_returns=1, timeout=timeout)
-        if arrived:
-            arrived, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        return [asked[answer] for answer in arrived]
+    def _replied(self, timeout: float) -> list[_Worker]:
+        """Wait for the reply of one worker; returns it and all others that have replied by then."""
+        workers = {worker.reply: worker for worker in self._busy}
+        replies, _ = ray.wait(list(workers), num_returns=1, timeout=timeout)
+        if replies:
+            replies, _ = ray.wait(list(workers), num_returns=len(workers), timeout=0)
+        return [workers[reply] for reply in replies]
 
-    def _take(self, worker: _Worker) -> Done | None:
+    def _take(self, worker: _Worker) -> TaskResult | None:
+        """Process the reply of a worker, and make the worker idle if it can be used."""
         self._busy.remove(worker)
         task, worker.task = worker.task, None
-        result, cause, death = None, None, None
+        output, cause = None, None
         try:
-            result = ray.get(worker.answer)
+            output = ray.get(worker.reply)
         except RayTaskError as error:
-            cause = _in_words(error)
+            cause = _describe_error(error)
         except RayError as error:  # the actor died, or the node that held the result
-            death = _in_words(error)
-        if death is not None:
-            return self._lost(worker, task, death)
-        if not worker.ready:
-            self._census.hear(worker.name, result)
-            if problem := cause or unlike(self.facts, result or {}):
-                self._failed_to_start(worker, problem)
-            else:
-                worker.ready, self._failed_starts, self.facts = True, 0, self.facts or result
-            self._census.check(self.facts)
-            if problem:
-                return None
+            return self._handle_death(worker, task, _describe_error(error))
+        if not worker.ready and not self._accept_start(worker, output, cause):
+            return None
         self._idle.append(worker)
         if task is None:
             return None
         self._attempts.pop(task.name, None)
-        self._census.open &= task.kind not in DRAWING
-        return Done(task, result, cause, cause is None or cause.startswith(LASTING))
+        self._agreement.active &= task.kind not in _DRAWING_TASKS
+        return TaskResult(task, output, cause, cause is None or cause.startswith(_PERMANENT_ERRORS))
 
-    def _lost(self, worker: _Worker, task: Task | None, death: str) -> Done | None:
-        """A worker died: its task waits again, unless it has cost too many workers."""
+    def _accept_start(self, worker: _Worker, facts: Mapping[str, Any] | None, cause: str | None) -> bool:
+        """Whether a worker started with the facts that all workers share."""
+        self._agreement.add(worker.name, facts)
+        problem = cause or diff_facts(self._facts, facts or {})
+        if problem:
+            self._handle_failed_start(worker, problem)
+        else:
+            worker.ready, self._failed_starts, self._facts = True, 0, self._facts or facts
+        self._agreement.check(self._facts)
+        return not problem
+
+    def _handle_death(self, worker: _Worker, task: Task | None, death: str) -> TaskResult | None:
+        """Submit the task of a dead worker again, unless it has cost too many workers."""
         if not worker.ready:
-            self._census.hear(worker.name, None)
-            self._failed_to_start(worker, death)
+            self._agreement.add(worker.name, None)
+            self._handle_failed_start(worker, death)
             return None
-        worker.end()
-        for other in self._idle:  # they may have gone with the same node: none gets a task before it has answered
-            self._ask(other)
+        worker.kill()
+        for other in self._idle:  # the node may have died with them: no task for them before they reply
+            self._request_facts(other)
         self._idle.clear()
         self._grow()
         if task is None:
             return None
-        tries = self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
-        if tries >= ATTEMPTS:
-            cause = f"its worker died {tries} times while running {task.name}: {death}"
-            return Done(task, None, cause, lasting=False)
+        attempts = self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
+        if attempts >= _MAX_ATTEMPTS:
+            cause = f"its worker died {attempts} times while running {task.name}: {death}"
+            return TaskResult(task, None, cause, permanent=False)
         if task.trial not in self._withdrawn:
             self.submit(task)
         return None
 
-    def _failed_to_start(self, worker: _Worker, cause: str) -> None:
-        """Try again, ever more seldom. A node that cannot serve does not stop those that can."""
-        worker.end()
+    def _handle_failed_start(self, worker: _Worker, cause: str) -> None:
+        """Schedule the next start with exponential backoff: one broken node must not stop the others.
+
+        Raises:
+            PoolError: too many starts have failed in a row, and no worker is alive.
+        """
+        worker.kill()
         self._failed_starts += 1
-        if self._failed_starts >= FAILED_STARTS and not self.alive:
-            raise PoolError(f"{self._failed_starts} workers in a row did not come up: {cause}")
-        wait = LOOK_AROUND * (2 ** min(self._failed_starts - 1, 6) - 1)
-        self._look = time.monotonic() + wait
-        self.tell(f"{worker.name} cannot be used: {cause}; another is tried in {wait:.0f} s")
+        if self._failed_starts >= _MAX_FAILED_STARTS and not self.alive:
+            raise PoolError(f"{self._failed_starts} workers in a row failed to start: {cause}")
+        delay = _GROW_INTERVAL_S * (2 ** min(self._failed_starts - 1, 6) - 1)
+        self._next_grow = time.monotonic() + delay
+        self._warn(f"{worker.name} cannot be used: {cause}; retrying in {delay:.0f} s")
 
     def _assign(self) -> None:
         while self._waiting and self._idle:
             worker, task = self._idle.pop(), heapq.heappop(self._waiting).task
             worker.task = task
-            worker.answer = worker.handle.run.remote(dict(task.payload))
+            worker.reply = worker.handle.run.remote(dict(task.payload))
             self._busy.append(worker)
 
     def _grow(self) -> None:
-        """Start actors until there are as many as wanted, or as the cluster has room for."""
-        self._look = time.monotonic() + LOOK_AROUND
-        wanted = self.slots.count or room(self.slots, resources())
-        for _ in range(wanted - len(self._busy) - len(self._idle)):
-            name = f"worker-{next(self._names)}"
+        """Start actors up to the requested number, or as many as the cluster has room for."""
+        self._next_grow = time.monotonic() + _GROW_INTERVAL_S
+        count = self._slots.count or worker_capacity(self._slots, cluster_resources())
+        for _ in range(count - len(self._busy) - len(self._idle)):
+            name = f"worker-{next(self._worker_count)}"
             handle = (
                 actor_class()
                 .options(
-                    num_cpus=self.slots.cpus,
-                    num_gpus=self.slots.gpus,
+                    num_cpus=self._slots.cpus,
+                    num_gpus=self._slots.gpus,
                     max_restarts=0,
                     max_task_retries=0,
-                    runtime_env={"env_vars": self.environment},
+                    runtime_env={"env_vars": self._environment},
                 )
-                .remote(self.spec | {"worker": name})
+                .remote(self._spec | {"worker": name})
             )
-            self._ask(_Worker(handle, name))
+            self._request_facts(_Worker(handle, name))
 
-    def _ask(self, worker: _Worker) -> None:
-        """Hear from a worker that it is there; then it is free."""
-        worker.answer = worker.handle.facts.remote()
+    def _request_facts(self, worker: _Worker) -> None:
+        """Ask a worker for its facts; it becomes idle when it replies."""
+        worker.reply = worker.handle.facts.remote()
         self._busy.append(worker)
 
 
-def unlike(first: Mapping[str, Any] | None, other: Mapping[str, Any]) -> str | None:
-    """In what a worker differs from the first one, in words; its results must not stand beside the first's."""
-    different = [key for key in ALIKE if first is not None and first.get(key) != other.get(key)]
-    if first is None or not different:
+def diff_facts(first: Mapping[str, Any] | None, other: Mapping[str, Any]) -> str | None:
+    """The first shared fact in which a worker differs from the first worker, as a message; None if there is none."""
+    if first is None:
         return None
-    key = different[0]
-    return f"a worker has other {key} than the first: {other.get(key)} and {first.get(key)}; all must be alike"
+    for key in _SHARED_FACTS:
+        if first.get(key) != other.get(key):
+            return f"{key} differ from the first worker's: {other.get(key)} instead of {first.get(key)}"
+    return None
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The cause behind Ray's wrapping, in one line."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

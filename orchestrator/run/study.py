@@ -1,10 +1,10 @@
-"""The one door to Optuna: what to try next, and the study in the sweep's storage that shows what was tried.
+"""The search and its study: the only module that uses Optuna.
 
-The search is a function of its results, not of their timing: trial n is asked when exactly 0..n-P have been told (P =
-`parallel` trials are in flight), in order, by a sampler that is made anew for every ask with a seed of its own. So 1
-worker, 30 workers and a resumed sweep propose the same settings, if the objectives are deterministic.
+The search is a function of its results, not of their timing: trial n is proposed when exactly the trials 0..n-P have
+been told, in order (P = `parallel` trials are in flight), by a sampler that is made for this ask with its own seed. So
+1 worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
 
-It thinks in memory (`Search`) and writes down whole trials (`Record`), so that a crash never leaves half of one.
+`Search` thinks in memory and `StudyLog` writes whole trials, so that a crash never leaves half of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIIISampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
@@ -30,6 +30,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from search_spaces.params import ConfigError
+from search_spaces.plugins import load_object
+from search_spaces.samplers import SAMPLERS
 from search_spaces.space import Space, resolve_config
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -38,41 +40,27 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
 
 Direction = Literal["maximize", "minimize"]
-Make = Callable[[int, Mapping[str, Any]], BaseSampler]
+_GRID = "grid"
 
 
-class PlainTPE(TPESampler):
+class StudyError(ValueError):
+    """The study cannot be opened or belongs to another sweep; the message names the fix."""
+
+
+class ParameterTPESampler(TPESampler):
     """TPE that sees a running trial by its parameters alone.
 
-    Optuna's own also keeps what it drew for the branches that a running trial did not take; a resumed search, which
-    sets parameters instead of drawing them, would not have that.
+    Optuna's own also uses what it drew for branches that a running trial did not take. A resumed search sets
+    parameters instead of drawing them, so it would propose something else.
     """
 
     def _get_params(self, trial: FrozenTrial, study: Study) -> dict[str, Any]:
         return trial.params
 
 
-QUIET = {"warn_independent_sampling": False}  # of what only some branches have they draw at random, trial after trial
-SAMPLERS: Mapping[str, Make] = {
-    "tpe": lambda seed, options: PlainTPE(**{"multivariate": True, "group": True, **options}, seed=seed),
-    "nsga2": lambda seed, options: NSGAIISampler(**options, seed=seed),
-    "nsga3": lambda seed, options: NSGAIIISampler(**options, seed=seed),
-    "gp": lambda seed, options: GPSampler(**{**QUIET, **options}, seed=seed),
-    "random": lambda seed, options: RandomSampler(**options, seed=seed),
-    "qmc": lambda seed, options: QMCSampler(**{**QUIET, **options}, seed=seed % (1 << 31)),
-    "grid": lambda seed, options: RandomSampler(**options, seed=seed),  # never asked: points are set
-}
-#: They keep generations, or how far a sequence has come, beside the trials: a resumed search replays its asks.
-REMEMBERING = frozenset({"nsga2", "nsga3", "qmc"})
-
-
-class StudyError(ValueError):
-    """The study cannot be opened or does not belong to this sweep; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A setting to try. `config` is None if the search proposed what cannot be, for the reason in `problem`."""
+    """The config of a trial. `config` is None if the search proposed an invalid one; `problem` says why."""
 
     number: int
     label: str
@@ -83,74 +71,76 @@ class Proposal:
 
 
 class Search:
-    """Proposes settings in order and learns from what they gave.
+    """Proposes configs in order and learns from their results.
 
-    Settings outside of the space (vanilla, as a rule) are none of its trials: samplers that look for the parameters
-    which all trials share would find none, and draw at random from then on.
+    Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers look for parameters
+    that all trials share, would find none, and draw at random from then on.
 
     Raises:
-        StudyError: the sampler does not know an option, or cannot search this space.
+        StudyError: the sampler refuses an option, or cannot search this space.
     """
 
     def __init__(self, sweep: SweepConfig, directions: Sequence[Direction]) -> None:
-        self.space: Space = sweep.space
-        self.fixed = list(sweep.enqueue)
-        self.kind, self.options, self.seed = sweep.search.sampler, sweep.search.options, sweep.search.seed
-        self.sampling = sweep.sampling or Sampling()
-        if self.kind == "grid" and self.space.size() is None:
+        self._space: Space = sweep.space
+        self._enqueued = list(sweep.enqueue)
+        self._options, self._seed = sweep.search.options, sweep.search.seed
+        self._sampling = sweep.sampling or Sampling()
+        self._choice = SAMPLERS.lookup(sweep.search.sampler)
+        is_grid = self._choice.kind == _GRID
+        self._points = self._space.size() if is_grid else None
+        if is_grid and self._points is None:
             raise StudyError("search.sampler: a grid needs a space of `values` only; give each searched key values")
-        self._grid = self.space.grid() if self.kind == "grid" else None
-        self._study = optuna.create_study(directions=list(directions), sampler=self._sampler(0))
+        self._grid = self._space.grid() if is_grid else None
+        self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
         self._asked = 0
 
     @property
-    def remembers(self) -> bool:
-        """Whether a resumed search replays its asks, so that a told trial must stay as it was told."""
-        return self.kind in REMEMBERING
+    def is_stateful(self) -> bool:
+        """Whether a resumed search asks its sampler for every trial again, so that told trials must not change."""
+        return self._choice.stateful
 
     @property
     def size(self) -> int | None:
-        """How many trials there can be at most: enqueued ones and a grid's points; None without limit."""
-        points = self.space.size() if self.kind == "grid" else None
-        return None if points is None else len(self.fixed) + points
+        """Maximum number of trials: enqueued configs and the points of a grid. None: no limit."""
+        return None if self._points is None else len(self._enqueued) + self._points
 
-    def propose(self, number: int, known: Mapping[str, Any] | None = None) -> Proposal:
-        """The setting of trial `number`. Numbers come in order. `known`: the parameters of a trial that has finished.
+    def propose(self, number: int, stored_params: Mapping[str, Any] | None = None) -> Proposal:
+        """The config of trial `number`; numbers must be in order. `stored_params`: of a trial that has finished.
 
-        A finished trial is not thought over again, except by samplers that remember more than trials.
+        Finished trials keep their parameters. A stateful sampler is asked anyway, and must propose the same.
 
         Raises:
-            StudyError: a finished trial is not what this search proposes at its place.
+            StudyError: the search proposes other parameters than `stored_params`.
         """
         assert number == self._asked, number
         self._asked += 1
-        entry = self.fixed[number] if number < len(self.fixed) else None
-        label, setting = (entry.label, entry.config) if entry else ("", None)
-        fixed = self._params_to_set(setting)
-        if known is not None and fixed is None and setting is None and not self.remembers:
-            fixed = known
-        if setting is not None and fixed is None:
-            return Proposal(number, label, setting, {}, {})
-        self._study.sampler = self._sampler(number) if fixed is None else RandomSampler(seed=0)
+        entry = self._enqueued[number] if number < len(self._enqueued) else None
+        label, config = (entry.label, entry.config) if entry else ("", None)
+        fixed = self._fixed_params(config)
+        if config is None and fixed is None and stored_params is not None and not self.is_stateful:
+            fixed = stored_params
+        if config is not None and fixed is None:
+            return Proposal(number, label, config, {}, {})
+        self._study.sampler = self._make_sampler(number) if fixed is None else RandomSampler(seed=0)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
         trial = self._live[number] = self._study.ask()
         problem = None
         try:
-            proposed = resolve_config(self.space.suggest(trial), self.sampling)
-            setting = setting or proposed
+            proposed = resolve_config(self._space.suggest(trial), self._sampling)
+            config = config or proposed
         except ConfigError as error:
-            problem = f"the space proposed what cannot be: {error}"
-        if known is not None and dict(known) != dict(trial.params):
+            problem = f"the space proposed an invalid config: {error}"
+        if stored_params is not None and dict(stored_params) != dict(trial.params):
             raise StudyError(
-                f"trial {number} ran with {dict(known)}, but this search proposes {dict(trial.params)}: the sweep was "
-                "made with another space, seed or version of Optuna; launch it under a new name"
+                f"trial {number} ran with {dict(stored_params)}, but this search proposes {dict(trial.params)}: the "
+                "sweep was made with another space, seed or version of Optuna; launch it under a new name"
             )
-        return Proposal(number, label, setting, dict(trial.params), dict(trial.distributions), problem)
+        return Proposal(number, label, config, dict(trial.params), dict(trial.distributions), problem)
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
-        """Learn what a trial gave. Trials are told in order of their numbers."""
+        """Learn the result of a trial. Trials must be told in the order of their numbers."""
         trial = self._live.pop(record.number, None)
         if trial is None:
             return
@@ -162,33 +152,37 @@ class Search:
             trial.set_constraint(name, violation)
         self._study.tell(trial, values)
 
-    def _params_to_set(self, setting: DecodingConfig | None) -> Mapping[str, Any] | None:
-        """Parameters that this ask must take: an enqueued setting's, where the space holds it, or the grid's next."""
-        if setting is not None:
-            return self.space.params_of(setting.to_mapping(), self.sampling)
+    def _fixed_params(self, config: DecodingConfig | None) -> Mapping[str, Any] | None:
+        """The parameters of an enqueued config, if the space contains it, or of the grid's next point."""
+        if config is not None:
+            return self._space.params_of(config.to_mapping(), self._sampling)
         return next(self._grid) if self._grid is not None else None
 
-    def _sampler(self, number: int) -> BaseSampler:
-        digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
+    def _make_sampler(self, number: int) -> BaseSampler:
+        """The sampler of one ask, seeded by the search's seed and the trial's number."""
+        digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
+        sampler_class = load_object(self._choice.implementation)
         try:
-            return SAMPLERS[self.kind](int.from_bytes(digest[:4], "big"), self.options)
+            sampler: BaseSampler = sampler_class(**{**self._choice.defaults, **self._options}, seed=seed)
         except (TypeError, ValueError) as error:
-            raise StudyError(f"search.options: the {self.kind} sampler refused them: {error}") from error
+            raise StudyError(f"search.options: the {self._choice.kind} sampler refused them: {error}") from error
+        return sampler
 
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
-    """The values to tell, or None if the trial has none (Optuna would take an infinite one for a result)."""
+    """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
     if record.state != COMPLETE:
         return None
     values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
     return values if all(math.isfinite(value) for value in values) else None
 
 
-class Record:
-    """The sweep's study as any Optuna user opens it: every trial with parameters, values and constraints.
+class StudyLog:
+    """The sweep's study for Optuna users: every trial with its parameters, values and constraints.
 
-    A view: it is filled up from the trials' files at the start and never read to decide anything. Storage that fails
-    later stops no sweep: `problem` says why, and the next start fills in what is missing.
+    It is written only, filled up from the trials' files at every start. If the storage fails later, the sweep goes on:
+    `problem` holds the reason, and the next start writes what is missing.
 
     Raises:
         StudyError: the storage cannot be opened, or holds another sweep's study of that name.
@@ -197,79 +191,73 @@ class Record:
     problem: str | None = None
 
     def __init__(
-        self, name: str, url: str, directions: Sequence[Direction], objectives: Sequence[str], digest: str
+        self, name: str, url: str, directions: Sequence[Direction], objectives: Sequence[str], sweep_id: str
     ) -> None:
         self.objectives = list(objectives)
         try:
-            storage = open_storage(url)
-            self.study: Study = optuna.create_study(
+            self._study: Study = optuna.create_study(
                 study_name=name,
-                storage=storage,
+                storage=open_storage(url),
                 directions=list(directions),
                 load_if_exists=True,
                 sampler=RandomSampler(),
             )
-        except Exception as error:  # whatever the database's driver raises
-            raise StudyError(_unopened(url, error)) from error
-        theirs = self.study.user_attrs.get("sweep")
-        if theirs not in (None, digest):
-            where = without_credentials(url)
-            raise StudyError(f"{where}: study {name!r} belongs to another sweep; choose another name or storage")
-        if theirs is None:
-            self.study.set_user_attr("sweep", digest)
-            self.study.set_metric_names(self.objectives)
-        self._states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
+        except Exception as error:  # any exception of the database's driver
+            raise StudyError(_storage_problem(url, error)) from error
+        owner = self._study.user_attrs.get("sweep")
+        if owner not in (None, sweep_id):
+            shown = without_credentials(url)
+            raise StudyError(f"{shown}: study {name!r} belongs to another sweep; choose another name or storage")
+        if owner is None:
+            self._study.set_user_attr("sweep", sweep_id)
+            self._study.set_metric_names(self.objectives)
+        self._states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
 
-    def asked(self, proposal: Proposal) -> None:
-        """Write down a trial that starts, unless it stands there already."""
-        with self._noted():
-            self._ask(proposal)
-
-    def told(self, record: TrialRecord) -> None:
-        """Write down what a trial gave, unless it stands there already."""
-        with self._noted():
-            self._tell(record)
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever the database's driver raises
-            self.problem = without_credentials(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-    def _ask(self, proposal: Proposal) -> None:
-        if proposal.number != len(self._states):  # it stands there, or one before it could not be written
+    def add(self, proposal: Proposal) -> None:
+        """Write a trial that starts, unless the study has it."""
+        if proposal.number != len(self._states):  # the study has it, or misses an earlier one
             return
         attrs: dict[str, Any] = {"label": proposal.label}
         if proposal.config is not None:
             attrs |= {"config": json.dumps(proposal.config.to_mapping()), "digest": proposal.config.digest()}
-        self.study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=dict(proposal.params),
-                distributions=dict(proposal.distributions),
-                user_attrs=attrs,
+        with self._keep_problem():
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING,
+                    params=dict(proposal.params),
+                    distributions=dict(proposal.distributions),
+                    user_attrs=attrs,
+                )
             )
-        )
-        self._states.append(TrialState.RUNNING)
+            self._states.append(TrialState.RUNNING)
 
-    def _tell(self, record: TrialRecord) -> None:
+    def finish(self, record: TrialRecord) -> None:
+        """Write the result of a trial, unless the study has it."""
         if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
             return
-        frozen = self.study.get_trials(deepcopy=False)[record.number]
-        trial = Trial(self.study, frozen._trial_id)
-        trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
-        if record.cause:
-            trial.set_user_attr("cause", record.cause)
-        values = objective_values(record, self.objectives)
-        for name, violation in record.constraints.items() if values else ():
-            trial.set_constraint(name, violation)
-        self.study.tell(trial, values, state=None if values else TrialState.FAIL)
-        self._states[record.number] = TrialState.COMPLETE
+        with self._keep_problem():
+            frozen = self._study.get_trials(deepcopy=False)[record.number]
+            trial = Trial(self._study, frozen._trial_id)
+            trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
+            if record.cause:
+                trial.set_user_attr("cause", record.cause)
+            values = objective_values(record, self.objectives)
+            for name, violation in record.constraints.items() if values else ():
+                trial.set_constraint(name, violation)
+            self._study.tell(trial, values, state=None if values else TrialState.FAIL)
+            self._states[record.number] = TrialState.COMPLETE
+
+    @contextmanager
+    def _keep_problem(self) -> Iterator[None]:
+        """Keep an exception of the storage as `problem` instead of raising it."""
+        try:
+            yield
+        except Exception as error:  # any exception of the database's driver
+            self.problem = without_credentials(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
 def check_storage(url: str) -> None:
-    """Refuse a storage that no study can be kept in. A database gets Optuna's tables; of a file, nothing is made.
+    """Refuse a storage that cannot hold a study. A database gets Optuna's tables; a file is not created.
 
     Raises:
         StudyError: it cannot be opened.
@@ -281,19 +269,19 @@ def check_storage(url: str) -> None:
         if "://" not in url:
             path.open("ab").close()
         open_storage(url).get_all_studies()
-    except Exception as error:  # whatever the database's driver raises
-        raise StudyError(_unopened(url, error)) from error
+    except Exception as error:  # any exception of the database's driver
+        raise StudyError(_storage_problem(url, error)) from error
 
 
-def _unopened(url: str, error: Exception) -> str:
-    """What went wrong with a storage, in one line and without credentials."""
+def _storage_problem(url: str, error: Exception) -> str:
+    """The reason why a storage cannot be opened, in one line and without credentials."""
     shown, reason = without_credentials(url), getattr(error, "strerror", None) or str(error).partition("\n")[0]
     why = without_credentials(reason.replace(url, shown)) or type(error).__name__
-    return f"{shown}: the study cannot be opened ({why}); give a file in a folder that is there, or a database's URL"
+    return f"{shown}: the study cannot be opened ({why}); give a file in an existing folder, or a database URL"
 
 
 def open_storage(url: str) -> BaseStorage:
-    """A journal file for a path, else a database by its URL."""
+    """A journal file for a path, a database for a URL."""
     if "://" not in url:
         return JournalStorage(JournalFileBackend(url))
     return RDBStorage(url)

@@ -1,20 +1,21 @@
-"""What the driver gives to workers and gets back, and what it asks of whoever runs it (Ray, or a stand-in in a
-test).
-"""
+"""Tasks for workers and their results, and the interface of whatever runs them (Ray, or a stand-in in tests)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+Event = Mapping[str, Any]  # `event` names its kind
+EventSink = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One call of a worker, for trial `trial`. `payload` is what the worker's `run` takes; `name` is the file it
-    writes.
+    """One call of a worker for trial `trial`.
 
-    urgent: to be run before the other tasks of its trial.
+    name: the file that the worker writes. payload: the argument of the worker's `run`. urgent: runs before the other
+    tasks of its trial.
     """
 
     trial: int
@@ -28,35 +29,35 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A task that came back: with its result, or with the cause of its failure in words.
+class TaskResult:
+    """A finished task: its output, or the cause of its failure.
 
-    lasting: the fault lies in the setting, so that the task would fail again; else in a machine, a network or a file.
+    permanent: the failure is the config's, so a retry would fail again; otherwise a machine, network or file failed.
     """
 
     task: Task
-    result: Mapping[str, Any] | None
+    output: Mapping[str, Any] | None
     cause: str | None = None
-    lasting: bool = True
+    permanent: bool = True
 
 
 class PoolError(RuntimeError):
-    """No worker can be had; the message says why and what to do."""
+    """No worker is available; the message says why and how to fix it."""
 
 
 class Workers(Protocol):
-    """Runs tasks somewhere, the oldest trial's first, each on whichever worker is free."""
+    """Runs tasks on any free worker, those of the oldest trial first."""
 
     def submit(self, task: Task) -> None: ...
 
     def withdraw(self, trial: int) -> None:
-        """Forget a trial's waiting tasks and stop its running ones; none of them comes back."""
+        """Drop the waiting tasks of a trial and cancel its running ones. Their results are not collected."""
 
-    def collect(self, timeout: float) -> list[Done]:
-        """What has come back; waits up to `timeout` seconds for the first. Raises PoolError."""
+    def collect(self, timeout: float) -> list[TaskResult]:
+        """Results so far; waits up to `timeout` seconds for the first. Raises PoolError."""
 
     @property
     def alive(self) -> int:
-        """Workers that are ready or busy."""
+        """Number of workers that are ready or busy."""
 
     def close(self) -> None: ...

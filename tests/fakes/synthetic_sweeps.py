@@ -186,7 +186,7 @@ def _record(
 def _events(record: TrialRecord) -> list[dict[str, Any]]:
     """What the driver tells of a trial."""
     about = {"trial": record.number, "label": record.label}
-    asked = {"at": record.started, "event": "trial_started", **about, "setting": {}}
+    asked = {"at": record.started, "event": "trial_started", **about, "summary": "", "config": {}}
     told = {
         "at": record.finished,
         "event": "trial_finished",

@@ -1,4 +1,4 @@
-"""The sweep's loop on workers that return at once: order, repeats, failures, budgets, resuming."""
+"""The driver's loop on workers that return at once: order, duplicates, failures, budgets, resuming."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Direction, Record, Search, open_storage
-from orchestrator.run.tasks import Done, Task
+from orchestrator.run.study import Direction, Search, StudyLog, open_storage
+from orchestrator.run.tasks import Task, TaskResult
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -25,7 +25,7 @@ from workers.data.shards import Experiment
 from workers.data.storage import Storage
 
 NAMES = ("speedup", "fid")
-WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 SPACE = """
 name: tested
 captions: {source: scenes, count: 32, seed: 1}
@@ -57,15 +57,14 @@ def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Dr
     baseline = DecodingConfig(sampling=Sampling(cfg=1.5)).to_mapping()
     experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"check": lambda config: None, "tell": lambda event: None, **kwargs}
+    options = {"check": lambda config: None, "emit": lambda event: None, **kwargs}
     return Driver(
         config,
         Storage(str(folder)),
         Planner(config, experiment, baseline, config.captions.count, NAMES),
-        Search(config, WAYS),
-        Record(config.name, str(folder / "study.log"), WAYS, NAMES, "digest"),
+        Search(config, DIRECTIONS),
+        StudyLog(config.name, str(folder / "study.log"), DIRECTIONS, NAMES, "digest"),
         workers,
-        objectives=NAMES,
         **options,
     )
 
@@ -74,18 +73,18 @@ def run(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Outco
     return driver(config, folder, workers, **kwargs).run(read_trials(Storage(str(folder))))
 
 
-def settings(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
+def configs(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
     return [record.config for record in records]
 
 
 class Dying(InstantWorkers):
-    """Workers whose driver is killed after so many results."""
+    """Workers whose driver is killed after `results` results."""
 
     def __init__(self, results: int) -> None:
         super().__init__()
         self.left = results
 
-    def collect(self, timeout: float) -> list[Done]:
+    def collect(self, timeout: float) -> list[TaskResult]:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
@@ -105,9 +104,9 @@ def test_a_sweep_runs_its_budget_with_the_baselines_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "nsga3", "random", "qmc"])
 def test_the_search_depends_on_results_not_on_their_order(tmp_path: Path, sampler: str) -> None:
     config = sweep(tmp_path, sampler)
-    one = run(config, tmp_path / "a", InstantWorkers())
-    other = run(config, tmp_path / "b", InstantWorkers(last_first=True))
-    assert settings(one.records) == settings(other.records)
+    first = run(config, tmp_path / "a", InstantWorkers())
+    second = run(config, tmp_path / "b", InstantWorkers(last_first=True))
+    assert configs(first.records) == configs(second.records)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
@@ -120,38 +119,38 @@ def test_a_killed_sweep_resumes_to_the_same_trials(tmp_path: Path, sampler: str,
     before = {record.number for record in read_trials(Storage(str(tmp_path / "cut")))}
     workers = InstantWorkers()
     resumed = run(config, tmp_path / "cut", workers)
-    assert settings(resumed.records) == settings(whole.records)
+    assert configs(resumed.records) == configs(whole.records)
     assert [r.params for r in resumed.records] == [r.params for r in whole.records]
-    again = {task for task in workers.ran if task.startswith("measures")}
-    assert len(again) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
+    repeated = {task for task in workers.ran if task.startswith("measures")}
+    assert len(repeated) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
     study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 24
     assert [t.params for t in study.trials] == [dict(r.params) for r in whole.records]
 
 
-def test_growing_the_budget_goes_on_as_one_long_sweep_would(tmp_path: Path) -> None:
+def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path) -> None:
     long = run(sweep(tmp_path), tmp_path / "long", InstantWorkers())
     short = sweep(tmp_path, changes={"budget.trials": 11})
     run(short, tmp_path / "grown", InstantWorkers())
     grown = run(sweep(tmp_path), tmp_path / "grown", InstantWorkers())
-    assert settings(grown.records) == settings(long.records)
+    assert configs(grown.records) == configs(long.records)
 
 
-def test_files_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
     config, workers = sweep(tmp_path), InstantWorkers()
     first = driver(config, tmp_path / "a", InstantWorkers())
     first.run()
-    kept = sorted(first.there)[::2]
+    kept = sorted(first.shards)[::2]
     second = driver(config, tmp_path / "b", workers)
-    second.there = set(kept)
+    second.shards = set(kept)
     second.run()
     shards = [name for name in workers.ran if name.startswith("shards")]
     assert not set(shards) & set(kept)
-    assert set(shards) | set(kept) >= first.there
+    assert set(shards) | set(kept) >= first.shards
     assert len(shards) == len(set(shards))
 
 
-def test_a_repeated_setting_is_not_run_again(tmp_path: Path) -> None:
+def test_a_duplicate_config_is_not_run_again(tmp_path: Path) -> None:
     config = sweep(tmp_path, parallel=2)
     few = """
 space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
@@ -164,23 +163,22 @@ space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
     distinct = {record.digest for record in outcome.records}
     assert len(distinct) == 4  # vanilla, lantern, and chains of 2 and of 3, one of which was enqueued
     assert sum(name.startswith("measures") for name in workers.ran) == 4
-    twins = [record for record in outcome.records if record.duplicate_of is not None]
-    assert len(twins) == 8
-    for twin in twins:
-        first = outcome.records[twin.duplicate_of or 0]
-        assert (twin.digest, twin.metrics, twin.shards) == (first.digest, first.metrics, first.shards)
+    duplicates = [record for record in outcome.records if record.duplicate_of is not None]
+    assert len(duplicates) == 8
+    for duplicate in duplicates:
+        first = outcome.records[duplicate.duplicate_of or 0]
+        assert (duplicate.digest, duplicate.metrics, duplicate.shards) == (first.digest, first.metrics, first.shards)
 
 
 class Failing(InstantWorkers):
-    """Every shard of settings with a dynamic tree runs out of memory."""
+    """Every quality shard of configs with a dynamic tree runs out of memory."""
 
-    def collect(self, timeout: float) -> list[Done]:
-        done = super().collect(timeout)
+    def collect(self, timeout: float) -> list[TaskResult]:
         return [
-            Done(d.task, None, "OutOfMemory: at batch 4")
-            if d.task.payload["config"]["tree"]["policy"] == "dynamic" and d.task.kind == "quality"
-            else d
-            for d in done
+            TaskResult(result.task, None, "OutOfMemory: at batch 4")
+            if result.task.payload["config"]["tree"]["policy"] == "dynamic" and result.task.kind == "quality"
+            else result
+            for result in super().collect(timeout)
         ]
 
 
@@ -198,34 +196,34 @@ def test_a_trial_fails_alone_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
-def test_a_value_that_is_none_never_reaches_the_study(tmp_path: Path, value: float | None) -> None:
+def test_values_that_are_missing_or_not_finite_never_reach_the_study(tmp_path: Path, value: float | None) -> None:
     def numbers(config: DecodingConfig) -> dict[str, float]:
         values = plausible(config)
         if config.policy.kind == "dynamic":
             values.pop("fid") if value is None else values.update(fid=value)
         return values
 
-    class Odd(InstantWorkers):
+    class ThroughJson(InstantWorkers):
         def answer(self, task: Task) -> Mapping[str, Any]:
             return json.loads(json.dumps(super().answer(task)))  # type: ignore[no-any-return]
 
-    outcome = run(sweep(tmp_path), tmp_path / "store", Odd(numbers))
+    outcome = run(sweep(tmp_path), tmp_path / "store", ThroughJson(numbers))
     failed = [record for record in outcome.records if record.state == "failed"]
     assert failed
     assert all("fid" in (record.cause or "") for record in failed)
 
 
-def test_without_vanilla_there_is_no_sweep(tmp_path: Path) -> None:
+def test_a_failed_baseline_ends_the_sweep(tmp_path: Path) -> None:
     class NoVanilla(InstantWorkers):
-        def collect(self, timeout: float) -> list[Done]:
-            return [Done(done.task, None, "no weights") for done in super().collect(timeout)]
+        def collect(self, timeout: float) -> list[TaskResult]:
+            return [TaskResult(result.task, None, "no weights") for result in super().collect(timeout)]
 
     with pytest.raises(SweepError, match=r"vanilla.*no weights"):
         run(sweep(tmp_path), tmp_path / "store", NoVanilla())
     assert len(run(sweep(tmp_path), tmp_path / "store", InstantWorkers()).records) == 24
 
 
-def test_an_objective_that_even_vanilla_lacks_ends_it_with_the_reason(tmp_path: Path) -> None:
+def test_an_objective_that_vanilla_lacks_ends_the_sweep_with_the_reason(tmp_path: Path) -> None:
     class TooFew(InstantWorkers):
         def answer(self, task: Task) -> Mapping[str, Any]:
             result = {**super().answer(task)}
@@ -264,7 +262,7 @@ space:
     assert len(outcome.records) == 3 + 5
 
 
-def test_constraints_are_told(tmp_path: Path) -> None:
+def test_constraints_reach_the_study(tmp_path: Path) -> None:
     config = sweep(tmp_path, changes={"constraints": ["fid <= 1.2 * vanilla"]})
     outcome = run(config, tmp_path / "store", InstantWorkers())
     limit = 1.2 * outcome.records[0].metrics["fid"].value
@@ -275,7 +273,7 @@ def test_constraints_are_told(tmp_path: Path) -> None:
     assert {t.number for t in study.best_trials} <= {r.number for r in outcome.records if r.feasible}
 
 
-def test_what_the_model_cannot_serve_fails_before_it_is_drawn(tmp_path: Path) -> None:
+def test_configs_that_the_model_cannot_serve_fail_undrawn(tmp_path: Path) -> None:
     def check(config: DecodingConfig) -> None:
         if config.policy.kind == "dynamic":
             raise ConfigError(("tree",), "too deep for this model")
@@ -287,7 +285,7 @@ def test_what_the_model_cannot_serve_fails_before_it_is_drawn(tmp_path: Path) ->
     assert all("too deep for this model" in (record.cause or "") for record in failed)
 
 
-def test_another_sweep_of_that_name_is_refused(tmp_path: Path) -> None:
+def test_another_sweep_with_the_same_name_is_refused(tmp_path: Path) -> None:
     run(sweep(tmp_path), tmp_path / "store", InstantWorkers())
     with pytest.raises(ValueError, match="another sweep"):
-        Record("tested", str(tmp_path / "store" / "study.log"), WAYS, NAMES, "other digest")
+        StudyLog("tested", str(tmp_path / "store" / "study.log"), DIRECTIONS, NAMES, "other digest")

@@ -1,11 +1,12 @@
-"""The door to Optuna: every sampler by name, what it is told and what it may not be, and the study that others open."""
+"""The search with every sampler, and the study as Optuna users open it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,22 +17,22 @@ from benchmarks.instant import plausible
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.run.study import (
-    SAMPLERS,
     Direction,
     Proposal,
-    Record,
     Search,
     StudyError,
+    StudyLog,
     check_storage,
     objective_values,
     open_storage,
 )
+from search_spaces.plugins import _loaded
+from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
-from search_spaces.sweep_sections import Search as SearchSection
 from search_spaces.trial import DecodingConfig, Sampling
 
 NAMES = ("speedup", "fid")
-WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 SPACE = """
 name: studied
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
@@ -53,7 +54,7 @@ def sweep(folder: Path, sampler: str, changes: Mapping[str, Any] | None = None) 
 
 
 def record(proposal: Proposal, **changes: Any) -> TrialRecord:
-    """What the trial gave: a trade-off along the setting's numbers."""
+    """A result of the trial: a trade-off along the numbers of its config."""
     assert proposal.config is not None
     values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
     fields: dict[str, Any] = {"metrics": values, "params": proposal.params} | changes
@@ -61,25 +62,21 @@ def record(proposal: Proposal, **changes: Any) -> TrialRecord:
     return TrialRecord(proposal.number, proposal.label, state, config, **fields)
 
 
-def drive(config: SweepConfig, trials: int, known: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
-    """Ask and tell with `parallel` trials in flight; `known`: what an earlier run has finished."""
-    search, done, flying = Search(config, WAYS), [], []
+def drive(config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
+    """Ask and tell with `parallel` trials in flight; `stored`: the finished trials of an earlier run."""
+    search, done, pending = Search(config, DIRECTIONS), [], []
     for number in range(trials):
-        before = known[number] if number < len(known) else None
+        before = stored[number] if number < len(stored) else None
         proposal = search.propose(number, before.params if before else None)
-        flying.append(before or record(proposal))
-        if len(flying) == parallel:
-            search.tell(flying[0], NAMES)
-            done.append(flying.pop(0))
-    return [*done, *flying]
-
-
-def test_every_sampler_that_a_sweep_may_name_is_there() -> None:
-    assert set(SAMPLERS) == set(get_args(get_type_hints(SearchSection)["sampler"]))
+        pending.append(before or record(proposal))
+        if len(pending) == parallel:
+            search.tell(pending[0], NAMES)
+            done.append(pending.pop(0))
+    return [*done, *pending]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_proposes_what_the_space_holds_and_goes_on_alike(sampler: str, tmp_path: Path) -> None:
+def test_every_sampler_proposes_points_of_the_space_and_resumes_alike(sampler: str, tmp_path: Path) -> None:
     config, trials = sweep(tmp_path, sampler), 16
     whole = drive(config, trials)
     assert [entry.label for entry in whole[:3]] == ["vanilla", "chain", "outside"]
@@ -87,8 +84,8 @@ def test_every_sampler_proposes_what_the_space_holds_and_goes_on_alike(sampler: 
         assert entry.config is not None
         assert config.space.params_of(entry.config.to_mapping(), config.sampling) == dict(entry.params)
     assert len({entry.digest for entry in whole}) > 5
-    again = drive(config, trials, whole[: trials // 2])
-    assert [entry.params for entry in again] == [entry.params for entry in whole]
+    resumed = drive(config, trials, whole[: trials // 2])
+    assert [entry.params for entry in resumed] == [entry.params for entry in whole]
 
 
 FLAT = {
@@ -104,39 +101,32 @@ SMALL: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sampler", SMALL)
 def test_samplers_do_more_than_draw_at_random(sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though vanilla and another setting outside of the space came first; and a resumed search does the same."""
+    """Although vanilla and another config outside of the space come first; and a resumed search proposes the same."""
     config = sweep(tmp_path, sampler, {"space": FLAT, "search.options": SMALL[sampler]})
     related: list[set[str]] = []
 
-    class Seen(type(Search(config, WAYS)._sampler(0))):  # type: ignore[misc]
+    class Observed(type(Search(config, DIRECTIONS)._make_sampler(0))):  # type: ignore[misc]
         def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
             found: dict[str, Any] = super().sample_relative(study, trial, search_space)
             related.append(set(found))
             return found
 
-    made = SAMPLERS[sampler]
-
-    def watched(seed: int, options: Mapping[str, Any]) -> Any:
-        real = made(seed, options)
-        real.__class__ = Seen
-        return real
-
-    monkeypatch.setattr("orchestrator.run.study.SAMPLERS", {**SAMPLERS, sampler: watched})
+    monkeypatch.setattr("orchestrator.run.study.load_object", lambda reference: Observed)
     whole = drive(config, 14)
     assert set().union(*related) == {"tree.length", "acceptance.delta"}
     assert [entry.params for entry in drive(config, 14, whole[:9])] == [entry.params for entry in whole]
 
 
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {"grid"}))
-def test_the_seed_decides_what_is_proposed(sampler: str, tmp_path: Path) -> None:
-    one = drive(sweep(tmp_path, sampler), 8)
+def test_the_seed_changes_the_proposals(sampler: str, tmp_path: Path) -> None:
+    first = drive(sweep(tmp_path, sampler), 8)
     other = drive(sweep(tmp_path, sampler, {"search.seed": 8}), 8)
-    assert [entry.params for entry in one[:3]] == [entry.params for entry in other[:3]]
-    assert [entry.params for entry in one[3:]] != [entry.params for entry in other[3:]]
+    assert [entry.params for entry in first[:3]] == [entry.params for entry in other[:3]]
+    assert [entry.params for entry in first[3:]] != [entry.params for entry in other[3:]]
 
 
-def test_the_search_goes_where_it_is_good(tmp_path: Path) -> None:
-    """One objective that wants a large delta: TPE comes to propose larger ones than random draws."""
+def test_tpe_concentrates_on_good_configs(tmp_path: Path) -> None:
+    """One objective, largest at a large delta: TPE proposes larger ones than random draws."""
     means = {}
     for sampler in ("tpe", "random"):
         search, deltas = Search(sweep(tmp_path, sampler), ["maximize"]), []
@@ -150,12 +140,12 @@ def test_the_search_goes_where_it_is_good(tmp_path: Path) -> None:
     assert means["tpe"] > 2 * means["random"]
 
 
-def test_enqueued_settings_inside_the_space_are_known_to_the_sampler(tmp_path: Path) -> None:
-    search = Search(sweep(tmp_path, "tpe"), WAYS)
+def test_enqueued_configs_inside_the_space_are_told_to_the_sampler(tmp_path: Path) -> None:
+    search = Search(sweep(tmp_path, "tpe"), DIRECTIONS)
     vanilla, chain, outside = (search.propose(number) for number in range(3))
     assert chain.params == {"tree": "chain", "tree.length": 3, "acceptance": "exact"}
     assert set(chain.distributions) == set(chain.params)
-    assert (vanilla.params, outside.params) == ({}, {}), "nothing that the space could have proposed"
+    assert (vanilla.params, outside.params) == ({}, {}), "outside of the space"
     assert outside.config is not None
     assert outside.config.policy.max_depth == 9
     for proposal in (vanilla, chain, outside):
@@ -172,16 +162,16 @@ def test_enqueued_settings_inside_the_space_are_known_to_the_sampler(tmp_path: P
         ("gp", {"seed": 5}, r"search\.options: the gp sampler refused.*seed"),
     ],
 )
-def test_options_that_a_sampler_does_not_have(
+def test_unknown_options_of_a_sampler_are_refused(
     sampler: str, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(StudyError, match=words):
-        Search(sweep(tmp_path, sampler, {"search.options": options}), WAYS)
+        Search(sweep(tmp_path, sampler, {"search.options": options}), DIRECTIONS)
 
 
 def test_options_reach_the_sampler(tmp_path: Path) -> None:
-    search = Search(sweep(tmp_path, "tpe", {"search.options": {"n_startup_trials": 3}}), WAYS)
-    assert search._sampler(0)._n_startup_trials == 3  # type: ignore[attr-defined]
+    search = Search(sweep(tmp_path, "tpe", {"search.options": {"n_startup_trials": 3}}), DIRECTIONS)
+    assert search._make_sampler(0)._n_startup_trials == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -193,17 +183,17 @@ def test_options_reach_the_sampler(tmp_path: Path) -> None:
         ({"fid": 5.0}, None),
     ],
 )
-def test_values_are_checked_before_they_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
+def test_only_finite_values_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
     entry = TrialRecord(0, "", "complete", None, metrics={name: Measured(v, None, 1) for name, v in metrics.items()})
     assert objective_values(entry, NAMES) == values
     assert objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
 
 
-def kept(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> Record:
-    study, search = Record(config.name, url, WAYS, NAMES, digest), Search(config, WAYS)
+def write_study(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> StudyLog:
+    study, search = StudyLog(config.name, url, DIRECTIONS, NAMES, digest), Search(config, DIRECTIONS)
     for entry in records:
-        study.asked(search.propose(entry.number, entry.params))
-        study.told(entry)
+        study.add(search.propose(entry.number, entry.params))
+        study.finish(entry)
         search.tell(entry, NAMES)
     return study
 
@@ -218,15 +208,15 @@ def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.Mon
         TrialRecord(r.number, r.label, "failed", r.config, params=r.params, cause="no") if r.number in failing else r
         for r in records
     ]
-    kept(config, url, records)
-    kept(config, url, records)  # once more, as after a resumption: nothing doubles
+    write_study(config, url, records)
+    write_study(config, url, records)  # once more, as after resuming: nothing doubles
     study = optuna.load_study(study_name="studied", storage=open_storage(url))
     assert [trial.number for trial in study.trials] == list(range(40))
     assert {trial.number for trial in study.trials if trial.state == TrialState.FAIL} == failing
     assert study.metric_names == list(NAMES)
     whole = [r for r in records if r.number not in failing]
     values = np.array([[r.metrics[name].value for name in NAMES] for r in whole])
-    ours = {r.number for r, on in zip(whole, nondominated(values, WAYS), strict=True) if on}
+    ours = {r.number for r, on in zip(whole, nondominated(values, DIRECTIONS), strict=True) if on}
     theirs = {trial.number for trial in study.best_trials}
     assert theirs == ours
     assert 1 < len(ours) < len(whole)
@@ -242,32 +232,32 @@ def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) 
                     constraints={"fid <= 4.5": r.metrics["fid"].value - 4.5})
         for r in drive(config, 30)
     ]  # fmt: skip
-    kept(config, str(tmp_path / "study.log"), records)
+    write_study(config, str(tmp_path / "study.log"), records)
     study = optuna.load_study(study_name="studied", storage=open_storage(str(tmp_path / "study.log")))
     inside = [r for r in records if r.feasible]
     assert 0 < len(inside) < len(records)
     values = np.array([[r.metrics[name].value for name in NAMES] for r in inside])
-    ours = {r.number for r, on in zip(inside, nondominated(values, WAYS), strict=True) if on}
+    ours = {r.number for r, on in zip(inside, nondominated(values, DIRECTIONS), strict=True) if on}
     assert {trial.number for trial in study.best_trials} == ours
 
 
-def test_a_record_that_stops_half_way_is_filled_up(tmp_path: Path) -> None:
+def test_a_partial_study_is_completed(tmp_path: Path) -> None:
     config, url = sweep(tmp_path, "random"), str(tmp_path / "study.log")
     records = drive(config, 10)
-    study = kept(config, url, records[:6])
-    search = Search(config, WAYS)
+    study = write_study(config, url, records[:6])
+    search = Search(config, DIRECTIONS)
     for entry in records[:6]:
         search.propose(entry.number, entry.params)
-    study.asked(search.propose(6))  # killed here: asked and never told
-    kept(config, url, records)
+    study.add(search.propose(6))  # killed before its result
+    write_study(config, url, records)
     opened = optuna.load_study(study_name="studied", storage=open_storage(url))
     assert [trial.state for trial in opened.trials] == [TrialState.COMPLETE] * 10
     assert [trial.params for trial in opened.trials] == [dict(entry.params) for entry in records]
 
 
-def test_another_searchs_trials_are_refused(tmp_path: Path) -> None:
+def test_trials_of_another_search_are_refused(tmp_path: Path) -> None:
     records = drive(sweep(tmp_path, "nsga2"), 6)
-    search = Search(sweep(tmp_path, "nsga2", {"search.seed": 99}), WAYS)
+    search = Search(sweep(tmp_path, "nsga2", {"search.seed": 99}), DIRECTIONS)
     for entry in records[:3]:
         search.propose(entry.number, entry.params)
         search.tell(entry, NAMES)
@@ -286,7 +276,7 @@ def test_another_searchs_trials_are_refused(tmp_path: Path) -> None:
 )
 def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for opening in (check_storage, lambda url: Record("studied", url, WAYS, NAMES, "digest")):
+    for opening in (check_storage, lambda url: StudyLog("studied", url, DIRECTIONS, NAMES, "digest")):
         with pytest.raises(StudyError, match=words) as raised:
             opening(url)
         assert "\n" not in str(raised.value)
@@ -297,16 +287,48 @@ def test_a_check_leaves_no_file(tmp_path: Path) -> None:
     check_storage(str(tmp_path / "study.log"))
     assert list(tmp_path.iterdir()) == []
     drive(sweep(tmp_path, "random"), 1)
-    Record("studied", str(tmp_path / "study.log"), WAYS, NAMES, "digest")
+    StudyLog("studied", str(tmp_path / "study.log"), DIRECTIONS, NAMES, "digest")
     check_storage(str(tmp_path / "study.log"))
 
 
-def test_what_the_space_proposes_in_vain_is_told_as_such(tmp_path: Path) -> None:
-    """A proposal without a setting keeps its parameters, so that the sampler learns to leave them."""
+def test_an_invalid_proposal_is_told_as_failed(tmp_path: Path) -> None:
+    """A proposal without a config keeps its parameters, so that the sampler learns to avoid them."""
     config = sweep(tmp_path, "random")
-    search = Search(config, WAYS)
+    search = Search(config, DIRECTIONS)
     proposals = [search.propose(number) for number in range(4)]
     assert all(proposal.problem is None for proposal in proposals)
-    entry = TrialRecord(0, "", "failed", None, cause="the space proposed what cannot be")
+    entry = TrialRecord(0, "", "failed", None, cause="the space proposed an invalid config")
     search.tell(entry, NAMES)
     assert DecodingConfig(sampling=Sampling(cfg=1.5)) == proposals[0].config
+
+
+def test_a_plugin_adds_a_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file outside of the project; a sweep names the sampler and gives it options."""
+    (tmp_path / "my_sampler.py").write_text(
+        "import optuna\n"
+        "from search_spaces.samplers import SAMPLERS, SamplerChoice\n\n\n"
+        "@SAMPLERS.register\n"
+        "class Mine(SamplerChoice):\n"
+        "    kind = 'mine'\n"
+        "    implementation = 'my_sampler:MySampler'\n"
+        "    defaults = {'length': 4}\n\n\n"
+        "class MySampler(optuna.samplers.RandomSampler):\n"
+        "    def __init__(self, length, seed):\n"
+        "        super().__init__(seed=seed)\n"
+        "        self.length = length\n\n"
+        "    def sample_independent(self, study, trial, name, distribution):\n"
+        "        if name == 'tree.length':\n"
+        "            return self.length\n"
+        "        return super().sample_independent(study, trial, name, distribution)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SPECFRONTIER_PLUGINS", "my_sampler")
+    try:
+        config = sweep(tmp_path, "mine", {"space": FLAT})
+        for options, length in (({}, 4), ({"length": 6}, 6)):
+            records = drive(replace(config, search=replace(config.search, options=options)), 6)
+            assert {entry.params["tree.length"] for entry in records[3:]} == {length}
+        assert not Search(config, DIRECTIONS).is_stateful
+    finally:
+        SAMPLERS._entries.pop("mine", None)
+        _loaded.discard("my_sampler")
