@@ -86,7 +86,7 @@ def train(
         try:
             path = train_piece(
                 piece, Path(out), Path(data) if data is not None else None,
-                seed=seed, device=place, steps=steps, resume=resume, tell=typer.echo,
+                seed=seed, device=place, steps=steps, resume=resume, log=typer.echo,
             )  # fmt: skip
         except KeyboardInterrupt:
             left = ordered[ordered.index(piece) :]

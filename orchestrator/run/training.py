@@ -15,8 +15,7 @@ from workers.loading.entry_names import split_entry
 from workers.loading.headers import headers_of_models, read_headers
 from workers.loading.manifest import read_entry, sketch_entry
 from workers.loading.models import pick_device, weights_folder
-from workers.training.eagle import JOURNAL, EagleRecipe
-from workers.training.jobs import DrafterJob
+from workers.training.eagle import JOURNAL, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
@@ -80,7 +79,7 @@ def train_drafter(
     job.out.mkdir(parents=True, exist_ok=True)
     with _tracked(job, tracking, resume, tell):
         if place.workers == 1 and place.address is None:
-            return job.run(pick_device(place.device), resume=resume, tell=tell)
+            return job.run(pick_device(place.device), resume=resume, log=tell)
         from orchestrator.run.training_team import train_together
 
         return train_together(job, place.workers, place.address, resume=resume, tell=tell)

@@ -19,8 +19,7 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.tasks import PoolError
 from orchestrator.run.training import Tell
 from workers.data.captions import Caption
-from workers.training.eagle import WEIGHTS, EagleRecipe
-from workers.training.jobs import DrafterJob
+from workers.training.eagle import WEIGHTS, DrafterJob, EagleRecipe
 
 RAY_FOLDER = "ray"  # Ray's own notes
 LINES = "eagle.log"  # what the first process says
@@ -92,7 +91,7 @@ def member(config: dict[str, Any]) -> None:
         begun.parent.mkdir(parents=True, exist_ok=True)
         begun.touch()
     tell = say if team.is_main else _nothing
-    job.run(get_device(), resume=config["resume"] or again, group=team, tell=tell)
+    job.run(get_device(), resume=config["resume"] or again, group=team, log=tell)
 
 
 def _nothing(line: str) -> None: ...

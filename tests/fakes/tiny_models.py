@@ -12,7 +12,7 @@ from workers.drafters.eagle import EagleLayer
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
 from workers.models.weights import save
-from workers.training.parts import build_model, save_model
+from workers.training.ar_model import build_model, save_model
 
 CODEC = VQConfig(
     codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,

@@ -1,91 +1,135 @@
-"""Training of the drafters that read the target's features, by distilling its *guided* law; the target is frozen.
+"""Distillation of drafters that read the target's features (EAGLE layer, Medusa heads), for any target; it is frozen.
 
-At decoding time a drafter's conditional and null logits are combined by classifier-free guidance before a draft is
-drawn, and accepted by comparison with the target's combined law. So the loss compares the two combined laws, at a scale
-drawn per image: cross-entropy to the target's law (a good gradient far away) plus total variation (what the exact rule
-rejects). The EAGLE layer adds the smooth L1 distance of its features (Li et al. 2024) and is unrolled: at level j it
-reads its own features of the levels before, as it will when drafting (the idea of HASS, Zhang et al. 2024).
+One teacher-forced pass gives the target's features f. Slot s of the EAGLE layer pairs f_s with the embedding of the
+token at position s + 1 and predicts f_{s+1}; Medusa's head m reads f_s and predicts the token m + 2 positions later.
+The loss compares drafter and target at each draft level, over the slots that draft a token of the image:
 
-Shape legend: B images, R = 2B rows (conditional, then null), N tokens of an image, P prompt positions, S slots,
-D width, V codes.
+    sum over levels j of fade^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
+
+with q the target's probabilities and p the drafter's. `Distillation` has the weights. Its defaults are the published
+recipe (EAGLE-1; LANTERN's settings for images): one level, noise on the features, a tenth of the examples under the
+null prompt. Three points differ from the released code: tokens are shifted by one for every family, the slot that
+drafts the image's second token is trained, and prompt padding is masked.
+
+With `guidance`, q and p are those that decoding compares: conditional and null logits combined by classifier-free
+guidance, at a scale drawn per image. With several levels the EAGLE layer is unrolled: at level j it reads its own
+predictions of the levels before, as when drafting (the idea of HASS, Zhang et al. 2024).
+
+All random numbers of an example follow from the step and its place in the batch, so the number of processes does not
+matter.
+
+Shape legend: B examples, R rows (B, or 2B under guidance: conditional, then null), N tokens of an image, P prompt
+positions, S = P + N - 2 slots, D width, V codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
-from workers.models.transformer import Layer
+from workers.models.target import Prompt, Target
+from workers.models.transformer import Layer, Transformer
+from workers.training.examples import Examples
 from workers.training.forward import finish, project, rotation
-from workers.training.loop import Figures, LossFunction, Progress, TrainConfig, train
-from workers.training.parts import ARModel, TokenSet
+from workers.training.loop import LossFunction
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 Drafter = EagleLayer | MedusaHeads
 
+_INPUT_NORM = "attention_norm.weight"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillConfig:
-    """Weights of the loss. `fade` multiplies each further draft level; guidance scales are uniform between bounds."""
+class Distillation:
+    """Weights and augmentation of the loss (see the module's docstring). The defaults are EAGLE's published recipe.
 
-    cross_entropy: float = 0.5
-    variation: float = 1.0
-    feature: float = 0.1
-    fade: float = 0.8
-    levels: int = 3
-    lowest_scale: float = 1.0
-    highest_scale: float = 4.0
-
-    def scales(self, count: int, generator: torch.Generator) -> Tensor:
-        """Guidance scales [B, 1, 1]."""
-        width = self.highest_scale - self.lowest_scale
-        return (self.lowest_scale + width * torch.rand(count, generator=generator))[:, None, None]
-
-
-def guided(logits: Tensor, scales: Tensor) -> Tensor:
-    """Guided logits [B, n, V] in fp32 of conditional and null rows [R, n, V]; scales [B, 1, 1]."""
-    cond, null = logits.float().chunk(2)
-    return null + scales * (cond - null)
-
-
-def law_loss(student: Tensor, law: Tensor, scales: Tensor, config: DistillConfig) -> Tensor:
-    """Cross-entropy plus total variation to the target's guided law [B, n, V] of the student's logits [R, n, V]."""
-    log_p = guided(student, scales).log_softmax(-1)
-    cross_entropy = -(law * log_p).sum(-1).mean()
-    variation = (law - log_p.exp()).abs().sum(-1).mean() / 2
-    return config.cross_entropy * cross_entropy + config.variation * variation
-
-
-def eagle_inputs(target: ARModel, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings [R, S, D], features [R, S, D] and positions [S] of all slots; S = P + N - 2.
-
-    Slot s pairs the target's feature at position s with the token at position s + 1; prompt positions have no token,
-    code 0 stands in for them. features [R, P + N - 1, D], tokens [B, N].
+    guidance: bounds of the guidance scales, drawn uniformly per image; None: no guidance, and the null prompt takes the
+    caption's place with probability `dropped`. noise: width of the uniform noise on input features, times 512 / S.
     """
-    prompt = target.conditioner.prompt_len
-    shifted = F.pad(tokens[:, :-1], (prompt - 1, 0))
-    embeddings = target.embed(shifted).repeat(2, 1, 1)
-    return embeddings, features[:, :-1], torch.arange(1, features.shape[1], device=tokens.device)
+
+    cross_entropy: float = 0.1
+    variation: float = 0.0
+    feature: float = 1.0
+    levels: int = 1
+    fade: float = 0.8
+    noise: float = 0.2
+    dropped: float = 0.1
+    guidance: tuple[float, float] | None = None
 
 
-def unroll(layer: EagleLayer, embeddings: Tensor, features: Tensor, positions: Tensor, levels: int) -> list[Tensor]:
+class Slots(NamedTuple):
+    """What the drafters read: embeddings [R, S, D], features [R, S, D] and mask [R, 1, S, S] (True: visible); and the
+    features [R, N - 1, D] that the last N - 1 slots should predict.
+    """
+
+    embeddings: Tensor
+    features: Tensor
+    mask: Tensor
+    labels: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        """[S], those of the slots' tokens."""
+        return torch.arange(1, self.features.shape[1] + 1, device=self.features.device)
+
+
+@torch.no_grad()
+def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
+    """The slots of images [R, N] under their prompts, in fp32."""
+    features = teacher_forced(target, prompt, tokens[:, :-1]).float()
+    following, filler = prompt.embeds[:, 1:], prompt_filler(target)
+    if filler is not None:
+        following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))
+    embeddings = torch.cat([following, target.embed(tokens[:, :-1])], dim=1).float()
+    valid = F.pad(prompt.valid[:, :-1], (0, tokens.shape[1] - 1), value=True)
+    order = torch.arange(valid.shape[1], device=valid.device)
+    itself = torch.eye(len(order), dtype=torch.bool, device=valid.device)  # padding sees itself, as when decoding
+    mask = ((order[:, None] >= order) & valid[:, None] | itself)[:, None]
+    return Slots(embeddings, features[:, :-1], mask, features[:, prompt.valid.shape[1] :])
+
+
+def prompt_filler(target: Target) -> int | None:
+    """What stands in for the token ids of the target's prompts (see `EagleDrafter`): LlamaGen's have none."""
+    return 0 if target.transformer.config.rope == "grid" else None
+
+
+def head_logits(target: Target, features: Tensor) -> Tensor:
+    """The target's logits [..., V] in fp32 of features [..., D] in any dtype."""
+    out: Tensor = target.head(features.to(target.dtype))
+    return out.float()
+
+
+def combine(logits: Tensor, scales: Tensor | float | None) -> Tensor:
+    """Guided logits [B, n, V] in fp32 of conditional and null rows [2B, n, V]; scales [B, 1, 1]. None: as they are."""
+    if scales is None:
+        return logits.float()
+    cond, null = logits.float().chunk(2)
+    return torch.add(null, scales * (cond - null))
+
+
+def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
     """Predicted features [R, S, D] at draft levels 1..`levels`; slot s predicts the feature at position s + 1.
 
     At level j, slot s stands for a draft whose j - 1 predecessors are drafts too: it reads the level j - 1 prediction
     of slot s - 1 instead of a true feature, and attends to slots s - i at level j - i for i < j - 1, to earlier ones at
     level 1. The first j - 1 image slots have no such history at level j; the loss leaves them out.
     """
-    block, by = layer.decoder.layers[0], rotation(layer.decoder, positions)
+    embeddings, features, mask, _ = inputs
+    if levels == 1:
+        return [layer(embeddings, features, inputs.positions, mask)]
+    block, by = layer.decoder.layers[0], rotation(layer.decoder, inputs.positions)
     assert isinstance(block, Layer)
     size = features.shape[1]
-    slots = torch.arange(size, device=features.device)
-    distance = slots[:, None] - slots[None, :]
+    order = torch.arange(size, device=features.device)
+    distance = order[:, None] - order[None, :]
     keys: list[Tensor] = []
     values: list[Tensor] = []
     outputs: list[Tensor] = []
@@ -95,8 +139,9 @@ def unroll(layer: EagleLayer, embeddings: Tensor, features: Tensor, positions: T
         q, k, v = project(block.attention, block.attention_norm(x), by)
         keys.append(k)
         values.append(v)
-        # Column s - i at level j - i: diagonal i of the scores against that level's keys. Only true slots come in bulk.
-        bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(distance < level, float("-inf"))
+        # Column s - i at level j - i: diagonal i of the scores against that level's keys. The others are at level 1.
+        hidden = ~mask | (distance < level)
+        bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(hidden, float("-inf"))
         recent = [_diagonal(q, keys[level - i], i) for i in range(level)]
         weights = torch.cat([bulk, *recent], dim=-1).softmax(-1).to(v.dtype)
         attended = weights[..., :size] @ values[0]
@@ -108,7 +153,7 @@ def unroll(layer: EagleLayer, embeddings: Tensor, features: Tensor, positions: T
 
 
 def _later(x: Tensor, by: int) -> Tensor:
-    """x [R, H, S, C] moved `by` slots later; zeros come in."""
+    """x [R, H, S, C] moved `by` slots later, zeros first."""
     return F.pad(x, (0, 0, by, 0))[:, :, : x.shape[2]] if by else x
 
 
@@ -119,101 +164,114 @@ def _diagonal(q: Tensor, k: Tensor, by: int) -> Tensor:
     return scores.masked_fill(missing, float("-inf")) if by else scores
 
 
-def eagle_loss(target: ARModel, layer: EagleLayer, config: DistillConfig) -> Callable[..., Tensor]:
-    """Loss of (tokens [B, N], codes [B, P], scales [B, 1, 1])."""
-    first = target.conditioner.prompt_len - 1
+def draft_levels(target: Target, drafter: Drafter, inputs: Slots, levels: int) -> list[tuple[Tensor, Tensor | None]]:
+    """For each draft level j from 0: the drafter's logits [R, N - 1 - j, V] for the tokens that the labels [:, j:]
+    give, and an EAGLE layer's predictions [R, N - 1 - j, D] of those labels. Medusa has a level per head.
+    """
+    count = inputs.labels.shape[1]
+    if isinstance(drafter, EagleLayer):
+        predictions = [out[:, out.shape[1] - count + j :] for j, out in enumerate(unroll(drafter, inputs, levels))]
+        return [(head_logits(target, out), out) for out in predictions]
+    features = inputs.features[:, -count:].to(target.dtype)
+    heads = range(len(drafter.residuals))
+    return [(drafter(features[:, : count - j], j, target.head).float(), None) for j in heads]
 
-    def loss(tokens: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = target.streams(tokens, codes)
-            inputs = eagle_inputs(target, tokens, features)
-            laws = guided(target.head(features[:, first + 1 :]), scales).softmax(-1)
-        total = torch.zeros((), device=features.device)
-        for j, out in enumerate(unroll(layer, *inputs, config.levels)):
-            drafted, true = out[:, first + j :], features[:, first + j + 1 :]
-            distance = F.smooth_l1_loss(drafted.float(), true.float())
-            miss = law_loss(target.head(drafted), laws[:, j:], scales, config)
-            total = total + config.fade**j * (miss + config.feature * distance)
-        return total
 
+def soft_loss(logits: Tensor, probs: Tensor, config: Distillation) -> Tensor:
+    """Weighted cross-entropy and total variation of the drafter's logits to the target's probabilities [B, n, V]."""
+    log_p = logits.log_softmax(-1)
+    loss = config.cross_entropy * -(probs * log_p).sum(-1).mean()
+    if config.variation:
+        loss = loss + config.variation * (probs - log_p.exp()).abs().sum(-1).mean() / 2
     return loss
 
 
-def medusa_logits(target: ARModel, heads: MedusaHeads, features: Tensor) -> list[Tensor]:
-    """Head m's logits [R, N - 1 - m, V] where its token exists; features [R, N, D] from the prompt's last position."""
-    count = len(heads.residuals)
-    return [heads(features[:, : features.shape[1] - 1 - m], m, target.head) for m in range(count)]
+def drafter_loss(
+    target: Target,
+    drafter: Drafter,
+    data: Examples,
+    config: Distillation,
+    *,
+    group: ProcessGroup = SINGLE_PROCESS,
+    compiled: bool = False,
+) -> LossFunction:
+    """The loss of this process's share of a batch of examples."""
 
-
-def medusa_loss(target: ARModel, heads: MedusaHeads, config: DistillConfig) -> Callable[..., Tensor]:
-    def loss(tokens: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = target.streams(tokens, codes)[:, target.conditioner.prompt_len - 1 :]
-            laws = guided(target.head(features), scales).softmax(-1)
-        total = torch.zeros((), device=features.device)
-        for m, logits in enumerate(medusa_logits(target, heads, features)):
-            total = total + config.fade**m * law_loss(logits, laws[:, m + 1 :], scales, config)
+    def levels_loss(inputs: Slots, probs: Tensor, scales: Tensor | None) -> Tensor:
+        total = torch.zeros((), device=probs.device)
+        for j, (logits, predicted) in enumerate(draft_levels(target, drafter, inputs, config.levels)):
+            loss = soft_loss(combine(logits, scales), probs[:, j:], config)
+            if predicted is not None:
+                loss = loss + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
+            total = total + config.fade**j * loss
         return total
 
-    return loss
-
-
-def on_examples(run: Callable[..., Tensor], data: TokenSet, config: DistillConfig, *, compiled: bool) -> LossFunction:
-    """The loss of example indices, as the training loop wants it, of a loss of (tokens, codes, scales)."""
-    fast = torch.compile(run, dynamic=False) if compiled else run
+    run = torch.compile(levels_loss, dynamic=False) if compiled else levels_loss
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        tokens, codes = data.pick(indices)
-        out: Tensor = fast(tokens, codes, config.scales(len(indices), generator).to(tokens.device))
+        share, scales, size = group.share(len(indices)), None, len(indices)
+        captions, tokens = data.pick(indices[share], target.device)
+        prompt = target.encode(captions, guided=True)
+        if config.guidance is None:
+            dropped = torch.rand(size, generator=generator) < config.dropped
+            rows = torch.arange(len(captions)) + len(captions) * dropped[share]
+            prompt = Prompt(prompt.embeds[rows.to(tokens.device)], prompt.valid[rows.to(tokens.device)])
+        else:
+            low, high = config.guidance
+            drawn = low + (high - low) * torch.rand(size, generator=generator)
+            scales, tokens = drawn[share][:, None, None].to(tokens.device), tokens.repeat(2, 1)
+        seeds = torch.randint(1 << 62, (size,), generator=generator)[share]
+        inputs = slots(target, prompt, tokens)
+        if config.noise:
+            noise = torch.stack([feature_noise(inputs.features[0], int(seed), config.noise) for seed in seeds])
+            inputs = inputs._replace(features=inputs.features + noise.repeat(len(tokens) // len(captions), 1, 1))
+        with torch.no_grad():
+            probs = combine(head_logits(target, inputs.labels), scales).softmax(-1)
+        out: Tensor = run(inputs, probs, scales)
         return out
 
     return loss
 
 
-def new_eagle(target: ARModel, seed: int) -> EagleLayer:
-    """An EAGLE layer of the target's shape that starts as its last layer (without the input norm)."""
+def feature_noise(like: Tensor, seed: int, scale: float) -> Tensor:
+    """(U - 1/2) scale 512 / S, of the shape [S, D] of `like` (EAGLE's augmentation of features)."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    drawn = torch.rand(like.shape, generator=generator, device=like.device)
+    return (drawn - 0.5) * (scale * 512 / like.shape[0])
+
+
+def new_eagle(target: Target, seed: int) -> EagleLayer:
+    """An untrained EAGLE layer of the target's shape (with an input norm where its prompts are tokens: Chameleon's). It
+    starts as the target's last layer, where that is one of this project's layers.
+    """
     torch.manual_seed(seed)
-    body = target.transformer
-    layer = EagleLayer(replace(body.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False))
-    last = {k: v for k, v in body.layers[-1].state_dict().items() if not k.startswith("attention_norm")}
-    layer.decoder.layers[0].load_state_dict(last)
-    return layer.to(body.rotations.device)
+    body = target.transformer.config
+    layer = EagleLayer(replace(body, n_layers=1, vocab_size=0, input_norm=body.rope == "line", final_norm=False))
+    if isinstance(target.transformer, Transformer):
+        last = target.transformer.layers[-1].state_dict()
+        kept = {key: value for key, value in last.items() if body.rope == "line" or key != _INPUT_NORM}
+        layer.decoder.layers[0].load_state_dict(kept)
+    return layer.to(target.device)
 
 
-def new_medusa(target: ARModel, heads: int, *, shared_head: bool) -> MedusaHeads:
+def new_medusa(target: Target, heads: int, *, shared_head: bool = False) -> MedusaHeads:
     """Medusa heads that start as the target's own head."""
     config = target.transformer.config
-    made = MedusaHeads(config.dim, config.vocab_size, heads, shared_head=shared_head)
-    for head in made.heads or ():
+    medusa = MedusaHeads(config.dim, config.vocab_size, heads, shared_head=shared_head)
+    for head in medusa.heads or ():
         head.load_state_dict(target.head.state_dict())
-    return made.to(target.head.weight.device)
+    return medusa.to(target.device)
 
 
-def train_drafter(
-    drafter: Drafter,
-    target: ARModel,
-    data: TokenSet,
-    config: TrainConfig,
-    distill: DistillConfig,
-    *,
-    name: str,
-    save_to: Callable[[nn.Module], None],
-    checkpoint: Path | None = None,
-    resume: bool = False,
-    log: Callable[[str], None] = print,
-) -> tuple[nn.Module, Progress]:
-    """Trains a drafter in place, the target frozen; `save_to` gets the averaged weights at every save and the end."""
-    target.requires_grad_(False)
+def header(target: Target, drafter: Drafter) -> dict[str, Any]:
+    """What the drafter's file says of its shape."""
     if isinstance(drafter, EagleLayer):
-        run = eagle_loss(target, drafter, distill)
-    else:
-        run = medusa_loss(target, drafter, distill)
+        return {"transformer": asdict(drafter.decoder.config), "filler": prompt_filler(target)}
+    own_heads = drafter.heads is not None
+    sizes = {"dim": drafter.dim, "vocab_size": drafter.vocab_size, "heads": len(drafter.residuals)}
+    return {**sizes, "shared_head": not own_heads}
 
-    def on_save(average: nn.Module) -> Figures:
-        save_to(average)
-        return {}
 
-    loss = on_examples(run, data, distill, compiled=config.compile)
-    return train(
-        drafter, loss, len(data), config, name=name, checkpoint=checkpoint, resume=resume, on_save=on_save, log=log
-    )
+def encode_pairs(target: Target, captions: Sequence[str], tokens: Tensor) -> Slots:
+    """The slots of images [B, N] under their captions, then under the null prompt: R = 2B."""
+    return slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1))

@@ -1,120 +1,148 @@
-"""Held-out figures of targets and drafters: the numbers in the README come from here.
+"""Held-out figures of targets and drafters, teacher forced on real tokens.
 
-All laws are at temperature 1 without top-k or top-p, in fp32. A scale is that of classifier-free guidance; 1 is none.
+    python -m workers.training.evaluate [--folder DIR] [--images N]
+
+prints those of a folder's target and drafters on procedural scenes; the documented numbers of the built-in model come
+from it. Probabilities are at temperature 1 without top-k or top-p, in fp32. A scale is that of classifier-free
+guidance; 1 is none.
+
 Shape legend: B images, N tokens of one, P prompt positions, V codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.drafters.eagle import EagleLayer
-from workers.drafters.medusa import MedusaHeads
-from workers.training.drafters import eagle_inputs, medusa_logits, unroll
+from workers.decoding.row_ends import teacher_forced
+from workers.drafters.eagle import EagleDrafter
+from workers.drafters.independent import IndependentDrafter
+from workers.drafters.medusa import MedusaDrafter
+from workers.models.families.scenes import BUILTIN, load_scenes
+from workers.models.target import Target
+from workers.models.vq import VQModel
+from workers.training.drafters import Drafter, combine, draft_levels, encode_pairs, head_logits
+from workers.training.examples import Examples
 from workers.training.loop import Figures
-from workers.training.parts import ARModel, TokenSet
+from workers.training.tokenizer import tokenize_scenes
 
-SCALES = (1.0, 3.0)
-#: (student logits, teacher logits), each [2, B, n, V] (conditional and null stream), at the same n places.
-Pair = tuple[Tensor, Tensor]
-#: (tokens [B, N], codes [B, P]) to the pairs of each draft level.
-Pairs = Callable[[Tensor, Tensor], dict[str, Pair]]
-
-
-def mixed(logits: Tensor, scale: float | Tensor) -> Tensor:
-    """Guided logits [B, n, V] of conditional and null ones [2, B, n, V]; scale a number or [B, 1, 1]."""
-    cond, null = logits.float().unbind()
-    return torch.add(null, scale * (cond - null))
-
-
-def _batches(data: TokenSet, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(data), batch):
-        yield data.pick(torch.arange(start, min(start + batch, len(data))))
+_SCALES = (1.0, 3.0)
+_LEVELS = 4  # draft levels of an EAGLE layer that the command measures
 
 
 @torch.no_grad()
-def evaluate_target(model: ARModel, data: TokenSet, *, scales: Sequence[float] = SCALES, batch: int = 64) -> Figures:
+def evaluate_target(target: Target, data: Examples, *, scales: Sequence[float] = _SCALES, batch: int = 64) -> Figures:
     """Cross-entropy in nats per token with and without the caption; mean probability of the most likely 1 and 10."""
     sums: dict[str, Tensor] = {}
-    for tokens, codes in _batches(data, batch):
-        features = model.streams(tokens, codes)[:, model.conditioner.prompt_len - 1 :]
-        logits = model.head(features).float().unflatten(0, (2, -1))
+    for captions, tokens in _batches(data, batch, target.device):
+        logits = _logits(target, captions, tokens)
         weight = len(tokens) / len(data)
-        for stream, rows in zip(("cond", "null"), logits, strict=True):
-            value = F.cross_entropy(rows.flatten(0, 1), tokens.flatten())
-            _add(sums, f"cross-entropy {stream}", value * weight)
+        for stream, rows in zip(("cond", "null"), logits.chunk(2), strict=True):
+            _add(sums, f"cross-entropy {stream}", F.cross_entropy(rows.flatten(0, 1), tokens.flatten()) * weight)
         for scale in scales:
-            top = mixed(logits, scale).softmax(-1).topk(10).values.mean((0, 1))
-            _add(sums, f"top-1 cfg {scale:g}", top[0] * weight)
-            _add(sums, f"top-10 cfg {scale:g}", top.sum() * weight)
+            top = combine(logits, scale).softmax(-1).topk(10).values.mean((0, 1))
+            _add(sums, f"top-1{_suffix(scale)}", top[0] * weight)
+            _add(sums, f"top-10{_suffix(scale)}", top.sum() * weight)
     return {name: float(value) for name, value in sums.items()}
 
 
 @torch.no_grad()
-def evaluate_drafter(pairs: Pairs, data: TokenSet, *, scales: Sequence[float] = SCALES, batch: int = 32) -> Figures:
-    """Per draft level and guidance scale, teacher forced on real tokens.
+def evaluate_drafter(
+    target: Target,
+    drafter: Drafter | Target,
+    data: Examples,
+    *,
+    scales: Sequence[float] = _SCALES,
+    levels: int = 1,
+    batch: int = 16,
+) -> Figures:
+    """Per guidance scale and draft level. A `Target` as the drafter is an independent one, of one level.
 
-    top-k: share of places where the target's most likely token is among the drafter's k most likely; TV: mean total
-    variation between the two laws (1 - TV is the exact rule's chance to accept a sampled draft).
+    top-k: share of positions where the target's most likely token is among the drafter's k most likely; TV: mean total
+    variation between their probabilities (1 - TV is the exact rule's probability to accept a sampled draft).
     """
     sums: dict[str, Tensor] = {}
-    for tokens, codes in _batches(data, batch):
+    for captions, tokens in _batches(data, batch, target.device):
         weight = len(tokens) / len(data)
-        for level, (student, teacher) in pairs(tokens, codes).items():
+        for level, (student, teacher) in enumerate(_pairs(target, drafter, captions, tokens, levels), start=1):
             for scale in scales:
-                p, q = mixed(student, scale).softmax(-1), mixed(teacher, scale).softmax(-1)
+                p, q = combine(student, scale).softmax(-1), combine(teacher, scale).softmax(-1)
                 hit = (p.topk(3).indices == q.argmax(-1, keepdim=True)).float()
-                where = f"{level} cfg {scale:g}"
-                _add(sums, f"{where} top-1", hit[..., 0].mean() * weight)
-                _add(sums, f"{where} top-3", hit.sum(-1).mean() * weight)
-                _add(sums, f"{where} TV", (p - q).abs().sum(-1).mean() / 2 * weight)
+                suffix = _suffix(scale) + (f" level {level}" if level > 1 else "")
+                _add(sums, f"top-1{suffix}", hit[..., 0].mean() * weight)
+                _add(sums, f"top-3{suffix}", hit.sum(-1).mean() * weight)
+                _add(sums, f"TV{suffix}", (p - q).abs().sum(-1).mean() / 2 * weight)
     return {name: float(value) for name, value in sums.items()}
 
 
-def eagle_pairs(target: ARModel, layer: EagleLayer, levels: int = 3) -> Pairs:
-    """The EAGLE layer's laws at draft levels 1..`levels`: from level 2 on it feeds on its own features."""
+def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -> dict[str, Figures]:
+    """Figures of the target and of every drafter in the folder, on scenes 0..images-1 of a seed (training used seed 0).
 
-    def pairs(tokens: Tensor, codes: Tensor) -> dict[str, Pair]:
-        features = target.streams(tokens, codes)
-        outputs = unroll(layer, *eagle_inputs(target, tokens, features), levels)
-        teacher = target.head(features)
-        first = target.conditioner.prompt_len - 1  # the slot that drafts the image's second token
-        return {
-            f"level {j + 1}": (_split(target.head(out[:, first + j :])), _split(teacher[:, first + j + 1 :]))
-            for j, out in enumerate(outputs)
-        }
-
-    return pairs
-
-
-def medusa_pairs(target: ARModel, heads: MedusaHeads) -> Pairs:
-    def pairs(tokens: Tensor, codes: Tensor) -> dict[str, Pair]:
-        features = target.streams(tokens, codes)[:, target.conditioner.prompt_len - 1 :]
-        teacher = target.head(features)
-        return {
-            f"level {m + 1}": (_split(logits), _split(teacher[:, m + 1 :]))
-            for m, logits in enumerate(medusa_logits(target, heads, features))
-        }
-
-    return pairs
+    Raises:
+        WeightsError: a file that is missing or damaged.
+    """
+    models = load_scenes(folder)
+    target = models.target
+    assert isinstance(target.codec, VQModel)
+    data = tokenize_scenes(target.codec, seed, range(images))
+    figures = {"target": evaluate_target(target, data)}
+    for kind, drafter in models.drafters.items():
+        match drafter:
+            case EagleDrafter():
+                figures[kind] = evaluate_drafter(target, drafter.layer, data, levels=_LEVELS)
+            case MedusaDrafter():
+                figures[kind] = evaluate_drafter(target, drafter.heads, data)
+            case IndependentDrafter():
+                own = Target(kind, drafter.decoder, drafter.conditioner, None, target.sampling)
+                figures[kind] = evaluate_drafter(target, own, data)
+    return figures
 
 
-def independent_pairs(target: ARModel, drafter: ARModel) -> Pairs:
-    def pairs(tokens: Tensor, codes: Tensor) -> dict[str, Pair]:
-        first = target.conditioner.prompt_len - 1
-        rows = [m.head(m.streams(tokens, codes)[:, first:]) for m in (drafter, target)]
-        return {"level 1": (_split(rows[0]), _split(rows[1]))}
+def _pairs(
+    target: Target, drafter: Drafter | Target, captions: list[str], tokens: Tensor, levels: int
+) -> list[tuple[Tensor, Tensor]]:
+    """For each draft level the logits [2B, n, V] of drafter and target at the same positions."""
+    if isinstance(drafter, Target):
+        return [(_logits(drafter, captions, tokens), _logits(target, captions, tokens))]
+    inputs = encode_pairs(target, captions, tokens)
+    teacher = head_logits(target, inputs.labels)
+    return [(logits, teacher[:, j:]) for j, (logits, _) in enumerate(draft_levels(target, drafter, inputs, levels))]
 
-    return pairs
+
+def _logits(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
+    """Logits [2B, N, V] of every token of images [B, N] under their captions, then under the null prompt."""
+    features = teacher_forced(target, target.encode(captions, guided=True), tokens[:, :-1].repeat(2, 1))
+    return head_logits(target, features[:, target.prompt_len - 1 :])
 
 
-def _split(rows: Tensor) -> Tensor:
-    return rows.view(2, -1, *rows.shape[1:])
+def _batches(data: Examples, batch: int, device: torch.device) -> Iterator[tuple[list[str], Tensor]]:
+    for start in range(0, len(data), batch):
+        yield data.pick(torch.arange(start, min(start + batch, len(data))), device)
+
+
+def _suffix(scale: float) -> str:
+    return "" if scale == 1 else f" cfg {scale:g}"
 
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Held-out figures of the target and of every drafter in a folder.")
+    parser.add_argument("--folder", type=Path, default=BUILTIN)
+    parser.add_argument("--images", type=int, default=256)
+    arguments = parser.parse_args()
+    for piece, figures in held_out_figures(arguments.folder, arguments.images).items():
+        print(piece)
+        for name, value in figures.items():
+            print(f"  {name:32s} {value:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from workers.data.captions import scene_captions
 from workers.data.folder import load_images, read_folder
 from workers.data.scenes import IMAGE_SIZE
-from workers.drafters.eagle import EagleLayer
-from workers.drafters.medusa import MedusaHeads
-from workers.models.families.conditioners import SceneConditioner, WordConditioner, build_conditioner, split_words
+from workers.models.families.conditioners import (
+    ClassConditioner,
+    SceneConditioner,
+    WordConditioner,
+    build_conditioner,
+    split_words,
+)
 from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
 from workers.models.vq import VQModel, load_vq
-from workers.models.weights import content_hash, save
-from workers.training.drafters import DistillConfig, new_eagle, new_medusa, train_drafter
+from workers.models.weights import content_hash
+from workers.training.ar_model import build_model, load_model, train_target
+from workers.training.drafters import Distillation, new_eagle, new_medusa
+from workers.training.eagle import train_drafter
+from workers.training.examples import Examples
 from workers.training.loop import TrainConfig
-from workers.training.parts import TokenSet, build_model, load_model
 from workers.training.scene_nets import ClipTraining, FeatureTraining, train_clip, train_features
 from workers.training.scene_set import scene_set
-from workers.training.target import train_target
 from workers.training.tokenizer import TokenizerConfig, scene_images, tokenize_scenes, train_tokenizer
 
 #: Every piece, in the order of dependence.
@@ -43,19 +49,26 @@ PIECES: Mapping[str, str] = {
     "clip": "tiny CLIP for the caption score (scenes only)",
 }
 
-SCENES, HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to measure on
-MEDUSA_HEADS = 5
-LONGEST_CAPTION = 32  # words
+_SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
+_SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
+_MAX_HELD_OUT = 128  # of them, for a drafter at every save
+_NET_SCENES = 20_000  # for the metrics' nets
+_MEDUSA_HEADS = 5
+_MAX_WORDS = 32  # of a caption
 
 _TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
 _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
 #: As the built-in pieces were trained, in phases: each starts from the averaged weights of the one before.
-RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
+_RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "target": (_TARGET,),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
 }
+#: Of the drafters that read features: the probabilities under guidance, and an EAGLE layer unrolled as it will draft.
+_DISTILLATION = Distillation(
+    cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, dropped=0.0, guidance=(1.0, 4.0)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +80,27 @@ class _Job:
     device: str
     steps: int | None
     resume: bool
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
-    def checkpoint(self, phase: int = 0) -> Path:
-        return self.out / f"{self.piece}{f'-{phase + 1}' if phase else ''}.checkpoint.pt"
+    def checkpoint(self) -> Path:
+        return self.out / f"{self.piece}.checkpoint.pt"
 
-    def before(self, piece: str) -> Path:
+    def piece_file(self, piece: str) -> Path:
         """The file of a piece that this one builds on."""
         own = self.out / f"{piece}.safetensors"
         if own.exists():
             return own
         if self.data is not None:
-            raise ValueError(f"{self.piece} builds on {own}, which is missing: specfrontier train {piece} comes first")
+            raise ValueError(f"{own}: no such file; {self.piece} needs it: run specfrontier train {piece} first")
         return BUILTIN / f"{piece}.safetensors"
 
     def phases(self) -> tuple[TrainConfig, ...]:
         """The recipe's; with `steps`, its first alone."""
         # Compiling takes about a minute: more than a short run saves.
-        fast = can_compile(self.device) and (self.steps is None or self.steps >= 200)
+        fast = _can_compile(self.device) and (self.steps is None or self.steps >= 200)
         if self.steps is None:
-            return tuple(replace(config, seed=self.seed, compile=fast) for config in RECIPES[self.piece])
-        first = RECIPES[self.piece][0]
+            return tuple(replace(config, seed=self.seed, compile=fast) for config in _RECIPES[self.piece])
+        first = _RECIPES[self.piece][0]
         rise = min(first.warmup, max(1, self.steps // 10))
         return (replace(first, steps=self.steps, warmup=rise, seed=self.seed, compile=fast),)
 
@@ -101,7 +114,7 @@ def train_piece(
     device: str | None = None,
     steps: int | None = None,
     resume: bool = False,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Path:
     """Trains one of `PIECES` into the folder `out`; returns its weight file.
 
@@ -109,17 +122,17 @@ def train_piece(
         data: the user's images; None: procedural scenes.
         device: None takes a GPU if torch can use one.
         steps: None takes the recipe's.
-        resume: go on from the checkpoint in `out`, if there is one; otherwise start anew.
+        resume: continue from the checkpoint in `out` if there is one; otherwise start again.
 
     Raises:
-        ValueError: an unknown piece, a piece missing that this one builds on, or data that cannot be read.
+        ValueError: an unknown piece, a missing piece that this one builds on, or data that cannot be read.
     """
     if piece not in PIECES:
         raise ValueError(f"unknown piece {piece!r}; known: {', '.join(PIECES)}")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    job = _Job(piece=piece, out=out, data=data, seed=seed, device=place, steps=steps, resume=resume, tell=tell)
+    job = _Job(piece=piece, out=out, data=data, seed=seed, device=place, steps=steps, resume=resume, log=log)
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
         for stale in out.glob(f"{piece}*.checkpoint.pt"):
@@ -131,7 +144,7 @@ def train_piece(
     return _drafter(job) if piece in ("eagle", "medusa") else _ar_model(job)
 
 
-def can_compile(device: str) -> bool:
+def _can_compile(device: str) -> bool:
     """Whether torch.compile can work here: it needs a C++ compiler for CPU code, and Triton for a GPU's."""
     if device.startswith("cuda"):
         return torch.utils._triton.has_triton()
@@ -140,14 +153,12 @@ def can_compile(device: str) -> bool:
 
 def _scene_net(job: _Job) -> Path:
     if job.data is not None:
-        raise ValueError(f"{job.piece} reads the attributes of procedural scenes, not {job.data}; leave --data out")
+        raise ValueError(f"{job.piece} reads the attributes of procedural scenes, not {job.data}; omit --data")
+    steps = {} if job.steps is None else {"steps": job.steps}
+    scenes = scene_set(0, _NET_SCENES, log=job.log)
     if job.piece == "features":
-        features = FeatureTraining()
-        features = replace(features, steps=job.steps or features.steps)
-        return train_features(features, scene_set(0, 20_000, report=job.tell), job.out, job.seed, log=job.tell)
-    clip = ClipTraining()
-    clip = replace(clip, steps=job.steps or clip.steps)
-    return train_clip(clip, scene_set(0, 20_000, report=job.tell), job.out, job.seed, log=job.tell)
+        return train_features(FeatureTraining(**steps), scenes, job.out, job.seed, log=job.log)
+    return train_clip(ClipTraining(**steps), scenes, job.out, job.seed, log=job.log)
 
 
 def _tokenizer(job: _Job) -> Path:
@@ -162,93 +173,74 @@ def _tokenizer(job: _Job) -> Path:
             generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
             return images[torch.randint(len(images), (min(32, len(images)),), generator=generator)].float() / 255
 
-    return train_tokenizer(config, source, job.out, job.seed, device=job.device, report=job.tell)
+    return train_tokenizer(config, source, job.out, job.seed, device=job.device, log=job.log)
 
 
 def _ar_model(job: _Job) -> Path:
     """A target, or the same in small: an independent drafter."""
-    settings, data, held_out = _tokens(job)
+    settings, data, held_out = _examples(job)
     sizes = TARGET if job.piece == "target" else INDEPENDENT
-    body = replace(sizes, prompt_len=data.codes.shape[1], vocab_size=_codes_of(job))
+    prompt_len = build_conditioner(settings, 1).prompt_len
+    codes = load_vq(job.piece_file("tokenizer")).config.codebook_size
+    body = replace(sizes, prompt_len=prompt_len, vocab_size=codes)
     name = "scenes" if job.data is None else job.data.resolve().name
     (config,) = job.phases()
     train_target(
         build_model(body, settings, job.seed).to(job.device), data, held_out, config, job.out, name=name,
-        piece=job.piece, resume=job.resume and job.checkpoint().exists(), log=job.tell,
+        piece=job.piece, resume=job.resume and job.checkpoint().exists(), log=job.log,
     )  # fmt: skip
     return job.out / f"{job.piece}.safetensors"
 
 
 def _drafter(job: _Job) -> Path:
     """A drafter that reads the target's features."""
-    _, data, _ = _tokens(job)
-    target = load_model(job.before("target")).to(job.device)
-    path, body = job.out / f"{job.piece}.safetensors", target.transformer.config
-    drafter: EagleLayer | MedusaHeads
-    if job.piece == "eagle":
-        drafter = new_eagle(target, job.seed)
-        header: dict[str, Any] = {"transformer": asdict(drafter.decoder.config)}
-    else:
-        drafter = new_medusa(target, MEDUSA_HEADS, shared_head=False)
-        header = {"dim": body.dim, "vocab_size": body.vocab_size, "heads": MEDUSA_HEADS, "shared_head": False}
-
-    def save_to(average: nn.Module) -> None:
-        save(path, average, header)
-
+    _, data, held_out = _examples(job)
+    held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
+    target = load_model(job.piece_file("target")).to(job.device).as_target()
+    drafter = new_eagle(target, job.seed) if job.piece == "eagle" else new_medusa(target, _MEDUSA_HEADS)
     for phase, config in enumerate(job.phases()):
-        checkpoint = job.checkpoint(phase)
-        average, _ = train_drafter(
-            drafter, target, data, config, DistillConfig(), name=job.piece, save_to=save_to, checkpoint=checkpoint,
-            resume=job.resume and checkpoint.exists(), log=job.tell,
+        average = train_drafter(
+            target, drafter, (data, held_out), config, _DISTILLATION, job.out, phase=phase, resume=job.resume,
+            log=job.log,
         )  # fmt: skip
         drafter.load_state_dict(average.state_dict())
-    return path
+    return job.out / f"{job.piece}.safetensors"
 
 
-def _codes_of(job: _Job) -> int:
-    return load_vq(job.before("tokenizer")).config.codebook_size
-
-
-def _tokens(job: _Job) -> tuple[Mapping[str, Any], TokenSet, TokenSet]:
+def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
     """The conditioner's settings, training and held-out examples; scenes' tokens are kept in the output folder."""
-    tokenizer = job.before("tokenizer")
+    tokenizer = job.piece_file("tokenizer")
     codec = load_vq(tokenizer).to(job.device)
-    cache = job.out / f"tokens-{content_hash(tokenizer)}-{'scenes' if job.data is None else 'folder'}.pt"
-    settings: Mapping[str, Any]
     if job.data is None:
+        cache = job.out / f"tokens-{content_hash(tokenizer)}-scenes.pt"
         if not cache.exists():
-            job.tell(f"turning {SCENES + HELD_OUT} scenes into tokens (once, kept in {cache.name})")
-            parts = [tokenize_scenes(codec, seed, range(count)) for seed, count in ((0, SCENES), (1, HELD_OUT))]
-            torch.save({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, cache)
-        kept = torch.load(cache, weights_only=True)
-        codes = SceneConditioner(1).from_attributes(kept["attributes"])
-        whole, settings, held = TokenSet(kept["tokens"], codes), SceneConditioner(1).settings(), HELD_OUT
-    else:
-        whole, settings = _folder_tokens(job.data, codec, job.device)
-        held = max(1, len(whole) // 20)
-    whole = whole.to(job.device)
-    if len(whole) <= held:
-        raise ValueError(f"{job.data}: {len(whole)} image is too few; training needs at least 2")
-    train, rest = ((whole.tokens[part], whole.codes[part]) for part in (slice(None, -held), slice(-held, None)))
-    return settings, TokenSet(*train), TokenSet(*rest)
+            job.log(f"encoding {_SCENES + _HELD_OUT} scenes as tokens (once, kept in {cache.name})")
+            parts = [tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES]
+            torch.save(torch.cat(parts), cache)
+        captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
+        examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
+        return {"kind": SceneConditioner.kind}, examples, held_out
+    settings, examples = _folder_examples(job.data, codec, job.device)
+    if len(examples) < 2:
+        raise ValueError(f"{job.data}: {len(examples)} image is too few; training needs at least 2")
+    return settings, *examples.split(max(1, len(examples) // 20))
 
 
-def _folder_tokens(data: Path, codec: VQModel, device: str) -> tuple[TokenSet, Mapping[str, Any]]:
-    """Tokens of a user's images in a fixed shuffled order and how to read their captions."""
+def _folder_examples(data: Path, codec: VQModel, device: str) -> tuple[Mapping[str, Any], Examples]:
+    """The conditioner's settings for a user's captions, and the examples in a fixed shuffled order."""
     folder = read_folder(data)
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
     captions = [folder.captions[i] for i in order]
     images = load_images([folder.paths[i] for i in order], IMAGE_SIZE)
     settings: dict[str, Any]
     if folder.labels == "classes":
-        settings = {"kind": "classes", "names": sorted(set(captions))}
+        settings = {"kind": ClassConditioner.kind, "names": sorted(set(captions))}
     else:
-        words = [split_words(caption) for caption in captions]
-        captions = [" ".join(found[:LONGEST_CAPTION]) for found in words]
-        length = min(LONGEST_CAPTION, max(len(found) for found in words))
-        known = sorted({word for found in words for word in found})
-        settings = {"kind": WordConditioner.kind, "words": known, "length": length}
-    codes = build_conditioner(settings, 1).codes(captions)
+        words = [split_words(caption)[:_MAX_WORDS] for caption in captions]
+        captions = [" ".join(found) for found in words]
+        vocabulary = sorted({word for found in words for word in found})
+        settings = {"kind": WordConditioner.kind, "words": vocabulary, "length": max(map(len, words))}
+    build_conditioner(settings, 1).codes(captions)  # raises ValueError for a caption without words
     with torch.no_grad():
         chunks = [codec.encode(part.to(device).float() / 127.5 - 1).flatten(1).cpu() for part in images.split(64)]  # type: ignore[no-untyped-call]
-    return TokenSet(torch.cat(chunks), codes), settings
+    return settings, Examples(captions, torch.cat(chunks))

@@ -34,9 +34,7 @@ class SceneSet:
         return self.images[chosen].float() / 255
 
 
-def scene_set(
-    seed: int, scenes: int, *, chunk: int = 250, report: Callable[[str], None] = lambda line: None
-) -> SceneSet:
+def scene_set(seed: int, scenes: int, *, chunk: int = 250, log: Callable[[str], None] = lambda line: None) -> SceneSet:
     """The first `scenes` scenes of a seed."""
     rows = sample_attributes(seed, range(scenes))
     parts: list[Tensor] = []
@@ -44,7 +42,7 @@ def scene_set(
         indices = range(start, min(start + chunk, scenes))
         parts.append((render(rows[start : start + chunk], seed, indices) * 255).round().byte())
         if len(parts) % 20 == 0:
-            report(f"rendered {indices.stop} of {scenes} scenes")
+            log(f"rendered {indices.stop} of {scenes} scenes")
     return SceneSet(torch.cat(parts), rows)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.data.scenes import render, sample_attributes
+from workers.data.scenes import caption, render, sample_attributes
 from workers.models.vq import VQConfig, VQModel, save_vq
+from workers.training.examples import Examples
 
 #: Step -> images, float [B, 3, H, W] in [0, 1].
 ImageSource = Callable[[int], Tensor]
@@ -124,7 +125,7 @@ def train_tokenizer(
     *,
     device: str = "cpu",
     held_out: Tensor | None = None,
-    report: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Path:
     """Trains a codec and writes `out_dir/tokenizer.safetensors` (fp16, config in the header); returns its path.
 
@@ -151,7 +152,7 @@ def train_tokenizer(
             group["lr"] = _learning_rate(config, step)
         loss = _training_step(model, codebook, optimizer, batch, step, config, generator)
         if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
-            report(_progress(model, config, step + 1, first, float(loss), started, held_out))
+            log(_progress(model, config, step + 1, first, float(loss), started, held_out))
         if (step + 1) % config.checkpoint_every == 0:
             checkpoint.save(step + 1)
     path = out_dir / "tokenizer.safetensors"
@@ -277,21 +278,17 @@ def scene_images(seed: int, batch_size: int, scenes: int, *, device: str = "cpu"
 
 
 @torch.no_grad()
-def tokenize_scenes(codec: VQModel, seed: int, scenes: range, *, chunk: int = 64) -> dict[str, Tensor]:
-    """Codes and attributes of procedural scenes.
-
-    Returns:
-        {"tokens": int16 [n, h * w] in raster order, "attributes": uint8 [n, 12]}; row i is scene `scenes[i]` of `seed`.
-    """
+def tokenize_scenes(codec: VQModel, seed: int, scenes: range, *, chunk: int = 64) -> Examples:
+    """Captions and tokens (int16) of procedural scenes; row i is scene `scenes[i]` of `seed`."""
     assert codec.config.codebook_size <= 1 << 15, "tokens are stored as int16"
     device = codec.quantize.embedding.weight.device
     tokens: list[Tensor] = []
-    attributes: list[Tensor] = []
+    captions: list[str] = []
     for start in range(0, len(scenes), chunk):
         part = scenes[start : start + chunk]
         indices = torch.arange(part.start, part.stop, part.step, device=device)
         rows = sample_attributes(seed, indices)
         images = render(rows, seed, indices) * 2 - 1
         tokens.append(codec.encode(images).flatten(1).to("cpu", torch.int16))
-        attributes.append(rows.to("cpu", torch.uint8))
-    return {"tokens": torch.cat(tokens), "attributes": torch.cat(attributes)}
+        captions += [caption(row) for row in rows.tolist()]
+    return Examples(captions, torch.cat(tokens))

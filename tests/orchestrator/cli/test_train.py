@@ -22,8 +22,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.manifest import load_entry, read_entry
 from workers.models.weights import WeightsError
-from workers.training.eagle import EagleRecipe
-from workers.training.jobs import DrafterJob
+from workers.training.eagle import DrafterJob, EagleRecipe
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

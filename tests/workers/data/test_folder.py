@@ -179,7 +179,7 @@ def test_pieces_are_refused_in_words(tmp_path: Path) -> None:
     with_texts(tmp_path)
     with pytest.raises(ValueError, match="unknown piece 'engine'; known: tokenizer, target"):
         train_piece("engine", tmp_path / "out")
-    with pytest.raises(ValueError, match="specfrontier train tokenizer comes first"):
+    with pytest.raises(ValueError, match="run specfrontier train tokenizer first"):
         train_piece("target", tmp_path / "out", tmp_path)
     with pytest.raises(ValueError, match="procedural scenes"):
         train_piece("features", tmp_path / "out", tmp_path)

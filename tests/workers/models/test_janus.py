@@ -24,7 +24,7 @@ from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.janus import FAMILY, JanusFiles
 from workers.models.hf_decoder import body_config
 from workers.models.target import Target
-from workers.training.eagle import new_layer
+from workers.training.drafters import new_eagle
 
 CAPTIONS = ["a red ball", "a cat", "a blue cat, a ball"]
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 5.0}
@@ -89,7 +89,7 @@ def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[st
 
 def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tensor]) -> None:
     """As `specfrontier train eagle` starts one: it knows the sizes from the config, and has no layer to start from."""
-    drafter = EagleDrafter(target, new_layer(target, seed=0)).eval().requires_grad_(False)
+    drafter = EagleDrafter(target, new_eagle(target, seed=0)).eval().requires_grad_(False)
     setting = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 6}}
     results, _ = draw(target, {**setting, "sampling": GREEDY}, drafter, CAPTIONS, batch=2)
     for caption, result in results.items():

@@ -14,8 +14,7 @@ import torch
 
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.data.captions import read_captions
-from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
-from workers.training.jobs import RECORDED, DrafterJob
+from workers.training.eagle import IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +29,7 @@ from workers.training.process_group import ProcessGroup
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 group = ProcessGroup.current()
-job(Path(sys.argv[1]), sys.argv[2]).run(torch.device("cpu"), group=group, tell=lambda line: None)
+job(Path(sys.argv[1]), sys.argv[2]).run(torch.device("cpu"), group=group, log=lambda line: None)
 print(group.rank, group.size)
 """
 
@@ -57,7 +56,7 @@ def test_alone_there_is_nothing_to_average() -> None:
 def test_two_processes_come_to_the_losses_of_one(tmp_path: Path) -> None:
     tiny_folder(tmp_path / "weights")
     captions_file(tmp_path / "captions.txt", 140)
-    job(tmp_path, "one").run(torch.device("cpu"), tell=lambda line: None)
+    job(tmp_path, "one").run(torch.device("cpu"), log=lambda line: None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -74,9 +73,7 @@ def test_two_processes_come_to_the_losses_of_one(tmp_path: Path) -> None:
     said = [member.communicate(timeout=110) for member in members]
     assert [out.strip() for out, _ in said] == ["0 2", "1 2"], said
     one, two = tmp_path / "one", tmp_path / "two"
-    assert sorted(file.name for file in (one / RECORDED).iterdir()) == sorted(
-        f.name for f in (two / RECORDED).iterdir()
-    )
+    assert sorted(file.name for file in (one / IMAGES).iterdir()) == sorted(f.name for f in (two / IMAGES).iterdir())
     assert len(curve(two, "loss")) == 30
     assert curve(two, "loss") == pytest.approx(curve(one, "loss"), abs=1e-4)
     assert curve(two, "top-3") == pytest.approx(curve(one, "top-3"), abs=1e-4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.data.scenes import render, sample_attributes
+from workers.data.scenes import caption, render, sample_attributes
 from workers.models.vq import VQConfig, load_vq
 from workers.training.tokenizer import (
     TokenizerConfig,
@@ -43,7 +43,7 @@ class Stopped(Exception):
 
 def test_the_loss_falls_and_codes_are_used(tmp_path: Path) -> None:
     lines: list[str] = []
-    path = train_tokenizer(CONFIG, patches, tmp_path, seed=0, held_out=patches(100), report=lines.append)
+    path = train_tokenizer(CONFIG, patches, tmp_path, seed=0, held_out=patches(100), log=lines.append)
     losses = [float(found.group(1)) for line in lines if (found := re.search(r"loss ([\d.]+)", line))]
     assert len(losses) == 8
     assert losses[-1] < 0.85 * losses[0]
@@ -60,28 +60,28 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
             raise Stopped
         return patches(step)
 
-    whole = train_tokenizer(CONFIG, patches, tmp_path / "whole", seed=1, report=silent)
+    whole = train_tokenizer(CONFIG, patches, tmp_path / "whole", seed=1, log=silent)
     with pytest.raises(Stopped):
-        train_tokenizer(CONFIG, interrupted, tmp_path / "broken", seed=1, report=silent)
-    resumed = train_tokenizer(CONFIG, patches, tmp_path / "broken", seed=1, report=silent)
+        train_tokenizer(CONFIG, interrupted, tmp_path / "broken", seed=1, log=silent)
+    resumed = train_tokenizer(CONFIG, patches, tmp_path / "broken", seed=1, log=silent)
     ours, theirs = load_vq(resumed).state_dict(), load_vq(whole).state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     config = replace(CONFIG, steps=10)
-    train_tokenizer(config, patches, tmp_path, seed=0, report=silent)
+    train_tokenizer(config, patches, tmp_path, seed=0, log=silent)
     with pytest.raises(ValueError, match="another config or seed"):
-        train_tokenizer(config, patches, tmp_path, seed=1, report=silent)
+        train_tokenizer(config, patches, tmp_path, seed=1, log=silent)
 
 
 def test_tokenized_scenes_do_not_depend_on_the_chunk(tmp_path: Path) -> None:
     config = replace(CONFIG, steps=2, checkpoint_every=10)
-    codec = load_vq(train_tokenizer(config, scene_images(0, 4, 100), tmp_path, seed=0, report=silent))
+    codec = load_vq(train_tokenizer(config, scene_images(0, 4, 100), tmp_path, seed=0, log=silent))
     one, two = tokenize_scenes(codec, 0, range(20), chunk=8), tokenize_scenes(codec, 0, range(10, 20), chunk=20)
-    assert one["tokens"].shape == (20, 144)
-    assert one["tokens"].dtype == torch.int16
-    assert torch.equal(one["attributes"][10:], two["attributes"])
+    assert one.tokens.shape == (20, 144)
+    assert one.tokens.dtype == torch.int16
+    assert one.captions[10:] == two.captions
     # Convolutions may sum in another order for another batch size, so a tie between codes may fall otherwise.
-    assert (one["tokens"][10:] == two["tokens"]).float().mean() > 0.99
-    assert torch.equal(one["attributes"].long(), sample_attributes(0, range(20)))
+    assert (one.tokens[10:] == two.tokens).float().mean() > 0.99
+    assert one.captions == [caption(row) for row in sample_attributes(0, range(20)).tolist()]

@@ -1,0 +1,136 @@
+"""Training of an AR model (a target, or an independent drafter) on captions and image tokens.
+
+The loss is cross-entropy; some captions are dropped, so that the model also learns the null prompt of guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workers.models.families.conditioners import CodedConditioner, build_conditioner
+from workers.models.families.scenes import SAMPLING
+from workers.models.target import Target
+from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, save
+from workers.training.evaluate import evaluate_target
+from workers.training.examples import Examples
+from workers.training.forward import features
+from workers.training.loop import Figures, LossFunction, Progress, TrainConfig, train
+
+_DROPPED = 0.1  # share of examples that see the null prompt (Ho & Salimans 2022)
+
+
+class ARModel(nn.Module):
+    """Transformer and conditioner: the trained part of a target, or an independent drafter."""
+
+    def __init__(self, transformer: Transformer, conditioner: CodedConditioner) -> None:
+        super().__init__()
+        assert transformer.embed is not None
+        assert transformer.head is not None
+        assert transformer.config.prompt_len == conditioner.prompt_len
+        self.transformer, self.conditioner = transformer, conditioner
+
+    @property
+    def embed(self) -> nn.Embedding:
+        assert self.transformer.embed is not None
+        return self.transformer.embed
+
+    @property
+    def head(self) -> nn.Linear:
+        assert self.transformer.head is not None
+        return self.transformer.head
+
+    def as_target(self, name: str = "training") -> Target:
+        """A target without a codec that shares these weights."""
+        return Target(name, self.transformer, self.conditioner, None, SAMPLING)
+
+
+def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed: int) -> ARModel:
+    """An untrained model: normal weights of scale 1/sqrt(fan in), output projections scaled down by the depth."""
+    torch.manual_seed(seed)
+    model = ARModel(Transformer(config), build_conditioner(conditioner, config.dim))
+    for name, p in model.transformer.named_parameters():
+        if p.dim() == 2:
+            residual = name.endswith(("wo.weight", "w2.weight"))
+            nn.init.normal_(p, std=p.shape[1] ** -0.5 * ((2 * config.n_layers) ** -0.5 if residual else 1.0))
+    nn.init.normal_(model.embed.weight, std=1.0)
+    nn.init.zeros_(model.head.weight)
+    return model
+
+
+def save_model(model: ARModel, path: Path, **extra: Any) -> None:
+    """fp16 safetensors; the header's config holds the transformer's, the conditioner's settings and `extra`."""
+    config = {"transformer": asdict(model.transformer.config), "conditioner": model.conditioner.settings(), **extra}
+    save(path, model.state_dict(), config)
+
+
+def load_model(path: Path) -> ARModel:
+    """A model that `save_model` wrote, in fp32.
+
+    Raises:
+        WeightsError: the file is missing, damaged or of another kind.
+    """
+    config = read_config(path)
+    if "conditioner" not in config:
+        raise WeightsError(f"{path}: no AR model with captions; is it another piece's file?")
+    model = build_model(TransformerConfig(**config["transformer"]), config["conditioner"], 0)
+    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    return model
+
+
+def target_loss(model: ARModel, data: Examples, *, compiled: bool = False) -> LossFunction:
+    """Mean cross-entropy in nats per token; each example loses its caption with probability `_DROPPED`."""
+
+    def cross_entropy(tokens: Tensor, codes: Tensor, dropped: Tensor) -> Tensor:
+        prompt = torch.where(dropped[:, None, None], model.conditioner.nothing, model.conditioner.embed(codes))
+        x = torch.cat([prompt, model.embed(tokens[:, :-1])], dim=1)
+        hidden = features(model.transformer, x, torch.arange(x.shape[1], device=x.device))
+        logits = model.head(hidden[:, prompt.shape[1] - 1 :])
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+
+    run = torch.compile(cross_entropy, dynamic=False) if compiled else cross_entropy
+
+    def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
+        captions, tokens = data.pick(indices, model.head.weight.device)
+        codes = model.conditioner.codes(captions).to(tokens.device)
+        dropped = torch.rand(len(indices), generator=generator) < _DROPPED
+        out: Tensor = run(tokens, codes, dropped.to(tokens.device))
+        return out
+
+    return loss
+
+
+def train_target(
+    model: ARModel,
+    data: Examples,
+    held_out: Examples,
+    config: TrainConfig,
+    out: Path,
+    *,
+    name: str,
+    piece: str = "target",
+    resume: bool = False,
+    log: Callable[[str], None] = print,
+) -> tuple[ARModel, Progress]:
+    """Trains `model` in place; writes its averaged weights to out/<piece>.safetensors at every save and at the end."""
+
+    def on_save(average: nn.Module) -> Figures:
+        assert isinstance(average, ARModel)
+        save_model(average, out / f"{piece}.safetensors", name=name)
+        return evaluate_target(average.as_target(), held_out, scales=())
+
+    out.mkdir(parents=True, exist_ok=True)
+    loss = target_loss(model, data, compiled=config.compile)
+    average, progress = train(
+        model, loss, len(data), config, name=piece, checkpoint=out / f"{piece}.checkpoint.pt", resume=resume,
+        on_save=on_save, log=log,
+    )  # fmt: skip
+    assert isinstance(average, ARModel)
+    return average, progress

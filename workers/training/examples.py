@@ -1,0 +1,101 @@
+"""What AR models and drafters train on: captions and the tokens of one image for each.
+
+A drafter for an existing target trains on images that the target itself draws. Drawing them is most of the cost, so
+they are kept in small files, each named by everything that it depends on: a resumed run, or another run on the same
+captions, draws none of them again. The target's features are not kept (100,000 images of LlamaGen-XL would take 100 GB,
+of a 7B model nearly 1 TB); a teacher-forced pass computes them again.
+
+Shape legend: B images, N tokens of an image.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from search_spaces.trial import DecodingConfig
+from workers.data.captions import Caption
+from workers.data.shards import digest
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.models.target import Target
+from workers.models.weights import load_tensors, save
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+
+_IMAGES_PER_FILE = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Captions, and the tokens [n, N] of each one's image in raster order (any integer type)."""
+
+    captions: Sequence[str]
+    tokens: Tensor
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def pick(self, indices: Tensor, device: torch.device) -> tuple[list[str], Tensor]:
+        """Captions and tokens [B, N] (int64) of the examples `indices`."""
+        return [self.captions[i] for i in indices.tolist()], self.tokens[indices].long().to(device)
+
+    def split(self, held_out: int) -> tuple[Examples, Examples]:
+        """All but the last `held_out` examples, and those."""
+        captions, tokens = self.captions, self.tokens
+        return (
+            Examples(captions[:-held_out], tokens[:-held_out]),
+            Examples(captions[-held_out:], tokens[-held_out:]),
+        )
+
+
+def sample_images(
+    target: Target,
+    captions: Sequence[Caption],
+    folder: Path,
+    *,
+    identity: str,
+    seed: int = 0,
+    batch: int = 32,
+    group: ProcessGroup = SINGLE_PROCESS,
+    log: Callable[[str], None] = print,
+) -> Tensor:
+    """Tokens [B, N] (int32, CPU) of one image for each caption, drawn with the target's own sampling defaults.
+
+    `identity` names the target's weights. Files that exist in `folder` are read, the others are drawn and written. In a
+    process group, each process draws its share of them, and all processes see the folder.
+
+    Raises:
+        ValueError: a caption that the target cannot read.
+        WeightsError: a file in the folder is damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    chunks = [captions[start : start + _IMAGES_PER_FILE] for start in range(0, len(captions), _IMAGES_PER_FILE)]
+    files = [folder / f"{_file_name(target, chunk, identity, seed)}.safetensors" for chunk in chunks]
+    missing = [n for n, file in enumerate(files) if not file.exists()][group.rank :: group.size]
+    started = time.monotonic()
+    for done, number in enumerate(missing, start=1):
+        engine = Engine(target, DecodingConfig(), seed=seed, batch_size=batch)
+        _draw(engine, chunks[number], files[number])
+        left = (time.monotonic() - started) / done * (len(missing) - done) / 60
+        complete = sum(file.exists() for file in files)
+        log(f"drew images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} min left")
+    group.barrier()
+    return torch.cat([load_tensors(file)["tokens"] for file in files])
+
+
+def _file_name(target: Target, chunk: Sequence[Caption], identity: str, seed: int) -> str:
+    facts = [identity, target.name, asdict(target.sampling), seed, [[c.id, c.text] for c in chunk]]
+    return f"tokens-{digest(facts)}"
+
+
+def _draw(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:
+    rows = {caption.id: row for row, caption in enumerate(chunk)}
+    tokens = torch.zeros(len(chunk), engine.image_len, dtype=torch.int32)
+    for result in engine.run([Request(caption.id, caption.text) for caption in chunk]):
+        tokens[rows[result.request.caption_id]] = result.tokens.int()
+    save(file, {"tokens": tokens}, {"captions": len(chunk)})
