@@ -154,11 +154,12 @@ def _can_compile(device: str) -> bool:
 def _scene_net(job: _Job) -> Path:
     if job.data is not None:
         raise ValueError(f"{job.piece} reads the attributes of procedural scenes, not {job.data}; omit --data")
-    steps = {} if job.steps is None else {"steps": job.steps}
     scenes = scene_set(0, _NET_SCENES, log=job.log)
     if job.piece == "features":
-        return train_features(FeatureTraining(**steps), scenes, job.out, job.seed, log=job.log)
-    return train_clip(ClipTraining(**steps), scenes, job.out, job.seed, log=job.log)
+        features = FeatureTraining() if job.steps is None else FeatureTraining(steps=job.steps)
+        return train_features(features, scenes, job.out, job.seed, log=job.log)
+    clip = ClipTraining() if job.steps is None else ClipTraining(steps=job.steps)
+    return train_clip(clip, scenes, job.out, job.seed, log=job.log)
 
 
 def _tokenizer(job: _Job) -> Path:

@@ -165,7 +165,7 @@ def test_every_piece_trains_on_a_users_folder(tmp_path: Path, write: Callable[[P
     data.mkdir()
     write(data)
     for piece in ("tokenizer", "target", "eagle", "medusa", "independent"):
-        path = train_piece(piece, out, data, steps=2, device="cpu", tell=quiet)
+        path = train_piece(piece, out, data, steps=2, device="cpu", log=quiet)
         assert path == out / f"{piece}.safetensors"
         assert path.exists()
     models = load_scenes(out)

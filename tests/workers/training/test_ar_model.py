@@ -62,9 +62,7 @@ def test_loss_falls_and_the_model_learns_its_captions(tmp_path: Path) -> None:
     data = examples(64)
     config = dataclasses.replace(RUN, steps=60)
     average, progress = train_target(model(), data, data, config, tmp_path, name="toy", log=quiet)
-    assert progress.losses[0] == pytest.approx(torch.tensor(16.0).log().item(), abs=0.05), (
-        "starts uniform"
-    )
+    assert progress.losses[0] == pytest.approx(torch.tensor(16.0).log().item(), abs=0.05), "starts uniform"
     assert sum(progress.losses[-5:]) / 5 < 1.0
     figures = evaluate_target(average.as_target(), data)
     assert figures["cross-entropy cond"] < figures["cross-entropy null"]

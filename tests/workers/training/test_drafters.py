@@ -62,7 +62,7 @@ def test_a_teacher_forced_pass_gives_the_features_of_decoding(name: str) -> None
     target = toy_target(config=CONFIGS[name], sampling=Sampling(temperature=0.0, cfg=1.0))
     requests = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
     drawn = {result.request: result.tokens for result in Engine(target, DecodingConfig(), batch_size=3).run(requests)}
-    tokens = torch.stack([drawn[job] for job in requests]).clone()
+    tokens = torch.stack([drawn[request] for request in requests]).clone()
     features = teacher_forced(target, target.encode(CAPTIONS, guided=False), tokens[:, :-1])
     assert torch.equal(target.head(features[:, target.prompt_len - 1 :]).argmax(-1), tokens)
 
