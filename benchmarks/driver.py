@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, plausible
+from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Direction, Search, StudyLog
+from orchestrator.run.study import Search, StudyLog
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import options as o
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 
 EPILOG = """\b
@@ -31,34 +32,10 @@ ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
 ]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one key of the config, e.g. tree.depth=4 or acceptance.divergence=jsd. Repeatable.",
-    ),
-]
 Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Images drawn together.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="The same seed draws the same images at any batch size.")]
 Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Images per caption.")]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of weight files of the scenes family, such as the output of `train`. Default: the built-in model.",
-    ),
-]
-ModelsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--models", metavar="FILE[#ENTRY]", help="A models.yaml and one of its entries (optional if it has only one)."
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")]
 
 
@@ -68,14 +45,14 @@ def generate(
     preset: Preset = None,
     list_presets: ListPresets = False,
     config: ConfigFile = None,
-    assignments: Assignments = None,
+    assignments: o.Assignments = None,
     batch: Batch = 16,
     seed: Seed = 0,
     samples: Samples = 1,
     out: Out = "generated",
-    weights: Weights = None,
-    models: ModelsFile = None,
-    device: Device = None,
+    weights: o.Weights = None,
+    models: o.ModelsFile = None,
+    device: o.Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw images of captions with one decoding config: a preset or a YAML file, with --set for single keys.

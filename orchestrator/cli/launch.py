@@ -1,15 +1,15 @@
-"""`specfrontier launch`: run a sweep, here or on a Ray cluster."""
+"""`specfrontier launch`: run a sweep on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import launch_options as o
+from orchestrator.cli import options as o
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 from workers.loading.entry_names import split_entry
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
+    from orchestrator.run.launch import LaunchOptions
     from orchestrator.tracking.tracker import Tracker
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
@@ -32,39 +33,68 @@ Examples:
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
 """
-LOCAL_SERVER = "http://127.0.0.1:5000"  # where `specfrontier ui` listens
-SYNC_SECONDS, AWAY_SECONDS = 60.0, 5.0  # how long the end of a sweep waits for MLflow; if it was away until then
+_LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
+_MLFLOW_TIMEOUT_S, _MLFLOW_AWAY_TIMEOUT_S = 60.0, 5.0  # at the end of a sweep; if the server did not respond before
+
+Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
+Out = Annotated[str, typer.Option(metavar="DIR|URI", help="Parent folder; each sweep gets a folder with its name.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the sweep. Default: the space's.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the sweep, or start it.")]
+Trials = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: total number of trials.")]
+Images = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: images; no trial starts after that.")]
+Hours = Annotated[
+    float | None, typer.Option(metavar="H", help="Budget: wall clock of one run; a resumed sweep gets them again.")
+]
+SamplerName = Annotated[
+    str | None, typer.Option("--sampler", metavar="NAME", help="tpe, nsga2, nsga3, gp, random, qmc or grid.")
+]
+Parallel = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Trials in flight. The search's proposals depend on it.")
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of all images.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: one for each GPU, or for each core.")]
+CpusPerWorker = Annotated[float, typer.Option(metavar="N", min=0.0)]
+GpusPerWorker = Annotated[float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Torch threads of a worker. Default: its cores.")]
+Study = Annotated[
+    str | None, typer.Option(metavar="URL|FILE", help="Optuna storage. Default: a journal in the sweep's folder.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Validate everything, print what would run, and exit.")]
+JsonEvents = Annotated[bool, typer.Option("--json", help="Print one JSON event per line on standard output.")]
 
 
 def launch(
-    space: o.Space,
-    out: o.Out = "sweeps",
-    name: o.Name = None,
-    resume: o.Resume = False,
-    trials: o.Trials = None,
-    images: o.Images = None,
-    hours: o.Hours = None,
-    sampler: o.Sampler = None,
-    parallel: o.Parallel = None,
-    seed: o.Seed = None,
-    sets: o.Sets = None,
+    space: Space,
+    out: Out = "sweeps",
+    name: Name = None,
+    resume: Resume = False,
+    trials: Trials = None,
+    images: Images = None,
+    hours: Hours = None,
+    sampler: SamplerName = None,
+    parallel: Parallel = None,
+    seed: Seed = None,
+    assignments: o.Assignments = None,
     weights: o.Weights = None,
     models: o.ModelsFile = None,
     address: o.Address = None,
-    workers: o.Workers = None,
-    cpus_per_worker: o.CpusPerWorker = 1.0,
-    gpus_per_worker: o.GpusPerWorker = None,
-    threads: o.Threads = None,
-    study: o.Study = None,
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1.0,
+    gpus_per_worker: GpusPerWorker = None,
+    threads: Threads = None,
+    study: Study = None,
     tracking_uri: o.TrackingUri = None,
-    track: o.Track = True,
-    check: o.Check = False,
-    as_json: o.AsJson = False,
+    mlflow: o.Mlflow = True,
+    check: Check = False,
+    as_json: JsonEvents = False,
 ) -> None:
-    """Map the front of a search space: every setting that the study proposes is drawn, timed and measured by workers.
+    """Map the front of a search space: workers draw, time and measure every config that the search proposes.
 
-    The sweep's folder holds everything; interrupted or killed, it goes on with --resume where it was.
+    The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
+    from search_spaces.overrides import parse_assignments
+    from search_spaces.sweep import SweepConfig
+
     file, entry = split_entry(models)
     changes = {
         "name": name,
@@ -78,82 +108,77 @@ def launch(
         "search.sampler": sampler,
         "search.parallel": parallel,
     }
-    config = read(space, {key: value for key, value in changes.items() if value is not None}, sets or [])
-    storage = place_for(config, out, resume=resume)
-    look(config, storage, address, study, tracking_uri if track else "")
+    with ends_with(WRONG_USAGE):
+        changes = {key: value for key, value in changes.items() if value is not None}
+        config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
+    storage = _open_storage(config, out, resume=resume)
+    uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
-        from orchestrator.cli.launch_plan import plan_in_words
+        from orchestrator.cli.launch_plan import describe_plan
 
-        typer.echo(plan_in_words(config, storage))
+        typer.echo(describe_plan(config, storage))
         return
     from orchestrator.run.cluster import Slots
-    from orchestrator.run.launch import Place
+    from orchestrator.run.launch import LaunchOptions
 
-    slots = Slots(workers, cpus_per_worker, gpus_per_worker or 0.0)
-    place = Place(address, slots, threads, study)
-    run(config, storage, place, tracking_uri if track else "", as_json=as_json)
-
-
-def read(space: str, changes: dict[str, Any], sets: list[str]) -> SweepConfig:
-    """The sweep of a file or ready space with what the command line changes.
-
-    Raises:
-        CommandError: with the file, line and key at fault.
-    """
-    from search_spaces.overrides import parse_assignments
-    from search_spaces.sweep import SweepConfig
-
-    with ends_with(WRONG_USAGE):
-        return SweepConfig.read(space, changes | parse_assignments(sets))
+    options = LaunchOptions(address, Slots(workers, cpus_per_worker, gpus_per_worker or 0.0), threads, study)
+    _run(config, storage, options, uri, as_json=as_json)
 
 
-def place_for(config: SweepConfig, out: str, *, resume: bool) -> Storage:
+def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
     """The sweep's storage.
 
     Raises:
-        CommandError: it holds a sweep and this is not to resume it, or it holds another one.
+        CommandError: it holds a sweep, and `resume` is false or the sweep differs.
     """
     from orchestrator.results.store import SWEEP
-    from orchestrator.run.resolve import differences
+    from orchestrator.run.resolve import changed_sections
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
     with ends_with(WRONG_USAGE):
-        root, sign, options = out.partition("?")  # of a URI
-        storage = Storage(f"{root.rstrip('/')}/{config.name}{sign}{options}")
+        root, sign, query = out.partition("?")  # of a URI
+        storage = Storage(f"{root.rstrip('/')}/{config.name}{sign}{query}")
         if not storage.exists(SWEEP):
             return storage
         if not resume:
-            problem = "there is a sweep already; --resume goes on with it, --name NAME starts another"
+            problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
             raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
-        before = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.shown}/{SWEEP}")
-        different = differences(before, config)
-        if different:
-            problem = f"this sweep was begun with another {', '.join(different)}; --name NAME starts another"
+        stored = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.shown}/{SWEEP}")
+        changed = changed_sections(stored, config)
+        if changed:
+            problem = f"this sweep started with other values of {', '.join(changed)}; start another with --name NAME"
             raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
         return storage
 
 
-def look(config: SweepConfig, storage: Storage, address: str | None, study: str | None, tracking: str | None) -> None:
-    """Refuse what can be seen to be wrong before any worker starts. tracking: "" for none.
+def _preflight(
+    config: SweepConfig, storage: Storage, address: str | None, study: str | None, tracking_uri: str | None
+) -> str:
+    """Check the sweep before any worker starts; returns the resolved tracking URI ("": no MLflow).
 
     Raises:
-        CommandError: what is wrong and how to mend it; 1 if the cluster does not answer, else 2.
+        CommandError: the problem and the fix; 1 if the cluster does not respond, else 2.
     """
     from orchestrator.run.preflight import preflight
     from orchestrator.run.tasks import PoolError
     from orchestrator.tracking.outbox import resolve
 
-    uri = tracking if tracking == "" else resolve(storage, tracking)
+    uri = "" if tracking_uri == "" else resolve(storage, tracking_uri)
     try:
         with ends_with(WRONG_USAGE):
             preflight(config, storage, address=address, study=study, mlflow=uri)
     except PoolError as error:
         raise CommandError(str(error), FAILED) from error
+    return uri
 
 
-def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, as_json: bool) -> None:
-    """Launch, show, log; end with the front and where to look further."""
+def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:
+    """Run the sweep with progress, views and MLflow; end with a summary.
+
+    Raises:
+        CommandError: it failed or was interrupted; the message has the command that resumes it.
+    """
     from orchestrator.doctor.machine import cores
     from orchestrator.results.store import EVENTS
     from orchestrator.results.views import Views
@@ -162,8 +187,7 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
 
     state = progress.Progress(config.budget.trials)
     events = storage.path(EVENTS)
-    tracker, views = None if uri == "" else tracking(storage, uri), Views(storage)
-
+    tracker, views = _make_tracker(storage, uri) if uri else None, Views(storage)
     with progress.choose_view(state, as_json=as_json) as view:
         if events is not None:
             events.parent.mkdir(parents=True, exist_ok=True)
@@ -172,46 +196,47 @@ def run(config: SweepConfig, storage: Storage, place: Any, uri: str | None, *, a
         def emit(event: Any) -> None:
             record(event)
             if event["event"] == "identity" and tracker:
-                tracker.start()  # there is something to log from now on
+                tracker.start()
             if event["event"] == "trial_finished":
                 if problem := views.refresh():
-                    record({"event": "note", "note": f"tables and picture not written: {problem}"})
+                    record({"event": "note", "note": f"tables and plot not written: {problem}"})
                 if tracker:
                     tracker.nudge()
 
         try:
-            outcome = launch_sweep(config, storage, place, emit, cores=cores())
+            outcome = launch_sweep(config, storage, options, emit, cores=cores())
         except KeyboardInterrupt:
-            end(storage, tracker, "interrupted")
-            raise CommandError(f"interrupted; go on with: {again()}", INTERRUPTED) from None
+            _finish(storage, tracker, "interrupted")
+            raise CommandError(f"interrupted; resume with: {_resume_command()}", INTERRUPTED) from None
         except ValueError as error:  # the same command would fail again
-            end(storage, tracker, "failed")
+            _finish(storage, tracker, "failed")
             raise CommandError(str(error), WRONG_USAGE) from error
         except (RuntimeError, OSError) as error:
-            end(storage, tracker, "failed")
-            raise CommandError(f"{error}\nwhat was finished is kept; go on with: {again()}", FAILED) from error
-    end(storage, tracker, "finished")
-    typer.echo(closing(storage, tracker, outcome.stopped_by), err=as_json)
-    if nothing_ran(outcome.records):
+            _finish(storage, tracker, "failed")
+            problem = f"{error}\nfinished trials are kept; resume with: {_resume_command()}"
+            raise CommandError(problem, FAILED) from error
+    _finish(storage, tracker, "finished")
+    typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
+    if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
-        raise CommandError(f"no setting but vanilla could be run; the first one failed so: {cause}", FAILED)
+        raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
     if outcome.lost:
-        count = len(outcome.lost)
-        lost = f"{counted(count, 'trial')} {'was' if count == 1 else 'were'} lost to a machine, a network or a file"
-        raise CommandError(f"{lost}, and not written down; run them again with: {again()}", FAILED)
+        lost = counted(len(outcome.lost), "trial")
+        problem = f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
+        raise CommandError(problem, FAILED)
 
 
-def nothing_ran(records: Sequence[TrialRecord]) -> bool:
-    """Whether settings were tried beside vanilla, and none of them came to numbers."""
-    tried = [record for record in records if record.number != 0]
-    return bool(tried) and all(record.state == "failed" for record in tried)
+def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
+    """Whether all trials except vanilla failed."""
+    others = [record for record in records if record.number != 0]
+    return bool(others) and all(record.state == "failed" for record in others)
 
 
-def tracking(storage: Storage, uri: str | None) -> Tracker:
-    """MLflow's logging, not begun yet.
+def _make_tracker(storage: Storage, uri: str) -> Tracker:
+    """The MLflow tracker, not started yet.
 
     Raises:
-        CommandError: the URI is none that MLflow knows.
+        CommandError: MLflow does not know the URI's scheme.
     """
     from orchestrator.tracking.tracker import Tracker
 
@@ -219,8 +244,8 @@ def tracking(storage: Storage, uri: str | None) -> Tracker:
         return Tracker(storage, uri=uri)
 
 
-def end(storage: Storage, tracker: Tracker | None, how: Any) -> None:
-    """Write the views and let MLflow have what it can take in a while. Never raises: the results are safe already."""
+def _finish(storage: Storage, tracker: Tracker | None, event: Any) -> None:
+    """Write views and report, and give MLflow some time to log the rest. Errors are ignored: the results are stored."""
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
 
@@ -228,19 +253,19 @@ def end(storage: Storage, tracker: Tracker | None, how: Any) -> None:
         Views(storage).write()
         write_report(storage)
     if tracker:
-        tracker.finish(AWAY_SECONDS if tracker.problem else SYNC_SECONDS, how)
+        tracker.finish(_MLFLOW_AWAY_TIMEOUT_S if tracker.problem else _MLFLOW_TIMEOUT_S, event)
 
 
-def again() -> str:
-    """The command line that goes on with this sweep."""
+def _resume_command() -> str:
+    """This command line with --resume, without credentials."""
     from orchestrator.results.redaction import without_credentials
 
     words = ["specfrontier", *map(without_credentials, sys.argv[1:])]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
-def closing(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
-    """The front, and where to look further."""
+def _summary(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
+    """The front, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.pareto import in_words
     from orchestrator.results.selection import Question, select
     from orchestrator.results.store import FRONT_PLOT, REPORT
@@ -248,22 +273,23 @@ def closing(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
 
     sweep = Sweep.open(storage.uri)
     selection = select([sweep], Question())
-    found = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
-    lines = [f"\n{counted(len(sweep.records), 'trial')}; ended by its {stopped_by}", *found, ""]
-    lines += [f"report   {storage.shown}/{REPORT}", f"picture  {storage.shown}/{FRONT_PLOT}"]
-    return "\n".join([*lines, *(mlflow_lines(sweep, tracker) if tracker else ())])
+    front = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
+    reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
+    lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
+    lines += [f"report   {storage.shown}/{REPORT}", f"plot     {storage.shown}/{FRONT_PLOT}"]
+    return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])
 
 
-def mlflow_lines(sweep: Sweep, tracker: Tracker) -> list[str]:
-    """How to see the sweep in MLflow."""
+def _mlflow_lines(sweep: Sweep, tracker: Tracker) -> list[str]:
+    """How to open the sweep in MLflow."""
     from orchestrator.tracking.server import whereabouts
 
     place = sweep.storage.shown
     pending = tracker.pending()
     if pending.count:
-        lacking = counted(pending.count, "trial")
-        return [f"MLflow   lacks {lacking} ({pending.problem}); later: specfrontier sync {place}"]
-    found = whereabouts(sweep.storage, sweep.records)
-    base = tracker.shown if found.has_server else LOCAL_SERVER
-    opening = [] if found.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
-    return [*opening, *(f"{name:<8} {link}" for name, link in found.links(base).items() if name != "mlflow")]
+        missing = counted(pending.count, "trial")
+        return [f"MLflow   {missing} not logged ({pending.problem}); log them with: specfrontier sync {place}"]
+    location = whereabouts(sweep.storage, sweep.records)
+    base = tracker.shown if location.has_server else _LOCAL_SERVER
+    opening = [] if location.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
+    return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

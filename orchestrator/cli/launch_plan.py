@@ -1,4 +1,4 @@
-"""What `specfrontier launch --check` prints: the sweep as it would run, every default said."""
+"""The output of `specfrontier launch --check`: the sweep as it would run, with all defaults."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
-LABEL, LONGEST, WIDTH = 12, 46, 120  # columns
+_LABEL_WIDTH, _MAX_NAME_WIDTH, _WIDTH = 12, 46, 120  # columns
 
 
-def plan_in_words(config: SweepConfig, storage: Storage) -> str:
+def describe_plan(config: SweepConfig, storage: Storage) -> str:
     """A line for each part of the sweep, and one for each parameter that is searched."""
     head = f"{config.name}: {config.about}".rstrip(": ")
     return "\n".join([head, *(_line(label, text) for label, text in _parts(config, storage) if text)])
@@ -38,14 +38,14 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
     yield "space", f"{size} points" if size and config.space.source else ""
     searched = config.space.parameters()
-    column = min(max(map(len, searched), default=0), LONGEST)
+    column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
     for name, domain in searched.items():
         yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else domain.shown
     yield (
         "budget",
         ", ".join(
-            f"{amount:g} {what}"
-            for amount, what in ((budget.trials, "trials"), (budget.images, "images"), (budget.hours, "hours"))
+            f"{amount:g} {unit}"
+            for amount, unit in ((budget.trials, "trials"), (budget.images, "images"), (budget.hours, "hours"))
             if amount is not None
         ),
     )
@@ -56,14 +56,14 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
             f"at most {drawn * budget.trials:,} in all"
         ),
     )
-    shots = f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
-    yield "timing", shots if uses_timings(config.asked) else "none: no metric that is asked for is read off it"
+    pairs = f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
+    yield "timing", pairs if uses_timings(config.asked) else "none: no metric of the sweep needs it"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
-    yield "metrics", "all that the models allow" if config.metrics is None else ", ".join(config.metrics)
+    yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
 
 
 def _line(label: str, text: str) -> str:
-    head = f"  {label:<{LABEL - 1}} "
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    head = f"  {label:<{_LABEL_WIDTH - 1}} "
+    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

@@ -1,17 +1,18 @@
-"""`specfrontier train`: the pieces of a model, from procedural scenes or from a folder of images; and an EAGLE drafter
-for a target that is there already, from captions alone.
-"""
+"""`specfrontier train`: the parts of a scenes model, or an EAGLE drafter for an existing target from captions alone."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import train_options as t
+from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
+
+if TYPE_CHECKING:
+    from orchestrator.run.training import TrainingOptions
 
 EPILOG = """\b
 Examples:
@@ -21,77 +22,117 @@ Examples:
   specfrontier train eagle --captions captions.txt --weights runs/photos --out runs/drafter --workers 4
   specfrontier train eagle --captions captions.txt --models models.yaml#llamagen-xl-stage1 --out runs/drafter
 """
-# Spelled out, because asking workers.training for them would cost this command's help the import of torch.
+# As in workers.training.recipes, which `--help` must not import: it needs torch.
 PIECES = ("tokenizer", "target", "eagle", "medusa", "independent", "features", "clip")
 SCENES_ONLY = ("features", "clip")
 ALL, EAGLE = "all", "eagle"
 
+Pieces = Annotated[list[str], typer.Argument(metavar="PIECE", help=f"{', '.join(PIECES)}; or {ALL}.")]
+Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for weights, checkpoints and caches.")]
+Data = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Your captioned or class-labelled images. Default: procedural scenes.")
+]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: the recipe's.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same weights on the same machine.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the checkpoints in DIR.")]
+Captions = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Train a drafter on images that the target draws of these captions; or: scenes."),
+]
+Count = Annotated[int | None, typer.Option(metavar="N", min=2, help="Number of captions. Default: all of them.")]
+Batch = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Examples per step, over all workers. Default: 16.")
+]
+Rate = Annotated[float | None, typer.Option(metavar="X", min=0.0, help="Peak learning rate. Default: 0.0001.")]
+SaveEvery = Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps between checkpoints. Default: 1000.")]
+Workers = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Processes that train together on Ray, each with a GPU or a core.")
+]
+
 
 def train(
-    pieces: Annotated[list[str], typer.Argument(metavar="PIECE", help=f"{', '.join(PIECES)}; or {ALL}.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for weights, checkpoints and caches.")] = "runs/train",
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Your captioned or class-labelled images. Default: procedural scenes."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same weights on the same machine.")] = 0,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoints in DIR.")] = False,
-    captions: t.Captions = None,
-    weights: t.Weights = None,
-    models: t.ModelsFile = None,
-    count: t.Count = None,
-    batch: t.Batch = None,
-    rate: t.Rate = None,
-    save_every: t.SaveEvery = None,
-    workers: t.Workers = 1,
-    address: t.Address = None,
-    tracking_uri: t.TrackingUri = None,
-    mlflow: t.Mlflow = True,
+    pieces: Pieces,
+    out: Out = "runs/train",
+    data: Data = None,
+    steps: Steps = None,
+    seed: Seed = 0,
+    device: o.Device = None,
+    resume: Resume = False,
+    captions: Captions = None,
+    weights: o.Weights = None,
+    models: o.ModelsFile = None,
+    count: Count = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    save_every: SaveEvery = None,
+    workers: Workers = 1,
+    address: o.Address = None,
+    tracking_uri: o.TrackingUri = None,
+    mlflow: o.Mlflow = True,
 ) -> None:
-    """Train pieces of a model, as the built-in ones were trained, each into one weight file in DIR.
+    """Train parts of a scenes model, each into one weight file in DIR.
 
-    Pieces build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
-    procedural scenes, a piece that DIR does not hold is taken from the built-in model.
+    Parts build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
+    procedural scenes, a part that DIR does not hold is taken from the built-in model.
 
     With --captions, train an EAGLE drafter for the target in --weights (default: builtin) or --models, on images that
-    it draws of the captions (kept in DIR); the loss goes to DIR/eagle.journal.jsonl and to MLflow, the weights best at
-    held-out top-3 into DIR.
+    the target draws of the captions (kept in DIR). The loss goes to DIR/eagle.journal.jsonl and MLflow; DIR gets the
+    weights with the best held-out top-3 accuracy.
     """
-    if captions is not None:
-        said = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
-        recipe = {key: value for key, value in said.items() if value is not None}
-        for_target(
-            pieces, captions, (weights, models), out, recipe,
-            count=count, data=data, device=device, workers=workers, address=address, resume=resume,
-            tracking_uri=tracking_uri, mlflow=mlflow,
-        )  # fmt: skip
+    if captions is None:
+        drafter_options = {
+            "--weights": weights, "--models": models, "--count": count, "--batch": batch, "--rate": rate,
+            "--save-every": save_every, "--workers": None if workers == 1 else workers, "--address": address,
+            "--tracking-uri": tracking_uri, "--no-mlflow": None if mlflow else True,
+        }  # fmt: skip
+        for option, value in drafter_options.items():
+            if value is not None:
+                raise CommandError(f"{option} requires --captions: it trains a drafter for a target", WRONG_USAGE)
+        _train_pieces(pieces, out, data, steps=steps, seed=seed, device=device, resume=resume)
         return
-    unheard = {
-        "--weights": weights, "--models": models, "--count": count, "--batch": batch, "--rate": rate,
-        "--save-every": save_every, "--workers": None if workers == 1 else workers, "--address": address,
-        "--tracking-uri": tracking_uri, "--no-mlflow": None if mlflow else True,
-    }  # fmt: skip
-    refuse_without_captions(unheard)
-    ordered = in_order(pieces, with_data=data is not None)
+    if pieces != [EAGLE] or data is not None:
+        problem = "--captions trains an EAGLE drafter for a target: use `train eagle` without --data"
+        raise CommandError(problem, WRONG_USAGE)
+    if device is not None and (workers > 1 or address is not None):
+        raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
+    if weights is not None and models is not None:
+        raise CommandError("--weights and --models cannot be combined; give one of them", WRONG_USAGE)
+    from orchestrator.run.models import pick_device
+    from orchestrator.run.training import TrainingOptions
+
+    options = TrainingOptions(
+        device=str(pick_device(device)), workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
+        resume=resume,
+    )  # fmt: skip
+    recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
+    _train_drafter(captions, weights or "builtin", models, out, count, recipe, options)
+
+
+def _train_pieces(
+    pieces: list[str], out: str, data: str | None, *, steps: int | None, seed: int, device: str | None, resume: bool
+) -> None:
+    """Train the parts of a scenes model in order.
+
+    Raises:
+        CommandError: wrong usage (2), unreadable weights (1), interrupt (130).
+    """
+    ordered = ordered_pieces(pieces, with_data=data is not None)
     from orchestrator.run.models import pick_device
     from workers.models.weights import WeightsError
     from workers.training.recipes import train_piece
 
-    place = str(pick_device(device))
-    for piece in ordered:
+    device_name = str(pick_device(device))
+    for index, piece in enumerate(ordered):
         try:
             path = train_piece(
                 piece, Path(out), Path(data) if data is not None else None,
-                seed=seed, device=place, steps=steps, resume=resume, log=typer.echo,
+                seed=seed, device=device_name, steps=steps, resume=resume, log=typer.echo,
             )  # fmt: skip
         except KeyboardInterrupt:
-            left = ordered[ordered.index(piece) :]
-            again = resuming(left, out=out, data=data, steps=steps, seed=seed, device=device)
-            raise CommandError(f"interrupted; go on with: {again}", INTERRUPTED) from None
+            options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
+            words = [str(word) for option in options.items() if option[1] is not None for word in option]
+            again = shlex.join(["specfrontier", "train", *ordered[index:], *words, "--resume"])
+            raise CommandError(f"interrupted; resume with: {again}", INTERRUPTED) from None
         except WeightsError as error:
             raise CommandError(str(error), FAILED) from error
         except (ValueError, OSError) as error:
@@ -99,58 +140,31 @@ def train(
         typer.echo(f"{piece}: {path}")
 
 
-def refuse_without_captions(given: dict[str, Any]) -> None:
-    """Refuse options that only the training for a given target knows, rather than drop them.
-
-    Raises:
-        CommandError: the first of them.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise CommandError(f"{option} goes with --captions: a drafter for a target that is there", WRONG_USAGE)
-
-
-def for_target(
-    pieces: list[str],
+def _train_drafter(
     captions: str,
-    target: tuple[str | None, str | None],
+    weights: str,
+    models: str | None,
     out: str,
-    recipe: dict[str, Any],
-    *,
     count: int | None,
-    data: str | None,
-    device: str | None,
-    workers: int,
-    address: str | None,
-    resume: bool,
-    tracking_uri: str | None,
-    mlflow: bool,
+    recipe: dict[str, Any],
+    options: TrainingOptions,
 ) -> None:
-    """An EAGLE drafter for a target that is there already: that of --weights, or of --models.
+    """Train an EAGLE drafter for an existing target. `recipe`: fields of `EagleRecipe`, None for their defaults.
 
     Raises:
-        CommandError: how it ended, if not well.
+        CommandError: wrong usage (2), unreadable weights or no cluster (1), interrupt (130).
     """
-    if pieces != [EAGLE] or data is not None:
-        raise CommandError("--captions trains a drafter for a target: say `train eagle`, without --data", WRONG_USAGE)
-    if device is not None and (workers > 1 or address is not None):
-        raise CommandError("--device is for one process; workers take the GPU or core that Ray gives them", WRONG_USAGE)
-    weights, models = target
-    if weights is not None and models is not None:
-        raise CommandError("--weights and --models: give one of them, the target is either's", WRONG_USAGE)
-    from orchestrator.run.models import pick_device
     from orchestrator.run.tasks import PoolError
-    from orchestrator.run.training import Place, Tracking, drafter_job, train_drafter
+    from orchestrator.run.training import drafter_job, train_drafter
     from workers.models.weights import WeightsError
     from workers.training.eagle import EagleRecipe
 
-    place = Place(device=str(pick_device(device)), workers=workers, address=address)
     try:
-        wanted = EagleRecipe(**recipe)
-        job = drafter_job(weights or "builtin", captions, Path(out), wanted, count=count, models=models)
-        path = train_drafter(job, place, Tracking(wanted=mlflow, uri=tracking_uri), resume=resume, tell=typer.echo)
+        eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})
+        job = drafter_job(weights, captions, Path(out), eagle, count=count, models=models)
+        path = train_drafter(job, options, log=typer.echo)
     except KeyboardInterrupt:
-        raise CommandError("interrupted; go on with the same command and --resume", INTERRUPTED) from None
+        raise CommandError("interrupted; resume with the same command and --resume", INTERRUPTED) from None
     except (WeightsError, PoolError) as error:
         raise CommandError(str(error), FAILED) from error
     except (ValueError, OSError) as error:
@@ -158,22 +172,15 @@ def for_target(
     typer.echo(f"{EAGLE}: {path}")
 
 
-def in_order(pieces: list[str], *, with_data: bool) -> list[str]:
-    """The pieces in the order in which they build on each other; "all" are those that the data can train.
+def ordered_pieces(pieces: list[str], *, with_data: bool) -> list[str]:
+    """The parts in the order in which they build on each other; "all" are those that the data can train.
 
     Raises:
-        CommandError: an unknown piece.
+        CommandError: an unknown part.
     """
     for piece in pieces:
         if piece not in (*PIECES, ALL):
             raise CommandError(f"unknown piece {piece!r}; use {', '.join(PIECES)} or {ALL}", WRONG_USAGE)
-    everything = [piece for piece in PIECES if not (with_data and piece in SCENES_ONLY)]
-    wanted = {*pieces, *(everything if ALL in pieces else [])}
-    return [piece for piece in PIECES if piece in wanted]
-
-
-def resuming(pieces: list[str], *, out: str, data: str | None, steps: int | None, seed: int, device: str | None) -> str:
-    """The command line that goes on with these pieces."""
-    said = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
-    options = [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
-    return shlex.join(["specfrontier", "train", *pieces, *options, "--resume"])
+    trainable = [piece for piece in PIECES if not (with_data and piece in SCENES_ONLY)]
+    chosen = {*pieces, *(trainable if ALL in pieces else [])}
+    return [piece for piece in PIECES if piece in chosen]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.run.resolve import filled
+from orchestrator.run.resolve import resolve_sweep
 from search_spaces.acceptance import neighbour_key
 from search_spaces.params import ConfigError
 from search_spaces.space import MOST_BRANCHES, resolve_config
@@ -79,7 +79,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         ValueError: the models cannot serve the sweep's settings.
     """
     target = outline.models.target
-    sweep = filled(sweep, target.sampling)
+    sweep = resolve_sweep(sweep, target.sampling)
     nets = sum(outline.nets.get(key, 0) for key in weight_keys(sweep.asked))
     label, config, outline, notes = heaviest(sweep, outline)
     batches = batches_of(sweep)

@@ -1,4 +1,4 @@
-"""From a SweepConfig to a finished sweep: workers up, model and store checked against each other, loop, views."""
+"""Launching a sweep: start workers, resolve the sweep with their facts, check its identity, run the driver."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
-from orchestrator.run.preflight_models import entry_of
-from orchestrator.run.resolve import filled
+from orchestrator.run.preflight_models import models_entry
+from orchestrator.run.resolve import resolve_sweep
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.tasks import EventSink, Task
 from search_spaces.params import ConfigError
@@ -39,21 +39,25 @@ from workers.data.shards import Experiment
 from workers.data.storage import Storage
 from workers.metrics.registry import uses_timings
 
-WORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
-#: Facts of the workers that identity.json keeps.
-IDENTIFYING_FACTS = (
+_KEYWORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
+# Facts of the workers that identity.json keeps.
+_IDENTITY_FACTS = (
     "target", "models", "extractors", "captions", "reference", "grid", "image_size", "versions", "device", "threads",
 )  # fmt: skip
-SAME = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
+# Parts of the identity that a resumed sweep must share.
+_FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
 
 
 class IdentityError(ValueError):
-    """What is in the store was made from something else; the message says what differs and what to do."""
+    """The store's results were made from something else; the message says what differs and how to continue."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a sweep runs: the cluster, the workers, and the study's storage (None: a journal in the sweep's folder)."""
+class LaunchOptions:
+    """Where a sweep runs. address None: Ray on this machine. threads: torch threads of a worker (None: its cores).
+
+    study: a file or database URL for Optuna's study (None: a journal in the sweep's folder).
+    """
 
     address: str | None = None
     slots: Slots = field(default_factory=Slots)
@@ -61,147 +65,135 @@ class Place:
     study: str | None = None
 
 
-def launch(sweep: SweepConfig, storage: Storage, place: Place, emit: EventSink, *, cores: int) -> Outcome:
-    """Run a sweep, or what is missing of it, to its end.
+def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
+    """Run a sweep, or the rest of it, to the end. `cores`: of this machine.
 
     Raises:
-        PoolError, StudyError, IdentityError, ConfigError, SweepError: with what to do.
+        PoolError, StudyError, IdentityError, ConfigError, SweepError: the message names the fix.
     """
     emit({"event": "launch", "note": "starting workers"})
-    with sole_driver(storage), connected(place.address, place.slots, cores) as slots:
-        threads = place.threads or max(1, int(slots.cpus))
+    with _only_driver(storage), connected(options.address, options.slots, cores) as slots:
+        threads = options.threads or max(1, int(slots.cpus))
 
         def warn(message: str) -> None:
             emit({"event": "workers", "alive": pool.alive, "note": message})
 
-        with closing(Pool(worker_spec(sweep, storage, threads), slots, environment(threads), warn)) as pool:
+        with closing(Pool(worker_spec(sweep, storage, threads), slots, _environment(threads), warn)) as pool:
             facts = pool.first_facts()
-            sweep = completed(sweep, facts)
-            identity = keep_identity(storage, sweep, identify(sweep, facts))
+            sweep = _resolve(sweep, facts)
+            identity = keep_identity(storage, sweep, _identify(sweep, facts))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
-            one(pool, Task(-1, "reference", {"kind": "reference"}))
-            driver = assemble(sweep, storage, place, pool, facts, identity, emit)
+            _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
+            study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
+            names = [axis.name for axis in identity.objectives]
+            directions = [axis.direction for axis in identity.objectives]
+            study_id = f"{identity.experiment} {identity.started}"
+            driver = Driver(
+                sweep,
+                storage,
+                _make_planner(sweep, facts, identity),
+                Search(sweep, directions),
+                StudyLog(sweep.name, study_url, directions, names, study_id),
+                pool,
+                check=_model_check(facts),
+                emit=emit,
+            )
             return driver.run(read_trials(storage))
 
 
-def assemble(
-    sweep: SweepConfig,
-    storage: Storage,
-    place: Place,
-    pool: Pool,
-    facts: Mapping[str, Any],
-    identity: Identity,
-    emit: EventSink,
-) -> Driver:
-    """The loop with all that it holds."""
-    names = [axis.name for axis in identity.objectives]
-    ways = [axis.direction for axis in identity.objectives]
+def _make_planner(sweep: SweepConfig, facts: Mapping[str, Any], identity: Identity) -> Planner:
     assert identity.baseline is not None
-    assert sweep.sampling is not None
-    planner = Planner(
+    return Planner(
         sweep,
-        experiment_of(sweep, facts),
+        _experiment(sweep, facts),
         identity.baseline.to_mapping(),
         facts["captions"]["count"],
         tuple(identity.metrics),
         timed=uses_timings(identity.metrics),
     )
-    journal = storage.path(STUDY)
-    url = place.study or str(journal or Path(f"{sweep.name}-study.log"))
-    return Driver(
-        sweep,
-        storage,
-        planner,
-        Search(sweep, ways),
-        StudyLog(sweep.name, url, ways, names, f"{identity.experiment} {identity.started}"),
-        pool,
-        check=fits(facts),
-        emit=emit,
-    )
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str, Any]:
-    """What a worker loads, as plain data.
+    """The workers' specification (`workers.runtime.specification`) as plain data, with absolute paths.
 
     Raises:
-        ValueError: see `entry_of`.
+        ValueError: see `models_entry`.
     """
-    raw, entry = sweep.to_mapping(), entry_of(sweep)
+    raw, entry = sweep.to_mapping(), models_entry(sweep)
+    reference = raw["reference"] | {"source": _absolute(sweep.reference.source)}
     return {
         "store": storage.uri,
-        "token": token(storage),
-        "weights": absolute(sweep.models.weights),
+        "token": _store_id(storage),
+        "weights": _absolute(sweep.models.weights),
         "models": entry.to_mapping() if entry else None,
         "metric_weights": dict(entry.metrics) if entry and entry.metrics else None,
         "device": sweep.models.device,
         "threads": threads,
-        "captions": raw["captions"] | {"source": absolute(sweep.captions.source)},
-        "reference": None
-        if sweep.reference.source == NO_REFERENCE
-        else raw["reference"] | {"source": absolute(sweep.reference.source)},
+        "captions": raw["captions"] | {"source": _absolute(sweep.captions.source)},
+        "reference": None if sweep.reference.source == NO_REFERENCE else reference,
         "seed": sweep.seed,
         "metrics": sorted(sweep.asked) or None,
     }
 
 
-def absolute(source: str) -> str:
-    """A path that means the same in every worker; words, whatever lies beside them, and URIs stay as they are."""
-    if source in WORDS:
+def _absolute(source: str) -> str:
+    """An existing path made absolute for the workers. Keywords and URIs stay as they are."""
+    if source in _KEYWORDS:
         return source
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
 
 
-def token(storage: Storage) -> str:
-    """What is written in the store before any worker starts, so that each can tell whether it sees the same store."""
+def _store_id(storage: Storage) -> str:
+    """A random id, written before any worker starts. A worker that reads another id sees another store."""
     if not storage.exists(STORE_ID):
         storage.write(STORE_ID, uuid.uuid4().hex.encode())
     return storage.read(STORE_ID).decode()
 
 
 @contextmanager
-def sole_driver(storage: Storage) -> Iterator[None]:
-    """Keep a second launch of the same sweep out.
+def _only_driver(storage: Storage) -> Iterator[None]:
+    """Hold the sweep's lock.
 
     Raises:
-        SweepError: another one runs.
+        SweepError: another launch holds it.
     """
-    with exclusive(storage, DRIVER_LOCK) as alone:
-        if not alone:
-            raise SweepError(f"{storage.shown}: another launch runs this sweep; wait for its end, or stop it")
+    with exclusive(storage, DRIVER_LOCK) as acquired:
+        if not acquired:
+            raise SweepError(f"{storage.shown}: another launch is running this sweep; wait until it ends, or stop it")
         yield
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Environment of the workers: no downloads, the stated number of threads, and the plugins of this process."""
+def _environment(threads: int) -> dict[str, str]:
+    """Environment of the workers: no downloads, the given number of threads, and the plugins of this process."""
     plugins = {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
     return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **plugins}
 
 
-def completed(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
-    """The sweep with the target's own sampling where it names none, and vanilla in front.
+def _resolve(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
+    """The sweep with the target's sampling, checked against the loaded models.
 
     Raises:
-        ConfigError: a metric that these models cannot give, or an enqueued setting that they cannot serve.
+        ConfigError: the models cannot give a metric, or cannot serve an enqueued config.
     """
-    sweep = filled(sweep, Sampling(**facts["sampling"]))
-    check = fits(facts)
+    sweep = resolve_sweep(sweep, Sampling(**facts["sampling"]))
+    check = _model_check(facts)
     for entry in sweep.enqueue:
         try:
             check(entry.config)
         except ConfigError as error:
             raise error.under("enqueue", entry.label) from None
-    known = facts["metrics"]
-    wanted = [objective.metric for objective in sweep.objectives] + [c.metric for c in sweep.constraints]
-    for name in (*wanted, *(sweep.metrics or ())):
-        if name not in known:
-            raise ConfigError(("objectives",), f"no metric {name!r} with these models; there are {', '.join(known)}")
+    names = [o.metric for o in sweep.objectives] + [c.metric for c in sweep.constraints]
+    for name in (*names, *(sweep.metrics or ())):
+        if name not in facts["metrics"]:
+            problem = f"these models cannot give the metric {name!r}; they give {', '.join(facts['metrics'])}"
+            raise ConfigError(("objectives",), problem)
     return sweep
 
 
-def fits(facts: Mapping[str, Any]) -> Callable[[DecodingConfig], None]:
-    """Refuses settings that the loaded models cannot serve."""
+def _model_check(facts: Mapping[str, Any]) -> Callable[[DecodingConfig], None]:
+    """A function that raises ConfigError for a config that the loaded models cannot serve."""
     return partial(
         DecodingConfig.check_model,
         codebook_size=facts["vocab"],
@@ -211,8 +203,8 @@ def fits(facts: Mapping[str, Any]) -> Callable[[DecodingConfig], None]:
     )
 
 
-def experiment_of(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
-    """What every result of the sweep depends on, beside the setting."""
+def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
+    """Everything that the sweep's shards depend on besides their configs."""
     return Experiment(
         models=facts["models"],
         captions=facts["captions"]["hash"],
@@ -222,17 +214,19 @@ def experiment_of(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
     )
 
 
-def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
-    """identity.json: what the numbers of this sweep are numbers of."""
+def _identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
+    """The identity of a sweep that starts now."""
     assert sweep.sampling is not None
-    known = facts["metrics"]
-    goals = [{"metric": o.metric, "direction": o.direction or known[o.metric]["direction"]} for o in sweep.objectives]
+    metrics = facts["metrics"]
     return Identity.from_mapping(
         {
             "name": sweep.name,
-            "experiment": experiment_of(sweep, facts).digest(),
-            "metrics": {name: known[name] for name in known if not sweep.asked or name in sweep.asked},
-            "objectives": goals,
+            "experiment": _experiment(sweep, facts).digest(),
+            "metrics": {name: metrics[name] for name in metrics if not sweep.asked or name in sweep.asked},
+            "objectives": [
+                {"metric": o.metric, "direction": o.direction or metrics[o.metric]["direction"]}
+                for o in sweep.objectives
+            ],
             "constraints": [constraint.text for constraint in sweep.constraints],
             "seed": sweep.seed,
             "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
@@ -240,31 +234,31 @@ def identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
             "timing": sweep.timing.to_mapping(),
             "started": utc_now(),
         }
-        | {key: facts[key] for key in IDENTIFYING_FACTS}
+        | {key: facts[key] for key in _IDENTITY_FACTS}
     )
 
 
 def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> Identity:
-    """Write the identity of a new sweep, or hold that of a resumed one against it; returns the one in the store.
+    """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns the stored identity.
 
     Raises:
-        IdentityError: weights, captions, reference or seed have changed since the sweep began.
+        IdentityError: weights, captions, reference or seed have changed since the sweep started.
     """
-    before = read_identity(storage)
-    if before is None:
+    stored = read_identity(storage)
+    if stored is None:
         write_identity(storage, identity)
-        before = identity
-    changed = [key for key in SAME if getattr(before, key) != getattr(identity, key)]
+        stored = identity
+    changed = [key for key in _FIXED if getattr(stored, key) != getattr(identity, key)]
     if changed:
         raise IdentityError(
-            f"{storage.shown}: {', '.join(changed)} differ from when this sweep began; launch under another --name, or "
-            "bring the old ones back"
+            f"{storage.shown}: {', '.join(changed)} changed since this sweep started; launch under another --name, or "
+            "restore the originals"
         )
     storage.write(SWEEP, sweep.to_yaml().encode())
-    return before
+    return stored
 
 
-def one(pool: Pool, task: Task) -> Mapping[str, Any]:
+def _run_task(pool: Pool, task: Task) -> None:
     """Run a single task and wait for it.
 
     Raises:
@@ -276,4 +270,4 @@ def one(pool: Pool, task: Task) -> Mapping[str, Any]:
             if result.task == task:
                 if result.output is None:
                     raise SweepError(f"{task.name}: {result.cause}")
-                return result.output
+                return

@@ -1,7 +1,5 @@
-"""What can be seen to be wrong before any worker starts: the store, the models' files, captions, reference, metrics,
-the search, and the addresses of Ray, Optuna and MLflow.
-
-Workers look again, at what takes weights to see.
+"""Checks of a sweep before any worker starts: the store, model files, captions, reference, metrics and search, and the
+addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded weights.
 """
 
 from __future__ import annotations
@@ -10,106 +8,98 @@ import os
 import socket
 
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import Identity, read_identity, read_trials
+from orchestrator.results.store import read_identity, read_trials
+from orchestrator.run import preflight_metrics as metrics
 from orchestrator.run import preflight_models as models
-from orchestrator.run.preflight_models import told
-from orchestrator.run.resolve import filled
+from orchestrator.run.preflight_models import prefix_errors
+from orchestrator.run.resolve import resolve_sweep
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
 
-CLIENT = "ray://"  # the driver is outside of the cluster, and so need not see its files
-PATIENCE = 3.0  # seconds for a machine to answer
-TRACKING = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or +driver
+_RAY_CLIENT = "ray://"  # such a driver runs outside of the cluster, so files are checked by the workers only
+_CONNECT_TIMEOUT_S = 3.0
+_TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or scheme+driver
 
 
 def preflight(
     sweep: SweepConfig, storage: Storage, *, address: str | None = None, study: str | None = None, mlflow: str = ""
 ) -> None:
-    """Refuse what would fail in the workers or after them; takes a few seconds, starts and writes nothing.
+    """Raise an error for anything that would fail in the workers or after them.
 
-    mlflow: its tracking URI; "" for none.
+    Takes a few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none.
 
     Raises:
-        ValueError, OSError: in one line, the key or option, the file, what is wrong, and the mend.
-        PoolError: the Ray cluster does not answer.
+        ValueError, OSError: one line with the key or option, the file, the problem and the fix.
+        PoolError: the Ray cluster does not respond.
     """
-    models.metrics_there_are(sweep)
-    writable(storage)
-    identity = whole_store(storage)
-    tracked(mlflow)
+    metrics.check_names(sweep)
+    _check_writable(storage)
+    read_trials(storage)
+    identity = read_identity(storage)
+    _check_tracking_uri(mlflow)
     if study is not None:
         from orchestrator.run.study import check_storage
 
-        with told("--study"):
+        with prefix_errors("--study"):
             check_storage(study)
-    if not (address or "").startswith(CLIENT):
-        model = models.headers_of(sweep)
-        captions = models.readable_captions(sweep, model)
-        models.same_captions(storage, identity, captions, sweep.captions.source)
-        models.usable_reference(sweep, model)
-        models.metrics_that_can_be_had(sweep, model, captions)
-        models.enough_images(sweep, model, len(captions))
-        whole = filled(sweep, model.sampling)
-        models.servable(whole, model)
-        models.timeable(whole, len(captions))
-        models.searchable(whole)
-    reachable(address)
+    if not (address or "").startswith(_RAY_CLIENT):
+        model = models.read_model(sweep)
+        captions = models.read_sweep_captions(sweep, model)
+        models.check_captions_unchanged(storage, identity, captions, sweep.captions.source)
+        models.check_reference(sweep, model)
+        metrics.check_available(sweep, model, captions)
+        metrics.check_image_count(sweep, model, len(captions))
+        resolved = resolve_sweep(sweep, model.sampling)
+        models.check_configs(resolved, model)
+        metrics.check_timing(resolved, len(captions))
+        metrics.check_search(resolved)
+    _check_reachable(address)
 
 
-def reachable(address: str | None) -> None:
-    """Knock at HOST:PORT; Ray itself would knock for minutes.
+def _check_reachable(address: str | None) -> None:
+    """Connect to HOST:PORT once; Ray itself would try for minutes.
 
     Raises:
-        PoolError: nobody answers.
+        PoolError: no response.
     """
-    host, colon, port = (address or "").removeprefix(CLIENT).rpartition(":")
+    host, colon, port = (address or "").removeprefix(_RAY_CLIENT).rpartition(":")
     if not colon or not port.isdecimal():
-        return  # auto, local, or what Ray refuses at once
+        return  # auto, local, or an address that Ray rejects at once
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise PoolError(
-            f"--address {address}: nobody answers there ({reason}); `ray status` on the head node shows its address"
+            f"--address {address}: no response ({reason}); `ray status` on the head node shows the address"
         ) from error
 
 
-def writable(storage: Storage) -> None:
-    """Refuse a folder that cannot be made or written.
+def _check_writable(storage: Storage) -> None:
+    """Check that the sweep's folder can be created and written.
 
     Raises:
-        ValueError: a file is in its place, or this user may not write there.
+        ValueError: a file is in its place, or this user has no permission.
     """
     folder = storage.path("x")
     if folder is None:
         return
-    place = next(parent for parent in folder.parents if parent.exists())
-    if not place.is_dir():
-        raise ValueError(f"{place}: is a file, where the sweep's folder would be; choose another --out or --name")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"{place}: no permission to write there; choose another --out")
+    parent = next(parent for parent in folder.parents if parent.exists())
+    if not parent.is_dir():
+        raise ValueError(f"{parent}: is a file in the place of the sweep's folder; choose another --out or --name")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{parent}: no permission to write; choose another --out")
 
 
-def whole_store(storage: Storage) -> Identity | None:
-    """The identity, if the sweep has begun; its trials are read as well.
-
-    Raises:
-        ValueError: a file is damaged; it is named.
-    """
-    read_trials(storage)
-    return read_identity(storage)
-
-
-def tracked(uri: str) -> None:
-    """Refuse an address that is none of MLflow's. Whether a server answers there does not matter yet.
+def _check_tracking_uri(uri: str) -> None:
+    """Check the scheme of MLflow's URI. Whether the server responds does not matter yet.
 
     Raises:
-        ValueError: its kind is unknown.
+        ValueError: unknown scheme.
     """
-    kind, sign, rest = uri.partition(":")
-    if uri and (kind.partition("+")[0] not in TRACKING or (sign and not rest.removeprefix("//"))):
+    scheme, colon, rest = uri.partition(":")
+    if uri and (scheme.partition("+")[0] not in _TRACKING_SCHEMES or (colon and not rest.removeprefix("//"))):
         raise ValueError(
-            f"--tracking-uri {without_credentials(uri)}: no address of MLflow; give http://HOST:PORT, sqlite:///FILE "
-            "or a database's URL"
+            f"--tracking-uri {without_credentials(uri)}: not an MLflow address; give http://HOST:PORT, sqlite:///FILE "
+            "or a database URL"
         )

@@ -1,4 +1,4 @@
-"""A sweep with nothing left open, and whether a sweep in the store is the one that is to go on."""
+"""Sweeps with all defaults filled in, and their comparison when a sweep is resumed."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
-VANILLA = "vanilla"
-FREE = ("budget", "about", "name")  # may differ when a sweep goes on
+_VANILLA = "vanilla"
+_CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed
 
 
-def filled(sweep: SweepConfig, sampling: Sampling) -> SweepConfig:
-    """The sweep with a sampling for all its settings (its own, else this one), and with vanilla in front.
+def resolve_sweep(sweep: SweepConfig, sampling: Sampling) -> SweepConfig:
+    """The sweep with a sampling for all configs (its own, else `sampling`), and with vanilla enqueued first.
 
     Raises:
-        ConfigError: another setting is called vanilla.
+        ConfigError: another config has the label `vanilla`.
     """
     sampling = sweep.sampling or sampling
     baseline = DecodingConfig(sampling=sampling)
-    found = {baseline: VANILLA}
+    labels = {baseline: _VANILLA}
     for entry in sweep.enqueue:
         config = entry.config if entry.config.sampling else entry.config.with_sampling(sampling)
-        if entry.label == VANILLA and config != baseline:
-            raise ConfigError(("enqueue", VANILLA), "is what the baseline is called; give this setting another label")
-        found.setdefault(config, entry.label)
-    return replace(sweep, sampling=sampling, enqueue=tuple(Enqueued(label, config) for config, label in found.items()))
+        if entry.label == _VANILLA and config != baseline:
+            raise ConfigError(("enqueue", _VANILLA), "this label is reserved for the baseline; choose another label")
+        labels.setdefault(config, entry.label)
+    enqueue = tuple(Enqueued(label, config) for config, label in labels.items())
+    return replace(sweep, sampling=sampling, enqueue=enqueue)
 
 
-def differences(before: SweepConfig, now: SweepConfig) -> list[str]:
-    """Sections in which a sweep differs from how it was begun. Its budget may grow; its words may change.
+def changed_sections(stored: SweepConfig, sweep: SweepConfig) -> list[str]:
+    """Sections in which a sweep differs from the stored one that it resumes. `stored` is resolved.
 
-    `before` is as the store has it: filled.
+    The budget and the description may change, and so may the path of models.yaml: the workers compare the hashes.
 
     Raises:
-        ConfigError: see `filled`.
+        ConfigError: see `resolve_sweep`.
     """
-    sampling = before.sampling or Sampling()  # none if someone has written in it: then that differs
-    one, two = before.to_mapping(), filled(now, sampling).to_mapping()
-    for mapping in (one, two):
-        mapping["models"].pop("file", None)  # where it lies may change; the workers hold its hashes against the sweep's
-    return [key for key in {**one, **two} if key not in FREE and one.get(key) != two.get(key)]
+    sampling = stored.sampling or Sampling()  # missing only if the file was edited, and then it differs
+    before, after = stored.to_mapping(), resolve_sweep(sweep, sampling).to_mapping()
+    for mapping in (before, after):
+        mapping["models"].pop("file", None)
+    return [key for key in {**before, **after} if key not in _CHANGEABLE and before.get(key) != after.get(key)]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -28,6 +28,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
@@ -39,7 +40,6 @@ from search_spaces.trial import DecodingConfig, Sampling
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
 
-Direction = Literal["maximize", "minimize"]
 _GRID = "grid"
 
 

@@ -1,4 +1,4 @@
-"""Training of a drafter for a target, as a command runs it: in this process, or by workers on Ray; MLflow looks on."""
+"""Training of a drafter for a target: in this process or by workers on Ray, with its curve in MLflow."""
 
 from __future__ import annotations
 
@@ -18,31 +18,29 @@ from workers.loading.models import pick_device, weights_folder
 from workers.training.eagle import JOURNAL, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a training runs: one process on a device, or `workers` processes of a Ray cluster (None: started here)."""
+class TrainingOptions:
+    """Where a training runs, and whether MLflow gets its curve.
+
+    device: of a single process. workers: processes, on Ray if there are several or an address is given. address: a Ray
+    cluster (None: this machine). tracking_uri None: the same default as for sweeps.
+    """
 
     device: str = "auto"
     workers: int = 1
     address: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracking:
-    """Whether and where the curve goes to MLflow (uri None: as for sweeps)."""
-
-    wanted: bool = True
-    uri: str | None = None
+    mlflow: bool = True
+    tracking_uri: str | None = None
+    resume: bool = False
 
 
 def drafter_job(
     weights: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None, models: str | None = None
 ) -> DrafterJob:
-    """What to train, held against what is there before anything is computed. models: FILE[#ENTRY] of a models.yaml,
-    instead of `weights`.
+    """The training of a drafter, checked before anything is computed.
+
+    models: FILE[#ENTRY] of a models.yaml, instead of `weights`.
 
     Raises:
         ValueError: captions that cannot be read, or too few of them; no such file or entry.
@@ -58,40 +56,39 @@ def drafter_job(
         headers = headers_of_models(sketch_entry(entry), entry.folder)
     found = read_captions(captions, count=count, seed=recipe.seed)
     if unreadable := headers.unreadable([caption.text for caption in found]):
-        place, why = unreadable[0]
+        index, problem = unreadable[0]
         more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
-        raise ValueError(f"{found[place].where or captions}: {why}{more}")
+        raise ValueError(f"{found[index].where or captions}: {problem}{more}")
     recipe.split(len(found))
-    told = entry.to_mapping() if entry else None
-    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe, models=told)
+    mapping = entry.to_mapping() if entry else None
+    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe, models=mapping)
 
 
-def train_drafter(
-    job: DrafterJob, place: Place, tracking: Tracking, *, resume: bool = False, tell: Tell = print
-) -> Path:
-    """Carry the job out; returns the weight file. `resume` goes on from the checkpoint in its folder, if there is one.
+def train_drafter(job: DrafterJob, options: TrainingOptions, *, log: Callable[[str], None] = print) -> Path:
+    """Run the job; returns the weight file.
 
     Raises:
-        ValueError: see `DrafterJob.run`; a batch that the workers cannot share.
+        ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
         PoolError: no cluster, or no room on it; the workers failed.
     """
-    ProcessGroup(0, place.workers).share(job.recipe.batch)
+    ProcessGroup(0, options.workers).share(job.recipe.batch)
     job.out.mkdir(parents=True, exist_ok=True)
-    with _tracked(job, tracking, resume, tell):
-        if place.workers == 1 and place.address is None:
-            return job.run(pick_device(place.device), resume=resume, log=tell)
-        from orchestrator.run.training_team import train_together
+    with _tracked(job, options, log):
+        if options.workers == 1 and options.address is None:
+            return job.run(pick_device(options.device), resume=options.resume, log=log)
+        from orchestrator.run.training_group import train_in_group
 
-        return train_together(job, place.workers, place.address, resume=resume, tell=tell)
+        return train_in_group(job, options.workers, options.address, resume=options.resume, log=log)
 
 
 @contextlib.contextmanager
-def _tracked(job: DrafterJob, tracking: Tracking, resume: bool, tell: Tell) -> Iterator[None]:
-    """MLflow follows the journal while the block runs; what it could not take is said at the end."""
-    if not tracking.wanted:
+def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], None]) -> Iterator[None]:
+    """MLflow follows the journal while the block runs. At the end, log what it could not take."""
+    if not options.mlflow:
         yield
         return
-    curve = Curve(job.out / JOURNAL, Storage(str(job.out)), uri=tracking.uri, params=_params(job), resume=resume)
+    journal, storage = job.out / JOURNAL, Storage(str(job.out))
+    curve = Curve(journal, storage, uri=options.tracking_uri, params=_params(job), resume=options.resume)
     curve.start()
     event = "failed"
     try:
@@ -103,7 +100,7 @@ def _tracked(job: DrafterJob, tracking: Tracking, resume: bool, tell: Tell) -> I
     finally:
         problem = curve.finish(event)
         if problem is not None:
-            tell(f"MLflow lacks a part of the curve, {job.out / JOURNAL} has it: {problem}")
+            log(f"MLflow does not have all of the curve ({problem}); {journal} does")
 
 
 def _params(job: DrafterJob) -> dict[str, Any]:

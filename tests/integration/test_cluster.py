@@ -130,5 +130,5 @@ def test_a_sweep_runs_as_a_ray_job(cluster: Any, cluster_files: Path, small: Lau
         time.sleep(0.5)
     logs = client.get_job_logs(job)
     assert status == JobStatus.SUCCEEDED, logs
-    assert "6 trials; ended by its trials" in logs
+    assert "6 trials; the budget of trials is spent" in logs
     assert_same(small, launched, METRICS)

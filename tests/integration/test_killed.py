@@ -58,7 +58,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
         launched.signal(signal.SIGINT)
         code, said = launched.ended(), launched.said
         after_interrupt = files(launched.store)
-        resume = shlex.split(said.rpartition("go on with: specfrontier ")[2])
+        resume = shlex.split(said.rpartition("resume with: specfrontier ")[2])
         done = subprocess.run([*COMMAND, *resume], env=launched.variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     return Broken(launched, left, after_kill, after_interrupt, code, said)
@@ -71,7 +71,7 @@ def test_a_killed_driver_takes_its_ray_along(broken: Broken) -> None:
 def test_an_interrupt_ends_it_with_the_command_that_goes_on(broken: Broken) -> None:
     assert broken.code == 130
     last = broken.said.splitlines()[-1]
-    assert last.startswith("Error: interrupted; go on with: specfrontier launch ")
+    assert last.startswith("Error: interrupted; resume with: specfrontier launch ")
     assert last.endswith(" --resume")
     assert "Traceback" not in broken.said
 

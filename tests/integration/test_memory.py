@@ -13,7 +13,7 @@ import ray
 from orchestrator.results.store import read_trials
 from orchestrator.run import pool
 from orchestrator.run.cluster import Slots
-from orchestrator.run.launch import Place, launch
+from orchestrator.run.launch import LaunchOptions, launch
 from search_spaces.sweep import SweepConfig
 from workers.actor import RUNNING_AND_ONE, Worker
 from workers.data.storage import Storage
@@ -67,14 +67,15 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     monkeypatch.setattr(pool, "actor_class", lambda: remote(max_concurrency=RUNNING_AND_ONE)(ScarceWorker))
     monkeypatch.setenv("RAY_TMPDIR", str(ray_files))
     (tmp_path / "space.yaml").write_text(SPACE)
-    storage, told = Storage(str(tmp_path / "store")), list[Any]()
-    outcome = launch(SweepConfig.read(tmp_path / "space.yaml"), storage, Place(slots=Slots(1)), told.append, cores=2)
+    storage, events = Storage(str(tmp_path / "store")), list[Any]()
+    sweep, options = SweepConfig.read(tmp_path / "space.yaml"), LaunchOptions(slots=Slots(1))
+    outcome = launch(sweep, storage, options, events.append, cores=2)
     assert not ray.is_initialized(), "another launch can follow in this process"
     records = {record.label: record for record in read_trials(storage)}
     assert [record.state for record in outcome.records] == ["complete", "complete", "failed", "complete"]
     assert records["three"].cause is not None
     assert "out of memory at batch 4: CUDA out of memory. Tried to allocate 2.00 GiB." in records["three"].cause
-    assert [event["trial"] for event in told if event["event"] == "trial_finished" and event["cause"]] == [2]
+    assert [event["trial"] for event in events if event["event"] == "trial_finished" and event["cause"]] == [2]
 
     def batches(label: str) -> set[int]:
         (name,) = (name for name in records[label].shards if "/quality-" in name)

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.run.training import Place, Tracking, drafter_job, train_drafter
+from orchestrator.run.training import TrainingOptions, drafter_job, train_drafter
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
@@ -80,21 +81,21 @@ def test_mlflow_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
     weights, captions = tiny_folder(tmp_path / "weights"), captions_file(tmp_path / "captions.txt", 24)
     recipe = EagleRecipe(batch=4, steps=40, save_every=10)
     job = drafter_job(str(weights), str(captions), tmp_path / "out", recipe)
-    tracking = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    options = TrainingOptions(device="cpu", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
 
     def interrupt(line: str) -> None:
         if "step 30/40" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(job, Place(device="cpu"), tracking, tell=interrupt)
-    client = MlflowClient(tracking_uri=tracking.uri)
+        train_drafter(job, options, log=interrupt)
+    client = MlflowClient(tracking_uri=options.tracking_uri)
     experiment = client.get_experiment_by_name("specfrontier/train")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 30
-    train_drafter(job, Place(device="cpu"), tracking, resume=True, tell=lambda line: None)
+    train_drafter(job, replace(options, resume=True), log=lambda line: None)
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     points = client.get_metric_history(run.info.run_id, "loss")
@@ -107,7 +108,8 @@ def test_mlflow_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
 def test_mlflow_being_away_costs_nothing_but_a_line(tmp_path: Path) -> None:
     weights, captions = tiny_folder(tmp_path / "weights"), captions_file(tmp_path / "captions.txt", 24)
     job = drafter_job(str(weights), str(captions), tmp_path / "out", EagleRecipe(batch=4, steps=4))
-    said: list[str] = []
-    path = train_drafter(job, Place(device="cpu"), Tracking(uri="http://127.0.0.1:9"), tell=said.append)
+    lines: list[str] = []
+    options = TrainingOptions(device="cpu", tracking_uri="http://127.0.0.1:9")
+    path = train_drafter(job, options, log=lines.append)
     assert path.exists()
-    assert said[-1].startswith("MLflow lacks a part of the curve")
+    assert lines[-1].startswith("MLflow does not have all of the curve")

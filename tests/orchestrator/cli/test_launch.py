@@ -19,12 +19,12 @@ import yaml
 from PIL import Image
 
 from orchestrator.cli.app import main
-from orchestrator.cli.launch import nothing_ran
-from orchestrator.cli.launch_plan import plan_in_words
+from orchestrator.cli.launch import only_vanilla_ran
+from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.launch import worker_spec
-from orchestrator.run.resolve import filled
+from orchestrator.run.resolve import resolve_sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import identity
@@ -490,7 +490,7 @@ def test_there_are_enough_of_them() -> None:
 )
 def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], nothing: bool) -> None:
     records = [TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)]
-    assert nothing_ran(records) == nothing
+    assert only_vanilla_ran(records) == nothing
 
 
 BUILTIN_PAPER = (
@@ -535,8 +535,8 @@ def test_a_sweep_without_metrics_of_speed_is_not_timed(launch: Callable[..., tup
     untimed: dict[str, Any] = {"captions": {"source": "scenes", "count": 4}, "timing": {"images": 8}}
     write(**untimed, objectives=["step_compression", "mean_accepted_length"], metrics=["target_passes"])
     assert launch("--check") == (0, "")
-    plan = plan_in_words(SweepConfig.read("tried.yaml"), Storage("sweeps/tried"))
-    assert "timing      none: no metric that is asked for is read off it" in plan
+    plan = describe_plan(SweepConfig.read("tried.yaml"), Storage("sweeps/tried"))
+    assert "timing      none: no metric of the sweep needs it" in plan
     write(**untimed, objectives=["step_compression", "latency"], metrics=["target_passes"])
     refused(launch("--check"), 2, "timing: ", "8 captions")
 
@@ -698,7 +698,7 @@ def test_a_sweep_goes_on_though_its_models_file_moved(made: Path, launch: Callab
     write(**ENTRY)
     begun = SweepConfig.read("tried.yaml", {"models.file": "elsewhere/models.yaml"})
     storage = Storage("sweeps/tried")
-    storage.write("sweep.yaml", filled(begun, CLASS_SAMPLING).to_yaml().encode())
+    storage.write("sweep.yaml", resolve_sweep(begun, CLASS_SAMPLING).to_yaml().encode())
     with pytest.raises(Started):
         launch("--models", "mine/models.yaml", "--resume", "--no-mlflow")
     code, said = launch("--models", "mine/models.yaml#captions", "--resume")

@@ -1,8 +1,7 @@
-"""`specfrontier train`: order of pieces, what is passed on, how it ends. The training itself has its own tests."""
+"""`specfrontier train`: order of pieces, options passed on, exit codes. The training itself has its own tests."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import pytest
 import torch
 
 import workers.training.recipes as recipes
-from orchestrator.cli.app import main
-from orchestrator.cli.train import ALL, PIECES, SCENES_ONLY, in_order
+from orchestrator.cli.train import ALL, PIECES, SCENES_ONLY, ordered_pieces
 from orchestrator.run import training
 from orchestrator.run.tasks import PoolError
-from orchestrator.run.training import Place, Tracking
+from orchestrator.run.training import TrainingOptions
 from search_spaces.trial import DecodingConfig
+from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
@@ -25,46 +24,41 @@ from workers.models.weights import WeightsError
 from workers.training.eagle import DrafterJob, EagleRecipe
 
 
-def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["specfrontier", "train", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+def train(*arguments: str) -> CommandResult:
+    return specfrontier("train", *arguments)
 
 
-def test_a_drafter_for_a_target_gets_everything_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[tuple[DrafterJob, Place, Tracking, bool]] = []
+def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[DrafterJob, TrainingOptions]] = []
 
-    def instead(job: DrafterJob, place: Place, tracking: Tracking, *, resume: bool, tell: Any) -> Path:
-        calls.append((job, place, tracking, resume))
+    def fake_train_drafter(job: DrafterJob, options: TrainingOptions, *, log: Any) -> Path:
+        calls.append((job, options))
         return job.out / "eagle.safetensors"
 
-    monkeypatch.setattr(training, "train_drafter", instead)
+    monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
     (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
-    said = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
+    words = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
     more = "--seed 4 --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
-    assert train(monkeypatch, "eagle", *said.split(), *more.split()) == 0
-    ((job, place, tracking, resume),) = calls
+    result = train("eagle", *words.split(), *more.split())
+    assert result.code == 0, result.err
+    ((job, options),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
     assert (job.weights, len(job.captions), job.out) == ("builtin", 2, tmp_path / "out")
-    assert place == Place(device="cpu", workers=2, address="auto")
-    assert (tracking, resume) == (Tracking(uri="sqlite:///x.db"), True)
-    assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in capsys.readouterr().out
-    assert train(monkeypatch, "eagle", *said.split(), "--no-mlflow") == 0
-    assert (calls[1][2].wanted, calls[1][3]) == (False, False)
+    uri = "sqlite:///x.db"
+    assert options == TrainingOptions(device="cpu", workers=2, address="auto", tracking_uri=uri, resume=True)
+    assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out
+    assert train("eagle", *words.split(), "--no-mlflow").code == 0
+    assert (calls[1][1].mlflow, calls[1][1].resume) == (False, False)
 
 
-def test_a_drafter_for_an_entry_of_models_yaml_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the official layout to a drafter, which the entry then names, and drafts with."""
+def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
+    """From official checkpoints to a trained drafter in the entry."""
     manifest = write_models(tmp_path / "made")
     (tmp_path / "c.txt").write_text("0\n7\n999\n12\n")
-    said = (
+    words = (
         f"--captions {tmp_path}/c.txt --models {manifest}#classes --out {tmp_path}/out --batch 2 --steps 2 --no-mlflow"
     )
-    assert train(monkeypatch, "eagle", *said.split(), "--device", "cpu") == 0
+    assert train("eagle", *words.split(), "--device", "cpu").code == 0
     entry = read_entry(manifest, "classes")
     trained = replace(entry, drafters={"eagle": str(tmp_path / "out" / "eagle.safetensors")})
     models = load_entry(trained, torch.device("cpu"))
@@ -83,50 +77,49 @@ def test_a_drafter_for_an_entry_of_models_yaml_serves_it(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("raised", "code", "part"),
     [
-        (ValueError("begun with another rate"), 2, "begun with another rate"),
+        (ValueError("another rate"), 2, "another rate"),
         (PoolError("no Ray cluster"), 1, "no Ray cluster"),
-        (KeyboardInterrupt(), 130, "go on with the same command and --resume"),
+        (KeyboardInterrupt(), 130, "resume with the same command and --resume"),
     ],
 )
-def test_how_a_drafters_training_ends(
-    raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_exit_codes_of_a_drafters_training(
+    raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def instead(*arguments: Any, **options: Any) -> Path:
+    def fail(*arguments: Any, **options: Any) -> Path:
         raise raised
 
-    monkeypatch.setattr(training, "train_drafter", instead)
-    assert train(monkeypatch, "eagle", "--captions", "scenes", "--count", "4") == code
-    assert part in capsys.readouterr().err
+    monkeypatch.setattr(training, "train_drafter", fail)
+    assert part in error_of("train", "eagle", "--captions", "scenes", "--count", "4", code=code)
 
 
-def test_the_pieces_are_those_of_the_recipes() -> None:
+def test_the_pieces_equal_the_recipes() -> None:
     assert tuple(recipes.PIECES) == PIECES
     assert set(SCENES_ONLY) < set(PIECES)
 
 
-def test_pieces_are_put_in_order() -> None:
-    assert in_order(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
-    assert in_order([ALL], with_data=False) == list(PIECES)
-    assert in_order([ALL], with_data=True) == [piece for piece in PIECES if piece not in SCENES_ONLY]
-    assert in_order([ALL, "clip"], with_data=True)[-1] == "clip"
+def test_pieces_are_ordered() -> None:
+    assert ordered_pieces(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
+    assert ordered_pieces([ALL], with_data=False) == list(PIECES)
+    assert ordered_pieces([ALL], with_data=True) == [piece for piece in PIECES if piece not in SCENES_ONLY]
+    assert ordered_pieces([ALL, "clip"], with_data=True)[-1] == "clip"
 
 
-def test_everything_said_reaches_the_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_reach_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def recipe(piece: str, out: Path, data: Path | None, **options: Any) -> Path:
-        options.pop("tell")(f"step 1 of {piece}")
+    def fake_train_piece(piece: str, out: Path, data: Path | None, **options: Any) -> Path:
+        options.pop("log")(f"step 1 of {piece}")
         calls.append((piece, out, data, options))
         return out / f"{piece}.safetensors"
 
-    monkeypatch.setattr(recipes, "train_piece", recipe)
-    said = ("--out", str(tmp_path), "--data", "photos", "--seed", "3", "--steps", "7", "--device", "cpu", "--resume")
-    assert train(monkeypatch, "eagle", "target", *said) == 0
+    monkeypatch.setattr(recipes, "train_piece", fake_train_piece)
+    words = ("--out", str(tmp_path), "--data", "photos", "--seed", "3", "--steps", "7", "--device", "cpu", "--resume")
+    result = train("eagle", "target", *words)
+    assert result.code == 0, result.err
     options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True}
     assert calls == [(piece, tmp_path, Path("photos"), options) for piece in ("target", "eagle")]
-    assert f"eagle: {tmp_path / 'eagle.safetensors'}" in capsys.readouterr().out
+    assert "step 1 of eagle" in result.out
+    assert f"eagle: {tmp_path / 'eagle.safetensors'}" in result.out
 
 
 @pytest.mark.parametrize(
@@ -137,21 +130,14 @@ def test_everything_said_reaches_the_recipe(
         (KeyboardInterrupt(), 130, "specfrontier train target eagle --out 'a b' --seed 0 --resume"),
     ],
 )
-def test_endings(
-    raised: BaseException,
-    code: int,
-    part: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def recipe(*arguments: Any, **options: Any) -> Path:
+def test_exit_codes_of_pieces(raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> Path:
         raise raised
 
-    monkeypatch.setattr(recipes, "train_piece", recipe)
-    assert train(monkeypatch, "eagle", "target", "--out", "a b") == code
-    error = capsys.readouterr().err
-    assert part in error
-    assert error.count("\n") == 1
+    monkeypatch.setattr(recipes, "train_piece", fail)
+    message = error_of("train", "eagle", "target", "--out", "a b", code=code)
+    assert part in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -161,20 +147,17 @@ def test_endings(
         ((), "Missing argument"),
         (("target", "--steps", "0"), "--steps"),
         (("target", "--device", "gpu"), "--device gpu"),
-        (("target", "--captions", "c.txt"), "--captions trains a drafter for a target: say `train eagle`"),
+        (("target", "--captions", "c.txt"), "train eagle"),
         (("eagle", "--captions", "c.txt", "--data", "photos"), "without --data"),
-        (("eagle", "--batch", "64"), "--batch goes with --captions"),
-        (("eagle", "--no-mlflow"), "--no-mlflow goes with --captions"),
+        (("eagle", "--batch", "64"), "--batch requires --captions"),
+        (("eagle", "--no-mlflow"), "--no-mlflow requires --captions"),
         (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
-        (("eagle", "--captions", "scenes", "--weights", "w", "--models", "m.yaml"), "--weights and --models: give one"),
+        (("eagle", "--captions", "scenes", "--weights", "w", "--models", "m.yaml"), "--weights and --models"),
         (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
-        (("eagle", "--captions", "nowhere.txt"), "nowhere.txt: no such file"),
-        (("eagle", "--captions", "scenes"), "scenes: say how many captions"),
-        (("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"), "batch of 3 cannot be"),
+        (("eagle", "--captions", "nowhere.txt"), "nowhere.txt"),
+        (("eagle", "--captions", "scenes"), "scenes: "),
+        (("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"), "batch of 3"),
     ],
 )
-def test_wrong_usage(
-    arguments: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(monkeypatch, *arguments) == 2
-    assert part in capsys.readouterr().err
+def test_wrong_usage(arguments: tuple[str, ...], part: str) -> None:
+    assert part in error_of("train", *arguments, code=2)

@@ -15,9 +15,9 @@ from optuna.trial import TrialState
 
 from benchmarks.instant import plausible
 from orchestrator.results.pareto import nondominated
+from orchestrator.results.store import Direction
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.run.study import (
-    Direction,
     Proposal,
     Search,
     StudyError,

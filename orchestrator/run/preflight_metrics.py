@@ -1,0 +1,154 @@
+"""Preflight checks of metrics, timing and search: everything that a sweep is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from orchestrator.run.preflight_models import models_entry, prefix_errors
+from search_spaces.params import not_one_of
+from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import NO_REFERENCE
+from search_spaces.trial import DecodingConfig
+
+if TYPE_CHECKING:
+    from orchestrator.results.store import Direction
+    from workers.data.captions import Caption
+    from workers.loading.headers import Headers
+
+
+def check_names(sweep: SweepConfig) -> None:
+    """Check that all metrics that the sweep names exist.
+
+    Raises:
+        ValueError: names the section and the nearest metric.
+    """
+    from workers.metrics.registry import registered_metrics
+
+    registered = tuple(registered_metrics())
+    for section, name in _metric_names(sweep):
+        if name not in registered:
+            raise ValueError(f"{section}: metric {not_one_of(name, registered)}")
+
+
+def _metric_names(sweep: SweepConfig) -> list[tuple[str, str]]:
+    """Section and name of every metric that the sweep names."""
+    return [
+        *(("objectives", objective.metric) for objective in sweep.objectives),
+        *(("constraints", constraint.metric) for constraint in sweep.constraints),
+        *(("metrics", name) for name in sweep.metrics or ()),
+    ]
+
+
+def check_timing(sweep: SweepConfig, captions: int) -> None:
+    """Check that there are enough captions for timing, and enough batches for the uncertainty of objectives.
+
+    Raises:
+        ValueError: names the numbers.
+    """
+    from workers.data.shards import plan_timing
+    from workers.metrics.metric import TIMINGS
+    from workers.metrics.registry import registered_metrics, uses_timings
+
+    if not uses_timings(sweep.asked):
+        return
+    assert sweep.sampling is not None
+    vanilla, timing = DecodingConfig(sampling=sweep.sampling).to_mapping(), sweep.timing
+    with prefix_errors("timing"):
+        plan_timing(
+            vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
+        )
+    for section, name in _metric_names(sweep):
+        if section != "metrics" and timing.images <= timing.batch and TIMINGS in registered_metrics()[name].needs:
+            raise ValueError(
+                f"timing: a single batch of captions gives {name} no uncertainty, whatever its repetitions; raise "
+                "timing.images above timing.batch"
+            )
+
+
+def check_search(sweep: SweepConfig) -> None:
+    """Check that the sampler accepts its options and the space.
+
+    Raises:
+        StudyError: it does not.
+    """
+    from orchestrator.run.study import Search
+    from workers.metrics.registry import registered_metrics
+
+    directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
+    Search(sweep, cast("list[Direction]", directions))
+
+
+def check_available(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> None:
+    """Check that the model and its captions give every metric that the sweep names.
+
+    Raises:
+        ValueError: names the section, the metric and what is missing.
+    """
+    from workers.metrics.extractors import available_inputs
+    from workers.metrics.metric import NET
+    from workers.metrics.registry import select_metrics
+
+    has_features = model.features_size == model.image_size
+    scores, absent = _scores(sweep, model, captions)
+    columns = {*scores, *(("features", NET) if has_features else ())}
+    has_reference = has_features and sweep.reference.source != NO_REFERENCE
+    if not has_features:
+        absent["features"] = (
+            f"the feature net takes images of {model.features_size} pixels, not {model.image_size}; give Inception's "
+            "file as metrics.inception of the entry in models.yaml"
+        )
+    elif not has_reference:
+        absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
+    for section, name in _metric_names(sweep):
+        _, missing = select_metrics([name], available_inputs(columns, reference=has_reference))
+        if missing:
+            reasons = [reason for need, reason in absent.items() if need in missing[name]]
+            why = "; ".join(reasons) or missing[name]
+            raise ValueError(f"{section}: {name} is not available: {why}; add what is missing, or remove the metric")
+
+
+def check_image_count(sweep: SweepConfig, model: Headers, captions: int) -> None:
+    """Check that Fréchet distances as objectives or constraints have enough images for their covariance.
+
+    Raises:
+        ValueError: names the number of images that remain in a jackknife replicate.
+    """
+    from workers.metrics import fid, frechet
+
+    distances, samples = {metric.name for metric in fid.METRICS}, sweep.quality.samples
+    largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
+    remaining = (captions - largest_block) * samples
+    for section, name in _metric_names(sweep):
+        if section != "metrics" and name in distances and remaining <= model.width:
+            raise ValueError(
+                f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
+                f"jackknife replicate, too few for a covariance of {model.width} features; raise captions.count"
+            )
+
+
+def _scores(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
+    """Columns of the per-image scores that are available, and why the others are not.
+
+    Builds the scorers without reading weights, and only if a metric needs one.
+    """
+    import torch
+
+    from workers.loading.models import weights_folder
+    from workers.metrics.extractors import Extractors
+    from workers.metrics.registry import registered_metrics
+    from workers.models.checkpoint_files import shapes_only
+
+    names = [name for _, name in _metric_names(sweep)]
+    if not any(need.startswith("score.") for name in names for need in registered_metrics()[name].needs):
+        return set(), {}
+    entry = models_entry(sweep)
+    with shapes_only():
+        extractors = Extractors.load(
+            weights_folder(sweep.models.weights) if entry is None else entry.folder,
+            image_size=model.image_size,
+            captions=[caption.text for caption in captions],
+            device=torch.device("meta"),
+            weights=entry.metrics if entry else None,
+            metrics=names,
+        )
+    return {f"score.{name}" for name in extractors.scores}, dict(extractors.absent)
