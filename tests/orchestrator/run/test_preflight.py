@@ -1,0 +1,307 @@
+"""Preflight: models, captions, reference, metrics, timing and search are checked before any worker starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
+
+from orchestrator.errors import explain
+from orchestrator.run.launch import worker_spec
+from orchestrator.run.preflight import preflight
+from search_spaces.sweep import SweepConfig
+from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
+from workers.data.records import float_lists, write_shard
+from workers.data.storage import Storage
+from workers.loading.manifest import Entry
+from workers.metrics.extractors import Extractors
+from workers.models.checkpoint_files import load_tensors, reading_shapes, safetensors_metadata
+from workers.models.families.scenes import BUILTIN
+from workers.runtime.specification import WorkerSpec
+
+SPACE = """\
+name: tested
+captions: {source: scenes, count: 96, seed: 1}
+reference: {source: scenes, count: 128, seed: 2}
+timing: {batch: 1, images: 2, repetitions: 1}
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+objectives: [speedup, fid]
+search: {sampler: random, parallel: 2}
+budget: {trials: 3}
+enqueue: [vanilla, {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
+space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}}
+"""
+CHAIN = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
+UNTIMED = {"objectives": ["step_compression", "target_passes"]}
+GOOD = "a large red circle on a smooth grey background"
+Words = tuple[str, ...]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def check(changes: dict[str, Any] | None = None, **sections: Any) -> None:
+    """Preflight of SPACE with sections replaced, and dotted keys changed."""
+    text = yaml.safe_dump(yaml.safe_load(SPACE) | sections, sort_keys=False)
+    preflight(SweepConfig.parse(text, "tested.yaml", changes), Storage("sweeps/tested"))
+
+
+def problem(changes: dict[str, Any] | None = None, **sections: Any) -> str:
+    """The one-line message of a sweep that preflight refuses."""
+    with pytest.raises((ValueError, OSError)) as caught:
+        check(changes, **sections)
+    assert not Path("sweeps").exists()
+    assert isinstance(caught.value, Exception)
+    message = explain(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def assert_contains(message: str, parts: Words) -> None:
+    for part in parts:
+        assert part in message
+
+
+def test_a_valid_sweep_passes() -> None:
+    check()
+    check(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    untimed = {"timing": {"images": 8}, "metrics": ["target_passes"], **UNTIMED}  # without metrics: all, also timings
+    check(captions={"source": "scenes", "count": 4}, **untimed)
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
+    [
+        ({"objectives": ["speedup", "fed"]}, ("objectives: ", "fed", "fid")),
+        ({"constraints": ["clip_scor >= 0.9"]}, ("constraints: ", "clip_scor")),
+        ({"metrics": ["fid", "drfit"]}, ("metrics: ", "drfit", "drift")),
+        ({"search": {"sampler": "tpe", "options": {"startup": 5}}}, ("search.options", "tpe", "startup")),
+        ({"timing": {"batch": 50, "images": 51}}, ("timing: ", "100 captions", "there are 96", "timing.batch")),
+        ({"timing": {"batch": 4, "images": 4, "repetitions": 9}}, ("timing: ", "timing.images")),
+        ({"captions": {"source": "scenes", "count": 66}}, ("objectives: fid needs more images", "63")),
+        (
+            {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
+            ("constraints: drift needs more images",),
+        ),
+        ({"reference": {"source": "none"}}, ("objectives: fid is not available", "reference.source: none")),
+        ({"reference": {"source": "scenes", "count": 64}}, ("reference: ", "more than 64")),
+        ({"enqueue": [{"label": "vanilla", **CHAIN}]}, ("vanilla", "label")),
+        (
+            {
+                "enqueue": [
+                    {"label": "wide", **CHAIN, "acceptance": {"neighbourhood": "additive", "k": 2000, "delta": 0.1}}
+                ]
+            },
+            ("enqueue.wide", "2000", "1024 codes"),
+        ),
+        ({"space": CHAIN | {"tree": {"policy": "chain", "length": {"low": 2, "high": 500}}}}, ("space", "500", "144")),
+        (
+            {"space": {"drafter": "medusa", "tree": {"policy": "chain", "length": {"low": 50, "high": 60}}}},
+            ("space", "50 levels", "Medusa heads"),
+        ),
+    ],
+)
+def test_sections(sections: dict[str, Any], parts: Words) -> None:
+    assert_contains(problem(**sections), parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "parts"),
+    [
+        (None, 1, ("mine.txt: no such file",)),
+        (f"{GOOD}\n", 5, ("mine.txt: 5 captions", "it has 1")),
+        (f"{GOOD}\na cat\n{GOOD}\na dog\na cow\n", 5, ("mine.txt, line 2: ", "a cat", "2 more")),
+    ],
+)
+def test_captions(text: str | None, count: int, parts: Words) -> None:
+    if text is not None:
+        Path("mine.txt").write_text(text)
+    assert_contains(problem(captions={"source": "mine.txt", "count": count}), ("captions: ", *parts))
+
+
+def write_photos(count: int) -> None:
+    Path("photos").mkdir()
+    for number in range(count):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{number}.png")
+
+
+def write_reference() -> None:
+    facts = {"kind": "reference", "identity": "inception@0", "source": "coco", "resize": "none", "count": 200}
+    write_shard(Storage("."), "theirs.parquet", pa.table({"features": float_lists(torch.randn(200, 64))}), facts)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "source", "parts"),
+    [
+        (lambda: None, "photos", ("photos: no such folder",)),
+        (lambda: write_photos(64), "photos", ("photos: 64 images", "more than 64")),
+        (write_reference, "theirs.parquet", ("theirs.parquet", "inception@0", "scenes-features")),
+    ],
+)
+def test_references(prepare: Callable[[], None], source: str, parts: Words) -> None:
+    prepare()
+    assert_contains(problem(reference={"source": source}), ("reference: ", *parts))
+
+
+def copy_model(drop: str | None = None, cut: str | None = None) -> None:
+    shutil.copytree(BUILTIN, "mine")
+    if drop:
+        Path("mine", drop).unlink()
+    if cut:
+        path = Path("mine", cut)
+        path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "parts"),
+    [
+        (lambda: None, ("models.weights: ", "mine: no such folder")),
+        (lambda: copy_model(drop="target.safetensors"), ("models.weights: ", "target.safetensors: no such file")),
+        (lambda: copy_model(cut="eagle.safetensors"), ("eagle.safetensors", "truncated")),
+        (lambda: copy_model(cut="features.safetensors"), ("features.safetensors", "truncated")),
+        (lambda: copy_model(drop="eagle.safetensors"), ("enqueue.exact chain", "'eagle' drafter")),
+    ],
+)
+def test_weights(prepare: Callable[[], None], parts: Words) -> None:
+    prepare()
+    assert_contains(problem({"models.weights": "mine"}), parts)
+
+
+def test_a_score_that_cannot_read_the_captions() -> None:
+    """A target of class names, which the CLIP of scenes cannot encode."""
+    copy_model()
+    path = Path("mine/target.safetensors")
+    header, tensors = safetensors_metadata(path), dict(load_tensors(path))
+    config = json.loads(header["config"]) | {"conditioner": {"kind": "classes", "names": ["dog"]}}
+    save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
+    Path("dogs.txt").write_text("dog\n" * 3)
+    sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}
+    assert_contains(problem({"models.weights": "mine"}, **sections), ("objectives: clip_score", "captions of scenes"))
+
+
+def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, calls = Extractors.load, []
+
+    def observed(*arguments: Any, **options: Any) -> Extractors:
+        calls.append((reading_shapes(), options["device"].type))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(Extractors, "load", observed)
+    check(objectives=["step_compression", "clip_score"])
+    assert calls == [(True, "meta")]
+
+
+def test_files_on_a_ray_clients_cluster_are_not_checked_here() -> None:
+    """They lie on the cluster; the unreachable address is the only problem."""
+    text = SPACE.replace("source: scenes, count: 96", "source: /on/the/cluster.txt, count: 96")
+    with pytest.raises(RuntimeError, match="no response"):
+        preflight(SweepConfig.parse(text, "tested.yaml"), Storage("sweeps/tested"), address="ray://127.0.0.1:1")
+
+
+ENTRY: dict[str, Any] = {
+    "models": {"name": "classes"},
+    "captions": {"source": "classes.txt", "count": 3},
+    "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0},
+    **UNTIMED,
+}
+
+
+@pytest.fixture(scope="module")
+def models_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models.yaml with the entries `classes` and `captions`, and their tiny checkpoints."""
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+def copy_checkpoints(models_yaml: Path) -> Path:
+    """Copies them and the captions into the working folder."""
+    shutil.copytree(models_yaml.parent, "mine")
+    Path("classes.txt").write_text("0\n7\n999\n")
+    return Path("mine/ckpt")
+
+
+def replace_in_models_yaml(old: str, new: str) -> None:
+    path = Path("mine/models.yaml")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def truncate_second_shard(folder: Path) -> None:
+    tensors = torch.load(folder / "c2i.pt")["model"]
+    shards = {"one.safetensors": sorted(tensors)[:6], "two.safetensors": sorted(tensors)[6:]}
+    for file, names in shards.items():
+        save_file({name: tensors[name] for name in names}, folder / file)
+    files = {name: file for file, names in shards.items() for name in names}
+    (folder / "c.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "two.safetensors").write_bytes((folder / "two.safetensors").read_bytes()[:-9])
+    replace_in_models_yaml("ckpt/c2i.pt", "ckpt/c.safetensors.index.json")
+
+
+WITH_FILE = {"models.file": "mine/models.yaml"}
+
+
+def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
+    copy_checkpoints(models_yaml)
+    check(WITH_FILE, **ENTRY)
+    Path("words.txt").write_text("a red ball\na cat\nsmall\n")
+    check({**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "captions": {"source": "words.txt", "count": 3}})
+
+
+@pytest.mark.parametrize(
+    ("damage", "changes", "parts"),
+    [
+        (lambda folder: None, {}, ("models.name: classes", "--models models.yaml")),
+        (lambda folder: None, {"models.file": "none.yaml"}, ("none.yaml", "No such file")),
+        (lambda folder: None, {**WITH_FILE, "models.name": "clases"}, ("'clases'", "'classes'")),
+        (
+            lambda folder: replace_in_models_yaml("image_size", "image_sise"),
+            WITH_FILE,
+            ("mine/models.yaml:4: classes.image_sise", "image_size"),
+        ),
+        (lambda folder: (folder / "c2i.pt").unlink(), WITH_FILE, ("mine/models.yaml:1: classes: ", "c2i.pt")),
+        (truncate_second_shard, WITH_FILE, ("two.safetensors", "truncated")),
+        (
+            lambda folder: write_vq(folder / "vq.pt", dataclasses.replace(VQ, codebook_size=64)),
+            WITH_FILE,
+            ("1024 codes", "vq.pt has 64"),
+        ),
+        (
+            lambda folder: replace_in_models_yaml("ckpt/eagle-c2i", "ckpt/eagle-t2i"),
+            WITH_FILE,
+            ("eagle drafter", "another target"),
+        ),
+        (
+            lambda folder: Path("classes.txt").write_text("0\n1000\n7\n"),
+            WITH_FILE,
+            ("captions: classes.txt, line 2: ", "'1000'"),
+        ),
+        (lambda folder: None, {**WITH_FILE, "space.tree.length.high": 20}, ("space", "9 tokens")),
+    ],
+)
+def test_entries(damage: Callable[[Path], Any], changes: dict[str, Any], parts: Words, models_yaml: Path) -> None:
+    damage(copy_checkpoints(models_yaml))
+    assert_contains(problem(changes, **ENTRY), parts)
+
+
+def test_workers_get_the_entry_with_absolute_paths(models_yaml: Path) -> None:
+    copy_checkpoints(models_yaml)
+    with Path("mine/models.yaml").open("a") as file:
+        file.write("  metrics: {clip: ckpt/vq.pt}\n")
+    text = yaml.safe_dump(yaml.safe_load(SPACE) | ENTRY, sort_keys=False)
+    sweep = SweepConfig.parse(text, "tested.yaml", {**WITH_FILE, "models.name": "captions"})
+    spec = WorkerSpec.from_mapping(json.loads(json.dumps(worker_spec(sweep, Storage("sweeps/tested"), 1))))
+    assert spec.models is not None
+    assert Entry.from_mapping(spec.models).files["transformer"] == str(Path("mine/ckpt/t2i.pt").absolute())
+    assert spec.metric_weights == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}
+    assert spec.what == "captions (mine/models.yaml:9)"
