@@ -42,7 +42,7 @@ enqueue: [vanilla, {label: exact chain, drafter: eagle, tree: {policy: chain, le
 space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}}
 """
 CHAIN = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
-UNTIMED = {"objectives": ["step_compression", "target_passes"]}
+UNTIMED: dict[str, Any] = {"objectives": ["step_compression", "target_passes"]}
 GOOD = "a large red circle on a smooth grey background"
 Words = tuple[str, ...]
 
@@ -77,7 +77,11 @@ def assert_contains(message: str, parts: Words) -> None:
 def test_a_valid_sweep_passes() -> None:
     check()
     check(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
-    untimed = {"timing": {"images": 8}, "metrics": ["target_passes"], **UNTIMED}  # without metrics: all, also timings
+    untimed: dict[str, Any] = {
+        "timing": {"images": 8},
+        "metrics": ["target_passes"],
+        **UNTIMED,
+    }  # without metrics: all, also timings
     check(captions={"source": "scenes", "count": 4}, **untimed)
 
 
