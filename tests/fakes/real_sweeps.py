@@ -1,4 +1,4 @@
-"""Sweeps of a tiny untrained model run for real: `specfrontier` in a process of its own, watched by its events."""
+"""Real sweeps of a tiny untrained model, and what their folders hold."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,49 +22,44 @@ import pyarrow.parquet as pq
 
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
+from tests.fakes.command_line import specfrontier
+from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 HOST = "127.0.0.1"
-PATIENCE = 400.0  # seconds, of a busy machine; a quiet one needs a tenth
-CLOCKS = ("seconds", "latency", "batch")  # what a row owes to the machine and not to the setting
-COMMON = """
-models: {weights: WEIGHTS}
-captions: {source: scenes, count: COUNT, seed: 1}
-reference: {source: scenes, count: 96, seed: 2}
-timing: {batch: 1, images: 2, repetitions: 1}
-sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
+SWEEP_TIMEOUT_S = 400.0  # of a busy machine; a quiet one needs a tenth
+POLL_INTERVAL_S = 0.02
+TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that differ from run to run
+CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
+SWEEP = f"""
+name: small
+models: {{weights: WEIGHTS}}
+captions: {{source: scenes, count: {CAPTIONS}, seed: 1}}
+reference: {{source: scenes, count: 96, seed: 2}}
+quality: {{batch: 14, shard: 14}}
+timing: {{batch: 1, images: 2, repetitions: 1}}
+sampling: {{temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}}
+metrics: [step_compression, caption_accuracy, fid, drift, speedup]
+objectives: [step_compression, caption_accuracy]
+search: {{sampler: nsga2, parallel: 2, seed: 0, options: {{population_size: 2}}}}
+budget: {{trials: 6}}
 space:
   drafter: eagle
-  tree: {policy: chain, length: {low: 2, high: 3}}
+  tree: {{policy: chain, length: {{low: 2, high: 3}}}}
   acceptance:
     - exact
-    - {neighbourhood: additive, k: {low: 2, high: 100, log: true}, delta: {low: 0.02, high: 0.5, log: true}}
-    - {schedule: constant, budget: {low: 1.05, high: 3.0, log: true}}
+    - {{neighbourhood: additive, k: {{low: 2, high: 100, log: true}}, delta: {{low: 0.02, high: 0.5, log: true}}}}
+    - {{schedule: constant, budget: {{low: 1.05, high: 3.0, log: true}}}}
 """
-SMALL = """
-name: small
-quality: {batch: 4, shard: 4}
-metrics: [step_compression, caption_accuracy, speedup]
-objectives: [step_compression, caption_accuracy]
-search: {sampler: nsga2, parallel: 2, seed: 0, options: {population_size: 2}}
-budget: {trials: 6}
-""" + COMMON.replace("COUNT", "16")
-WITH_FID = """
-name: withfid
-quality: {batch: 35, shard: 35}
-metrics: [step_compression, fid, drift]
-objectives: [step_compression, fid]
-search: {sampler: tpe, parallel: 2, seed: 0, options: {n_startup_trials: 2}}
-budget: {trials: 5}
-""" + COMMON.replace("COUNT", "70")
+METRICS = ("step_compression", "caption_accuracy", "fid", "drift")  # of SWEEP, those that timing does not change
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """A folder for Ray's files with a path short enough for sockets. Whoever was started with it is gone at the end."""
+    """A folder for Ray's files, with a path short enough for sockets; processes that use it are killed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))
     try:
         yield folder
@@ -75,34 +70,34 @@ def ray_folder() -> Iterator[Path]:
 
 
 def processes(folder: Path, title: str = "") -> list[psutil.Process]:
-    """The processes that use this folder for Ray, this one excepted, and whose command line begins with `title`."""
+    """The other processes with this RAY_TMPDIR whose command line starts with `title`."""
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get("RAY_TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE
-            if ours and process.pid != os.getpid() and " ".join(process.cmdline()).startswith(title):
+            uses_folder = process.environ().get("RAY_TMPDIR") == str(folder)
+            alive = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+            if uses_folder and alive and " ".join(process.cmdline()).startswith(title):
                 found.append(process)
         except psutil.Error:
             continue
     return found
 
 
-def halt(workers: Sequence[psutil.Process], sign: signal.Signals) -> None:
-    """Send a signal (SIGSTOP, SIGCONT) to processes; those that have gone meanwhile do not matter."""
+def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal (SIGSTOP, SIGCONT) to every process that still exists."""
     assert workers
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
-            worker.send_signal(sign)
+            worker.send_signal(number)
 
 
 @dataclass
-class Launched:
-    """A launch of one of the sweeps above, with its folder, process and what it has said."""
+class SweepRun:
+    """A sweep with a folder of its own, launched once or several times; `text` is its YAML file."""
 
     folder: Path
     text: str
     ray: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -110,45 +105,57 @@ class Launched:
         return self.folder / "sweeps" / self.text.split()[1]
 
     @property
-    def variables(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Environment of the command: one thread, no token, this checkout's code."""
-        own = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
-        path = os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH"))))
-        fixed = {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(self.ray), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": path}
-        return own | fixed | dict(self.environment)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+        path = os.pathsep.join(filter(None, (str(ROOT), inherited.get("PYTHONPATH"))))
+        return inherited | {
+            "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(self.ray), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": path,
+        }  # fmt: skip
 
     def arguments(self, *options: str) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         space = self.folder / "space.yaml"
-        space.write_text(self.text.replace("WEIGHTS", str(tiny_scenes(self.folder / "weights"))))
+        text = self.text
+        if "WEIGHTS" in text:
+            text = text.replace("WEIGHTS", str(tiny_scenes(self.folder / "weights")))
+        space.write_text(text)
         return ["launch", str(space), "--out", str(self.folder / "sweeps"), *options]
 
     def start(self, *options: str) -> None:
+        """Launch in a process of its own."""
         command = [*COMMAND, *self.arguments(*options)]
-        with (self.folder / "said").open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.variables, stdout=log, stderr=log, cwd=self.folder)
+        with (self.folder / "output").open("ab") as log:
+            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self.folder)
 
-    def run(self, *options: str) -> None:
-        """To its end, which is a good one."""
-        self.start(*options)
-        assert self.ended() == 0, self.said
+    def run_locally(self, *options: str) -> None:
+        """Launch to the end in this process, with its one worker and without Ray."""
+        with chdir(self.folder), local_launches():
+            result = specfrontier(*self.arguments(*options))
+        assert result.code == 0, result.err
 
-    def ended(self, seconds: float = PATIENCE) -> int:
-        """The exit code, when there is one."""
+    def wait(self, timeout_s: float = SWEEP_TIMEOUT_S) -> int:
+        """The exit code of the process."""
         assert self.process is not None
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
-            raise AssertionError(f"not at its end after {seconds:g} s:\n{self.said}") from None
+            self.process.kill()
+            raise AssertionError(f"still running after {timeout_s:g} s:\n{self.output}") from None
 
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = SWEEP_TIMEOUT_S) -> None:
+        """Wait until a condition holds; fails if the process ends first."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {timeout_s:g} s:\n{self.output}"
+            exited = self.process is not None and self.process.poll() is not None
+            assert not exited or condition(), f"ended too early:\n{self.output}"
+            time.sleep(POLL_INTERVAL_S)
 
     @property
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
+    def output(self) -> str:
+        file = self.folder / "output"
+        return file.read_text() if file.exists() else ""
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -157,17 +164,13 @@ class Launched:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def count(self, event: str, **facts: Any) -> int:
-        """How many events of that name, with those facts, there are."""
+        """The number of events with that name and those facts."""
         return sum(e["event"] == event and facts.items() <= e.items() for e in self.events)
 
-    def wait_for(self, reached: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Until something holds; an error if the process ends before it does."""
-        end = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < end, f"waited in vain:\n{self.said}"
-            ended = self.process is not None and self.process.poll() is not None
-            assert not ended or reached(), f"ended too early:\n{self.said}"
-            time.sleep(0.02)
+    @property
+    def workers(self) -> set[str]:
+        """Names of the workers that have written a shard."""
+        return {event["worker"] for event in self.events if event["event"] == "shard"}
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -175,17 +178,17 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """A sweep whose MLflow server came late and left early: its database, port, and the trials logged by then."""
+class TrackedSweep:
+    """A sweep whose MLflow server started late and stopped early, and the number of trials it logged meanwhile."""
 
-    launched: Launched
+    run: SweepRun
     database: Path
     port: int
-    in_time: int
+    logged_in_time: int
 
 
 def files(store: Path) -> dict[str, tuple[int, int]]:
-    """Every finished file of results with what a second writing would change: its inode and time."""
+    """Every result file with what a second write would change: its inode and time."""
     found = {}
     for folder in ("shards", "measures", "trials"):
         for path in sorted((store / folder).glob("[!.]*")):
@@ -195,16 +198,16 @@ def files(store: Path) -> dict[str, tuple[int, int]]:
 
 
 def images(store: Path) -> dict[str, pa.Table]:
-    """The quality shards' rows by file, without what the clock says."""
+    """The quality shards' rows by file, without their timings."""
     shards = {path.name: pq.read_table(path) for path in sorted((store / "shards").glob("quality-*.parquet"))}
     return {
-        name: table.select([column for column in table.column_names if not column.startswith(CLOCKS)])
+        name: table.select([column for column in table.column_names if not column.startswith(TIMING_COLUMNS)])
         for name, table in shards.items()
     }
 
 
-def results(records: Sequence[TrialRecord], metrics: Sequence[str]) -> list[tuple[Any, ...]]:
-    """What a sweep came to, trial by trial, clocks left out."""
+def results(records: Sequence[TrialRecord]) -> list[tuple[Any, ...]]:
+    """What a sweep found, trial by trial, without timings."""
     return [
         (
             record.number,
@@ -214,27 +217,27 @@ def results(records: Sequence[TrialRecord], metrics: Sequence[str]) -> list[tupl
             record.params,
             record.duplicate_of,
             [name for name in record.shards if name.startswith("shards/quality")],
-            {name: record.metrics[name] for name in metrics if name in record.metrics},
+            {name: record.metrics[name] for name in METRICS if name in record.metrics},
         )
         for record in records
     ]
 
 
-def assert_same(one: Launched, other: Launched, metrics: Sequence[str]) -> None:
-    """Two sweeps have the same trials, the same rows of every image, and the same metrics."""
-    assert results(one.records, metrics) == results(other.records, metrics)
+def assert_same(one: SweepRun, other: SweepRun, trials: int | None = None) -> None:
+    """The first `trials` trials of two sweeps are equal: settings, every image's row, and metrics."""
+    assert results(one.records[:trials]) == results(other.records[:trials])
     first, second = images(one.store), images(other.store)
-    assert first.keys() == second.keys()
+    assert first.keys() <= second.keys() if trials else first.keys() == second.keys()
     for name, table in first.items():
         assert table.to_pylist() == second[name].to_pylist(), name
 
 
-def assert_every_image_once(launched: Launched, count: int) -> None:
-    """Each setting has each of the `count` captions once: in its shards, and in the trials' words."""
-    tables = images(launched.store)
-    settings = {record.digest: record for record in launched.records if record.state == "complete"}
-    wanted = {name for record in settings.values() for name in record.shards if "/quality-" in name}
-    assert {f"shards/{name}" for name in tables} == wanted
+def assert_every_image_once(run: SweepRun, count: int) -> None:
+    """Each setting has each of the `count` captions once, both in its shards and by its trials' records."""
+    tables = images(run.store)
+    settings = {record.digest: record for record in run.records if record.state == "complete"}
+    recorded = {name for record in settings.values() for name in record.shards if "/quality-" in name}
+    assert {f"shards/{name}" for name in tables} == recorded
     for record in settings.values():
         shards = [name.removeprefix("shards/") for name in record.shards if "/quality-" in name]
         captions = [caption for name in shards for caption in tables[name]["caption_id"].to_pylist()]

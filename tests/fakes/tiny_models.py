@@ -22,7 +22,8 @@ BODY = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=32, prompt_rope="identity", prompt_len=3, rows=4, cols=4
 )
 SCENES_CODES = 128
-SCENES_BODY = replace(BODY, vocab_size=SCENES_CODES, prompt_len=12, rows=12, cols=12)
+SCENES_BODY = replace(BODY, vocab_size=SCENES_CODES, prompt_len=12, rows=6, cols=6)
+SCENES_CODEC = replace(CODEC, codebook_size=SCENES_CODES, multipliers=(1, 1, 2, 2))
 WORDS = ("red", "blue", "small", "large", "star", "ring")
 
 
@@ -39,10 +40,10 @@ def tiny_folder(folder: Path) -> Path:
 
 
 def tiny_scenes(folder: Path) -> Path:
-    """Tokenizer, target and EAGLE layer for scenes of the usual 48 pixels, on the usual grid of 12 x 12."""
+    """Tokenizer, target and EAGLE layer for scenes of the usual 48 pixels, on a grid of 6 x 6."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    save_vq(VQModel(replace(CODEC, codebook_size=SCENES_CODES)), folder / "tokenizer.safetensors")
+    save_vq(VQModel(SCENES_CODEC), folder / "tokenizer.safetensors")
     model = build_model(SCENES_BODY, {"kind": "scenes"}, 0)
     nn.init.normal_(model.head.weight, std=0.15)  # flat laws: an untrained layer is believed now and then
     sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0}

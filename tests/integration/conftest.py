@@ -1,4 +1,4 @@
-"""Sweeps that several of these tests look at, each run once."""
+"""Sweeps that several integration tests examine; each runs once in a test session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from orchestrator.tracking.outbox import Ledger
 from orchestrator.tracking.server import free_port, serving
-from tests.fakes.real_sweeps import HOST, SMALL, Launched, Logged, halt, processes, ray_folder
+from tests.fakes.real_sweeps import HOST, SWEEP, SweepRun, TrackedSweep, processes, ray_folder, send_signal
 from workers.data.storage import Storage
 
 
@@ -24,43 +24,43 @@ def ray_files() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def logged(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    """The small sweep, undisturbed but for MLflow: the server comes after the first trial and goes half-way.
+def tracked(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrackedSweep:
+    """The small sweep with two workers; its MLflow server starts after the first trial and stops half-way.
 
-    It is run once, whichever of the processes that share the tests asks first.
+    The first test process that asks for it runs it for all of them.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # the processes' common one
-    with FileLock(folder / "logged.lock"):
-        launched, facts = Launched(folder / "logged", SMALL, ray_files), folder / "logged" / "facts.json"
+        folder = folder.parent  # shared by the test processes
+    with FileLock(folder / "tracked.lock"):
+        run, facts = SweepRun(folder / "tracked", SWEEP, ray_files), folder / "tracked" / "facts.json"
         if not facts.exists():
-            assert not launched.folder.exists(), "the small sweep has failed in another process: see there"
-            port, in_time = run_logged(launched)
-            facts.write_text(json.dumps({"port": port, "in_time": in_time}))
-    return Logged(launched, launched.folder / "mlflow.db", **json.loads(facts.read_text()))
-
-
-def run_logged(launched: Launched) -> tuple[int, int]:
-    """Run it to its end; gives the server's port, and how many runs were logged while it was there.
-
-    The workers are halted meanwhile, so that half-way is half-way on every machine.
-    """
-    ledger, port = Ledger(Storage(str(launched.store))), free_port(HOST, 0)
-    launched.start("--workers", "2", "--tracking-uri", f"http://{HOST}:{port}")
-    launched.wait_for(lambda: launched.count("trial_finished"))
-    assert not ledger.runs()
-    workers = processes(launched.ray, "ray::Worker")
-    halt(workers, signal.SIGSTOP)
-    with serving(Storage(str(launched.folder / "x")), f"sqlite:///{launched.folder}/mlflow.db", HOST, port):
-        launched.wait_for(ledger.runs)
-    in_time = len(ledger.runs())
-    halt(workers, signal.SIGCONT)
-    assert launched.ended() == 0, launched.said
-    return port, in_time
+            assert not run.folder.exists(), "the small sweep failed in another test process; see its error"
+            port, logged = _run_tracked(run)
+            facts.write_text(json.dumps({"port": port, "logged_in_time": logged}))
+    return TrackedSweep(run, run.folder / "mlflow.db", **json.loads(facts.read_text()))
 
 
 @pytest.fixture(scope="session")
-def small(logged: Logged) -> Launched:
-    """The small sweep as it is when nothing happens to it."""
-    return logged.launched
+def small(tracked: TrackedSweep) -> SweepRun:
+    """The small sweep, not interrupted."""
+    return tracked.run
+
+
+def _run_tracked(run: SweepRun) -> tuple[int, int]:
+    """Run the sweep to its end; gives the server's port, and the number of trials logged while it was up.
+
+    The workers are stopped while the server is up, so that the sweep cannot finish meanwhile.
+    """
+    ledger, port = Ledger(Storage(str(run.store))), free_port(HOST, 0)
+    run.start("--workers", "2", "--tracking-uri", f"http://{HOST}:{port}")
+    run.wait_for(lambda: run.count("trial_finished"))
+    assert not ledger.runs()
+    workers = processes(run.ray, "ray::Worker")
+    send_signal(workers, signal.SIGSTOP)
+    with serving(Storage(str(run.folder / "x")), f"sqlite:///{run.folder}/mlflow.db", HOST, port):
+        run.wait_for(ledger.runs)
+    logged = len(ledger.runs())
+    send_signal(workers, signal.SIGCONT)
+    assert run.wait() == 0, run.output
+    return port, logged

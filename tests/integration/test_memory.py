@@ -1,27 +1,24 @@
-"""A setting that does not fit into memory: drawn at half the batch, or failed alone with its cause."""
+"""A setting that does not fit into memory runs at half the batch, or its trial alone fails."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import ray
+import torch
 
-from orchestrator.results.store import read_trials
-from orchestrator.run import pool
-from orchestrator.run.cluster import Slots
-from orchestrator.run.launch import LaunchOptions, launch
-from search_spaces.sweep import SweepConfig
-from workers.actor import RUNNING_AND_ONE, Worker
-from workers.data.storage import Storage
+from tests.fakes.real_sweeps import SweepRun
+from workers.runtime import engines
+from workers.runtime.engines import StoppableEngine
 
-pytestmark = pytest.mark.slow(seconds=30)
-HOLDS = {2: 4, 3: 0}  # images, by the length of the chain
+pytestmark = pytest.mark.slow(seconds=5)
+LARGEST_BATCH = {2: 4, 3: 0}  # images that fit into memory, by the chain's length
 SPACE = """
 name: scarce
+models: {weights: WEIGHTS}
 quality: {batch: 8, shard: 8}
 metrics: [step_compression, caption_accuracy]
 objectives: [step_compression, caption_accuracy]
@@ -38,47 +35,35 @@ sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
 """
 
 
-class ScarceWorker(Worker):
-    """A worker whose memory is too small for some settings, in the middle of drawing them."""
+class ScarceEngine(StoppableEngine):
+    """Runs out of memory in its third round if the batch is too large for the setting."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        import torch
+    rounds = 0
 
-        import workers.runtime.engines
-
-        class ScarceEngine(workers.runtime.engines.StoppableEngine):
-            rounds = 0
-
-            def step(self, batch: Any) -> Any:
-                self.rounds += 1
-                length = getattr(self.config.policy, "length", None)
-                if self.rounds > 2 and self.batch_size > HOLDS.get(length or 0, 99):
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-                return super().step(batch)
-
-        workers.runtime.engines.StoppableEngine = ScarceEngine  # type: ignore[misc]
-        super().__init__(spec)
+    def step(self, batch: Any) -> Any:
+        self.rounds += 1
+        length = getattr(self.config.policy, "length", None)
+        if self.rounds > 2 and self.batch_size > LARGEST_BATCH.get(length, math.inf):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().step(batch)
 
 
 def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
-    ray_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote: Any = ray.remote
-    monkeypatch.setattr(pool, "actor_class", lambda: remote(max_concurrency=RUNNING_AND_ONE)(ScarceWorker))
-    monkeypatch.setenv("RAY_TMPDIR", str(ray_files))
-    (tmp_path / "space.yaml").write_text(SPACE)
-    storage, events = Storage(str(tmp_path / "store")), list[Any]()
-    sweep, options = SweepConfig.read(tmp_path / "space.yaml"), LaunchOptions(slots=Slots(1))
-    outcome = launch(sweep, storage, options, events.append, cores=2)
-    assert not ray.is_initialized(), "another launch can follow in this process"
-    records = {record.label: record for record in read_trials(storage)}
-    assert [record.state for record in outcome.records] == ["complete", "complete", "failed", "complete"]
-    assert records["three"].cause is not None
-    assert "out of memory at batch 4: CUDA out of memory. Tried to allocate 2.00 GiB." in records["three"].cause
-    assert [event["trial"] for event in events if event["event"] == "trial_finished" and event["cause"]] == [2]
+    monkeypatch.setattr(engines, "StoppableEngine", ScarceEngine)
+    run = SweepRun(tmp_path, SPACE, tmp_path)
+    run.run_locally("--no-mlflow")
+    records = {record.label: record for record in run.records}
+    states = {label: record.state for label, record in records.items()}
+    assert states == {"vanilla": "complete", "two": "complete", "three": "failed", "one": "complete"}
+    cause = records["three"].cause
+    assert cause is not None
+    assert "out of memory at batch 4" in cause
+    assert "Tried to allocate 2.00 GiB" in cause
 
     def batches(label: str) -> set[int]:
         (name,) = (name for name in records[label].shards if "/quality-" in name)
-        return set(pq.read_table(tmp_path / "store" / name)["batch"].to_pylist())
+        return set(pq.read_table(run.store / name)["batch"].to_pylist())
 
     assert (batches("vanilla"), batches("two"), batches("one")) == ({8}, {4}, {8})

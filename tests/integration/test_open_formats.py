@@ -1,4 +1,4 @@
-"""What a sweep leaves behind, opened by others: Optuna, its plots and its dashboard, pandas, DuckDB."""
+"""A sweep's files, opened with Optuna, its dashboard, pandas and DuckDB."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking.server import free_port
-from tests.fakes.real_sweeps import HOST, PATIENCE, Launched
+from tests.fakes.real_sweeps import CAPTIONS, HOST, SWEEP_TIMEOUT_S, SweepRun
 
 pytestmark = pytest.mark.slow(seconds=40)
 
 
 def get(address: str, process: subprocess.Popen[bytes]) -> bytes:
-    """What a server says that is coming up."""
-    end = time.monotonic() + PATIENCE
+    """The answer of a server that is starting."""
+    end = time.monotonic() + SWEEP_TIMEOUT_S
     while True:
         try:
             with urllib.request.urlopen(address, timeout=30) as answer:
@@ -32,7 +32,7 @@ def get(address: str, process: subprocess.Popen[bytes]) -> bytes:
             time.sleep(0.2)
 
 
-def test_optuna_opens_the_study_and_plots_its_front(small: Launched) -> None:
+def test_optuna_opens_the_study_and_plots_its_front(small: SweepRun) -> None:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -48,7 +48,7 @@ def test_optuna_opens_the_study_and_plots_its_front(small: Launched) -> None:
     assert drawn == {tuple(trial.values) for trial in study.trials}
 
 
-def test_optunas_dashboard_shows_the_study(small: Launched) -> None:
+def test_optunas_dashboard_shows_the_study(small: SweepRun) -> None:
     port = free_port(HOST, 0)
     command = [str(Path(sys.executable).with_name("optuna-dashboard")), str(small.store / "study.log")]
     with subprocess.Popen(
@@ -65,7 +65,7 @@ def test_optunas_dashboard_shows_the_study(small: Launched) -> None:
             process.terminate()
 
 
-def test_pandas_opens_the_trials_and_the_images(small: Launched) -> None:
+def test_pandas_opens_the_trials_and_the_images(small: SweepRun) -> None:
     import pandas as pd
 
     trials = pd.read_parquet(small.store / "trials.parquet")
@@ -74,12 +74,12 @@ def test_pandas_opens_the_trials_and_the_images(small: Launched) -> None:
     assert trials["speedup"].min() > 0
     assert len(list((small.store / "shards").glob("timing-*"))) == len({record.digest for record in small.records})
     images = pd.read_parquet(next((small.store / "shards").glob("quality-*.parquet")))
-    assert len(images) == 4
+    assert len(images) == 14
     assert images["tokens"].map(len).unique().tolist() == [len(images["tokens"][0])]
     assert images["caption"].str.len().min() > 0
 
 
-def test_duckdb_opens_the_trials_and_all_images_at_once(small: Launched) -> None:
+def test_duckdb_opens_the_trials_and_all_images_at_once(small: SweepRun) -> None:
     import duckdb
 
     def first(query: str) -> object:
@@ -91,4 +91,4 @@ def test_duckdb_opens_the_trials_and_all_images_at_once(small: Launched) -> None
     assert best == (max(values, key=values.__getitem__), "eagle")
     rows = first(f"SELECT count(*), count(DISTINCT caption) FROM '{small.store}/shards/quality-*.parquet'")
     settings = {record.digest for record in small.records}
-    assert rows == (16 * len(settings), 16)
+    assert rows == (CAPTIONS * len(settings), CAPTIONS)

@@ -1,10 +1,9 @@
-"""A sweep of one's own checkpoints: tiny files in the official layout, a models.yaml, real workers."""
+"""A sweep of the user's own checkpoints: tiny files in the official layout, named by a models.yaml."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +12,7 @@ import torch
 from orchestrator.results.store import read_identity
 from orchestrator.run.launch import IdentityError, keep_identity
 from search_spaces.sweep import SweepConfig
-from tests.fakes.real_sweeps import Launched
+from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_llamagen import write_models
 from workers.data.records import tokens_of
 from workers.data.storage import Storage
@@ -21,7 +20,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.manifest import hashes_of, load_entry, read_entry
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=8)
 COUNT = 6
 SPACE = """\
 name: own
@@ -41,27 +40,27 @@ space: {drafter: eagle, tree: {policy: dynamic, depth: 2, width: 3, nodes: {low:
 
 
 @pytest.fixture(scope="module")
-def own(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """A sweep of the class-conditional entry, at its end."""
+def own(tmp_path_factory: pytest.TempPathFactory) -> SweepRun:
+    """A finished sweep of the class-conditional entry."""
     folder = tmp_path_factory.mktemp("own")
     write_models(folder)
     (folder / "classes.txt").write_text("".join(f"{number}\n" for number in (3, 14, 159, 265, 358, 979)))
-    launched = Launched(folder, SPACE, ray_files)
-    launched.run("--models", "models.yaml", "--no-mlflow", "--workers", "1")
-    return launched
+    run = SweepRun(folder, SPACE, folder)
+    run.run_locally("--models", "models.yaml", "--no-mlflow")
+    return run
 
 
-def test_every_trial_drew_every_class(own: Launched) -> None:
+def test_every_trial_has_an_image_of_every_class(own: SweepRun) -> None:
     records = own.records
     assert [record.state for record in records] == ["complete"] * 3
     assert [record.images for record in records] == [COUNT] * 3
     metrics = [record.metrics["step_compression"].value for record in records]
     assert metrics[0] == 1
-    assert metrics[1] > 1, "a loose rule accepts something of any drafter"
+    assert metrics[1] > 1, "a relaxed rule accepts some tokens of any drafter"
     assert all(record.metrics["mean_accepted_length"].value >= 1 for record in records)
 
 
-def test_the_identity_is_the_files(own: Launched) -> None:
+def test_the_identity_holds_the_files_hashes(own: SweepRun) -> None:
     identity = json.loads((own.store / "identity.json").read_text())
     entry = read_entry(own.folder / "models.yaml", "classes")
     assert identity["models"] == hashes_of(entry)
@@ -70,8 +69,8 @@ def test_the_identity_is_the_files(own: Launched) -> None:
     assert "models.yaml" in (own.store / "sweep.yaml").read_text()
 
 
-def test_the_images_are_those_of_the_files(own: Launched) -> None:
-    """What the worker wrote is what the entry's own target draws here."""
+def test_the_worker_used_the_files_weights(own: SweepRun) -> None:
+    """The entry's target, loaded here, samples the tokens that the worker wrote."""
     models = load_entry(read_entry(own.folder / "models.yaml", "classes"), torch.device("cpu"))
     record = own.records[1]
     config = record.config
@@ -82,13 +81,13 @@ def test_the_images_are_those_of_the_files(own: Launched) -> None:
         Request(*pair) for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)
     ]
     engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=COUNT)
-    found = {result.request.caption_id: result.tokens for result in engine.run(requests)}
+    tokens_by_caption = {result.request.caption_id: result.tokens for result in engine.run(requests)}
     for tokens, request in zip(tokens_of(table), requests, strict=True):
-        assert torch.equal(torch.as_tensor(tokens).long(), found[request.caption_id])
+        assert torch.equal(torch.as_tensor(tokens).long(), tokens_by_caption[request.caption_id])
 
 
-def test_other_weights_are_another_sweep(own: Launched) -> None:
-    """Over a checkpoint that has changed it does not go on: the numbers would be those of another model."""
+def test_other_weights_are_another_sweep(own: SweepRun) -> None:
+    """A sweep does not resume with changed weights."""
     path, storage = own.folder / "ckpt/c2i.pt", Storage(str(own.store))
     before, sweep = path.read_bytes(), SweepConfig.read(own.store / "sweep.yaml")
     identity = read_identity(storage)
@@ -98,7 +97,7 @@ def test_other_weights_are_another_sweep(own: Launched) -> None:
     torch.save(state, path)
     try:
         changed = replace(identity, models=hashes_of(read_entry(own.folder / "models.yaml", "classes")))
-        with pytest.raises(IdentityError, match="models differ from when this sweep began"):
+        with pytest.raises(IdentityError, match="models"):
             keep_identity(storage, sweep, changed)
     finally:
         path.write_bytes(before)

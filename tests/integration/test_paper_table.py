@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,61 +19,31 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from orchestrator.cli.compare import compare
 from orchestrator.results.published import rows_of
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
-from tests.fakes.real_sweeps import COMMAND, PATIENCE, ROOT, Launched
+from tests.fakes.command_line import specfrontier
+from tests.fakes.real_sweeps import SweepRun
+from tests.fakes.tiny_clip import config as tiny_clip_config
 from tests.fakes.tiny_clip import open_clip_weights, write_clip
 from tests.fakes.tiny_eagle import published, write
 from tests.fakes.tiny_llamagen import Size, write_models
-from tests.orchestrator.cli.test_front_commands import data
 from workers.data.records import tokens_of
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.manifest import load_entry, read_entry
+from workers.metrics import hpsv2
 from workers.models.families.llamagen import CaptionConditioner
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=20)
 TABLE, NAME, ENTRY = "papers/lantern-table2", "lantern-table2", "llamagen-xl-stage1"
 COUNT, REPEATED = 20, 2  # captions, and how many of them twice; a Fréchet distance would need 68: too long here
 REAL = 80  # images of the reference
 WORDS = ("a", "red", "small", "ball", "cat")  # which the tiny T5 knows
-#: HPSv2 has 986 million weights. Whoever imports it, command or worker, is told that it is a tiny one's size.
-SMALLER = """\
-import sys
-from importlib.machinery import PathFinder
 
 
-class Smaller:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name != "workers.metrics.hpsv2":
-            return None
-        spec = PathFinder.find_spec(name, path)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            load = module.load_hpsv2
-
-            def smaller(path, folder):
-                from tests.fakes.tiny_clip import config
-
-                return load(path, folder, config("gelu"))
-
-            module.load_hpsv2 = smaller
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, Smaller)
-"""
-
-
-class Table(Launched):
-    """The command as the paper's reader gives it, in the folder where everything lies; `text` is the table's name."""
+class Table(SweepRun):
+    """The paper's ready-made sweep; `text` is its name."""
 
     @property
     def store(self) -> Path:
@@ -83,7 +52,7 @@ class Table(Launched):
     def arguments(self, *options: str) -> list[str]:
         fewer = (f"captions.count={COUNT}", "timing.images=2", "objectives=[speedup,hpsv2]")
         sets = [word for entry in fewer for word in ("--set", entry)]
-        return ["launch", self.text, "--models", "models.yaml", "--no-mlflow", "--workers", "1", *sets, *options]
+        return ["launch", self.text, "--models", "models.yaml", "--no-mlflow", *sets, *options]
 
     def rows(self, label: str) -> pa.Table:
         """A trial's images, in the captions' order."""
@@ -122,16 +91,20 @@ def write_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def table(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Table:
-    """The table, launched to its end."""
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """The finished sweep of the paper's table. HPSv2 has 986 million weights: here it has a tiny model's."""
     folder = tmp_path_factory.mktemp("table")
     write_files(folder)
-    (folder / "smaller").mkdir()
-    (folder / "smaller" / "sitecustomize.py").write_text(SMALLER)
-    path = os.pathsep.join(map(str, (folder / "smaller", ROOT)))
-    launched = Table(folder, TABLE, ray_files, {"PYTHONPATH": path})
-    launched.run("--resume")
-    return launched
+    run = Table(folder, TABLE, folder)
+    load = hpsv2.load_hpsv2
+
+    def load_tiny(path: Path, tokenizer_folder: Path) -> Any:
+        return load(path, tokenizer_folder, tiny_clip_config("gelu"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hpsv2, "load_hpsv2", load_tiny)
+        run.run_locally("--resume")
+    return run
 
 
 def test_every_row_is_measured(table: Table) -> None:
@@ -206,12 +179,9 @@ def changed(one: Tensor, other: Tensor) -> int:
 
 
 def test_the_papers_figures_stand_beside_the_measured_ones(table: Table) -> None:
-    command = [*COMMAND, "compare", NAME, "--published"]
-    ran = subprocess.run(
-        command, env=table.variables, cwd=table.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    words = ran.stdout
+    compared = specfrontier("compare", str(table.store), "--published")
+    assert compared.code == 0, compared.err
+    words = compared.out
     assert f"{NAME} beside {TABLE}" in words
     assert f"measured: llamagen-t2i-32x2-48, {COUNT} captions of " in words
     assert "published: LlamaGen-XL Stage I, MS-COCO val captions, RTX 3090" in words
@@ -222,7 +192,7 @@ def test_the_papers_figures_stand_beside_the_measured_ones(table: Table) -> None
     assert f"{without} figures cannot be told: not measured" in words
     assert "without an error" not in words
     assert "run with" not in words, "no setting is another than the paper's"
-    (found,) = data(compare, table.store, "--published")
+    (found,) = specfrontier("compare", str(table.store), "--published", "--json").json
     records = {record.label: record for record in table.records}
     assert [row["label"] for row in found["rows"]] == [row.label for row in rows_of(TABLE)]
     for row, paper in zip(found["rows"], rows_of(TABLE), strict=True):

@@ -1,4 +1,4 @@
-"""A drafter trained by the real command: killed half-way, by two workers on Ray, and followed by MLflow."""
+"""`specfrontier train eagle`: killed and resumed, with two workers on Ray, and logged to MLflow."""
 
 from __future__ import annotations
 
@@ -13,27 +13,38 @@ from pathlib import Path
 import pytest
 
 from orchestrator.run.training import TrainingOptions, drafter_job, train_drafter
+from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
 
-pytestmark = pytest.mark.slow(seconds=90)
-STEPS, SAVED = 240, 20
-PATIENCE = 110.0  # seconds, of a busy machine
+pytestmark = pytest.mark.slow(seconds=40)
+STEPS, SAVE_EVERY = 160, 20
+TRAINING_TIMEOUT_S = 110.0  # of a busy machine
 
 
-def command(folder: Path, out: str, *more: str, steps: int = STEPS) -> list[str]:
-    weights, captions = tiny_folder(folder / "weights"), captions_file(folder / "captions.txt", 24)
-    given = [
-        "--captions", captions, "--weights", weights, "--out", folder / out, "--batch", 4, "--steps", steps,
-        "--rate", 0.002,
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny target and captions for it."""
+    folder = tmp_path_factory.mktemp("training")
+    tiny_folder(folder / "weights")
+    captions_file(folder / "captions.txt", 24)
+    return folder
+
+
+def arguments(folder: Path, out: str, *options: str, steps: int = STEPS) -> list[str]:
+    given: list[object] = [
+        "--captions", folder / "captions.txt", "--weights", folder / "weights", "--out", folder / out, "--batch", 4,
+        "--steps", steps, "--rate", 0.002, "--save-every", SAVE_EVERY, "--no-mlflow", *options,
     ]  # fmt: skip
-    alone = () if "--workers" in more else ("--device", "cpu")
-    return [*COMMAND, "train", "eagle", *map(str, given), "--save-every", str(SAVED), *alone, *more]
+    return ["train", "eagle", *map(str, given)]
 
 
-def variables(ray: Path | None = None) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **({"RAY_TMPDIR": str(ray)} if ray else {})}
+def train(folder: Path, out: str, *options: str, steps: int = STEPS) -> str:
+    """Train in this process; gives what the command printed."""
+    result = specfrontier(*arguments(folder, out, *options, steps=steps))
+    assert result.code == 0, result.err
+    return result.out
 
 
 def losses(folder: Path) -> list[float]:
@@ -41,46 +52,41 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in entries if "loss" in entry]
 
 
-def test_killed_half_way_it_resumes_to_the_same_curve(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, "whole", "--no-mlflow"), env=variables(), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    began = subprocess.Popen(command(tmp_path, "broken", "--no-mlflow"), env=variables(), stdout=subprocess.DEVNULL)
-    journal, end = tmp_path / "broken" / JOURNAL, time.monotonic() + PATIENCE
+def test_a_killed_training_resumes_to_the_same_curve(folder: Path) -> None:
+    train(folder, "whole", "--device", "cpu")
+    command = [*COMMAND, *arguments(folder, "broken", "--device", "cpu")]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    journal, end = folder / "broken" / JOURNAL, time.monotonic() + TRAINING_TIMEOUT_S
     while not (journal.exists() and journal.read_bytes().count(b"\n") > STEPS // 2) and time.monotonic() < end:
         time.sleep(0.005)
-    began.send_signal(signal.SIGKILL)
-    assert began.wait(PATIENCE) == -signal.SIGKILL, "it was done before it could be killed"
-    assert STEPS // 2 <= len(losses(tmp_path / "broken")) < STEPS
-    again = command(tmp_path, "broken", "--no-mlflow", "--resume")
-    done = subprocess.run(again, env=variables(), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(b" rate ") <= STEPS // SAVED // 2 + 1, "what was done is not done again"
+    process.kill()
+    assert process.wait(TRAINING_TIMEOUT_S) == -signal.SIGKILL, "the training ended before it was killed"
+    assert STEPS // 2 <= len(losses(folder / "broken")) < STEPS
+    printed = train(folder, "broken", "--device", "cpu", "--resume")
+    assert printed.count(" rate ") <= STEPS // SAVE_EVERY // 2 + 1, "finished steps ran again"
     for name in (JOURNAL, WEIGHTS):
-        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
 
 
-def test_two_workers_come_to_the_losses_of_one(tmp_path: Path) -> None:
-    one = subprocess.run(
-        command(tmp_path, "one", "--no-mlflow", steps=40), env=variables(), capture_output=True, check=False
-    )
-    assert one.returncode == 0, one.stderr
+def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 40
+    train(folder, "one", "--device", "cpu", steps=steps)
     with ray_folder() as ray:
-        asked = command(tmp_path, "two", "--no-mlflow", "--workers", "2", steps=40)
-        two = subprocess.run(asked, env=variables(ray), capture_output=True, text=True, check=False)
-    assert two.returncode == 0, two.stderr
-    assert "eagle step 40/40" in two.stdout, "what the first worker says is told"
-    assert len(losses(tmp_path / "two")) == 40
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
-    assert losses(tmp_path / "one")[0] - losses(tmp_path / "one")[-1] > 0.05, "there is something to get wrong"
-    assert (tmp_path / "two" / WEIGHTS).exists()
+        monkeypatch.setenv("RAY_TMPDIR", str(ray))
+        printed = train(folder, "two", "--workers", "2", steps=steps)
+    assert f"eagle step {steps}/{steps}" in printed, "the first worker's progress is printed"
+    one, two = losses(folder / "one"), losses(folder / "two")
+    assert len(two) == steps
+    assert two == pytest.approx(one, abs=1e-4)
+    assert one[0] - one[-1] > 0.05, "the losses would differ if the gradients were wrong"
+    assert (folder / "two" / WEIGHTS).exists()
 
 
-def test_mlflow_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
+def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    weights, captions = tiny_folder(tmp_path / "weights"), captions_file(tmp_path / "captions.txt", 24)
     recipe = EagleRecipe(batch=4, steps=40, save_every=10)
-    job = drafter_job(str(weights), str(captions), tmp_path / "out", recipe)
+    job = drafter_job(str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", recipe)
     options = TrainingOptions(device="cpu", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
 
     def interrupt(line: str) -> None:
@@ -105,11 +111,12 @@ def test_mlflow_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
     assert (run.data.params["batch"], run.data.params["captions"]) == ("4", "24")
 
 
-def test_mlflow_being_away_costs_nothing_but_a_line(tmp_path: Path) -> None:
-    weights, captions = tiny_folder(tmp_path / "weights"), captions_file(tmp_path / "captions.txt", 24)
-    job = drafter_job(str(weights), str(captions), tmp_path / "out", EagleRecipe(batch=4, steps=4))
-    lines: list[str] = []
+def test_training_finishes_without_its_mlflow_server(folder: Path, tmp_path: Path) -> None:
+    job = drafter_job(
+        str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", EagleRecipe(batch=4, steps=4)
+    )
+    messages: list[str] = []
     options = TrainingOptions(device="cpu", tracking_uri="http://127.0.0.1:9")
-    path = train_drafter(job, options, log=lines.append)
+    path = train_drafter(job, options, log=messages.append)
     assert path.exists()
-    assert lines[-1].startswith("MLflow does not have all of the curve")
+    assert messages[-1].startswith("MLflow does not have all of the curve")

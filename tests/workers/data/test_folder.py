@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from PIL import Image
 
 from workers.data.folder import load_images, read_folder
 from workers.models.families.scenes import load_scenes
+from workers.training import recipes
 from workers.training.recipes import PIECES, train_piece
+from workers.training.tokenizer import TokenizerConfig
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}
 
@@ -160,7 +164,15 @@ def quiet(_: str) -> None: ...
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "caption"), [(in_classes, "blue"), (with_texts, "A blue wall.")])
-def test_every_piece_trains_on_a_users_folder(tmp_path: Path, write: Callable[[Path], None], caption: str) -> None:
+def test_every_piece_trains_on_a_users_folder(
+    tmp_path: Path, write: Callable[[Path], None], caption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {
+        piece: tuple(replace(phase, batch=2, bf16=False) for phase in phases)
+        for piece, phases in recipes._RECIPES.items()
+    }
+    monkeypatch.setattr(recipes, "_RECIPES", small)
+    monkeypatch.setattr(recipes, "TokenizerConfig", partial(TokenizerConfig, bf16=False))
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)

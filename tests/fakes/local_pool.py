@@ -1,0 +1,79 @@
+"""A sweep's one worker in the test's own process, in the place of `Pool` and its Ray cluster.
+
+A launch on Ray costs 25 seconds of CPU time, most of them for imports in three kinds of processes. Tests that show
+nothing about processes launch with this.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from orchestrator.run import launch
+from orchestrator.run.cluster import Slots
+from orchestrator.run.pool import LASTING
+from orchestrator.run.tasks import Done, Task
+from workers.actor import Worker
+
+
+class LocalPool:
+    """Runs each task when its result is collected: the oldest trial's first, as `Pool` does."""
+
+    alive = 1
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        slots: Slots,
+        environment: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.worker = Worker(_sent({**spec, "worker": "local"}))
+        self.queue: list[tuple[tuple[int, int, int], Task]] = []
+        self.count = itertools.count()
+
+    def first_facts(self) -> Mapping[str, Any]:
+        return _sent(self.worker.facts())
+
+    def submit(self, task: Task) -> None:
+        heapq.heappush(self.queue, ((task.trial, 0 if task.urgent else 1, next(self.count)), task))
+
+    def withdraw(self, trial: int) -> None:
+        self.queue = [entry for entry in self.queue if entry[1].trial != trial]
+        heapq.heapify(self.queue)
+
+    def collect(self, timeout: float) -> list[Done]:
+        if not self.queue:
+            return []
+        task = heapq.heappop(self.queue)[1]
+        try:
+            return [Done(task, _sent(self.worker.run(_sent(task.payload))))]
+        except Exception as error:
+            cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return [Done(task, None, cause, lasting=cause.startswith(LASTING))]
+
+    def close(self) -> None:
+        self.queue.clear()
+
+
+@contextmanager
+def local_launches() -> Iterator[None]:
+    """While the block runs, launches of this process use a `LocalPool` and start no Ray."""
+
+    @contextmanager
+    def no_cluster(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
+        yield slots
+
+    with mock.patch.object(launch, "Pool", LocalPool), mock.patch.object(launch, "connected", no_cluster):
+        yield
+
+
+def _sent(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data as another process receives it."""
+    received: dict[str, Any] = pickle.loads(pickle.dumps(dict(data)))
+    return received
