@@ -16,8 +16,8 @@ from unittest import mock
 
 from orchestrator.run import launch
 from orchestrator.run.cluster import Slots
-from orchestrator.run.pool import LASTING
-from orchestrator.run.tasks import Done, Task
+from orchestrator.run.pool import _PERMANENT_ERRORS
+from orchestrator.run.tasks import Task, TaskResult
 from workers.actor import Worker
 
 
@@ -47,15 +47,15 @@ class LocalPool:
         self.queue = [entry for entry in self.queue if entry[1].trial != trial]
         heapq.heapify(self.queue)
 
-    def collect(self, timeout: float) -> list[Done]:
+    def collect(self, timeout: float) -> list[TaskResult]:
         if not self.queue:
             return []
         task = heapq.heappop(self.queue)[1]
         try:
-            return [Done(task, _sent(self.worker.run(_sent(task.payload))))]
+            return [TaskResult(task, _sent(self.worker.run(_sent(task.payload))))]
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            return [Done(task, None, cause, lasting=cause.startswith(LASTING))]
+            return [TaskResult(task, None, cause, permanent=cause.startswith(_PERMANENT_ERRORS))]
 
     def close(self) -> None:
         self.queue.clear()

@@ -42,7 +42,7 @@ class ScarceEngine(StoppableEngine):
 
     def step(self, batch: Any) -> Any:
         self.rounds += 1
-        length = getattr(self.config.policy, "length", None)
+        length = getattr(self.config.policy, "length", 0)
         if self.rounds > 2 and self.batch_size > LARGEST_BATCH.get(length, math.inf):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return super().step(batch)
