@@ -40,7 +40,6 @@ from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.bundle import Models
 from workers.loading.dry_run import footprint
 from workers.runtime.timing import settle
@@ -73,16 +72,14 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
     """Rounds until each of `batch` images has `tokens` tokens beside the prefill's, and how many these are in all. What
     the last round draws beyond does not count.
     """
-    state = engine.open_batch(batch)
-    ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
-    engine.admit(state, ledger, list(range(batch)), deque(Request(number, "0") for number in range(batch)))
+    state, _ = engine.open(deque(Request(number, "0") for number in range(batch)))
     rounds, emitted = [], [1] * batch
     while min(emitted) <= tokens and max(emitted) < engine.image_len:
         columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
         settle(engine.device)
         begin = time.perf_counter()
-        walk, tree = engine.step(state)
-        emitted = engine.read_back(state, walk, tree)
+        result, tree = engine.step(state)
+        emitted = engine.read_counts(state, result, tree)
         seconds = time.perf_counter() - begin
         state.sync_host_counts(emitted)
         levels, nodes = int(tree.levels.max()), float(tree.exists.sum(1).double().mean())

@@ -118,7 +118,7 @@ def bare_loop(engine: Engine, models: ScenesModels) -> float:
     """
     target, length = models.target, models.target.grid.tokens
     streams = 1 if engine.sampling.cfg == 1 else 2
-    batch = engine.open_batch(1)
+    batch = engine.allocate(1)
     tokens = torch.zeros(streams, 1, dtype=torch.int64)
     begin = time.perf_counter()
     order = torch.arange(target.prompt_len).expand(streams, -1)

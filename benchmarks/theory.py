@@ -73,11 +73,11 @@ class Recorder(Acceptor):
         super().__init__(rule, tables, engine.sampling, engine.drafting.max_levels, engine.device)
         self.rounds: list[Rounds] = []
 
-    def verify_chain(self, tree: DraftTree, laws: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        accepted, residual = super().verify_chain(tree, laws, batch)
-        assert tree.laws is not None, "drafts are drawn"
-        whole = batch.missing > tree.shape.max_depth
-        noted = laws[:, :-1], tree.laws, tree.tokens, accepted, batch.keys
+    def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        accepted, residual = super().verify_chain(tree, probs, batch)
+        assert tree.probs is not None, "drafts are sampled"
+        whole = batch.remaining > tree.shape.max_depth
+        noted = probs[:, :-1], tree.probs, tree.tokens, accepted, batch.keys
         self.rounds.append(Rounds(*(field[whole] for field in noted)))
         return accepted, residual
 

@@ -98,7 +98,7 @@ NAMED_TREES = _named_trees()
 class TreePolicy(Params, ABC):
     """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node.
 
-    implementation: "module:Class" of the drafting, a `workers.decoding.draft.Drafting`; imported when it is needed.
+    implementation: "module:Class" of the drafting, a `workers.decoding.drafting.Drafting`; imported when it is needed.
     """
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class NoTree(TreePolicy):
     """Nothing is drafted: plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
-    implementation: ClassVar[str] = "workers.decoding.methods:Plain"
+    implementation: ClassVar[str] = "workers.decoding.drafting:VanillaDrafting"
 
     @property
     def max_depth(self) -> int:
@@ -147,7 +147,7 @@ class Chain(TreePolicy):
     """One path of drafts (Leviathan et al.). At temperature 0 `sampled` means `top`."""
 
     kind: ClassVar[str] = "chain"
-    implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
+    implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     length: Annotated[int, "number of drafted tokens", Range(1)]
     children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
@@ -173,7 +173,7 @@ class Static(TreePolicy):
     """
 
     kind: ClassVar[str] = "static"
-    implementation: ClassVar[str] = "workers.decoding.draft:FixedTree"
+    implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
     paths: Annotated[Paths | None, "the nodes of a tree of one's own, each a list of sibling ranks", Range(0)] = None
     children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
@@ -211,7 +211,7 @@ class Dynamic(TreePolicy):
     """
 
     kind: ClassVar[str] = "dynamic"
-    implementation: ClassVar[str] = "workers.decoding.draft:DynamicTree"
+    implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
     depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", Range(1)]
     width: Annotated[int, "children per expanded node, and nodes expanded per level", Range(1)]
     nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)]

@@ -33,9 +33,11 @@ class Replay(Drafter):
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.streams, self.table = batch.streams, torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64)
 
-    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
         self.table = self.table.clone()
-        for row, name in zip(captions.tolist(), names, strict=True):
+        for row, name in zip(indices.tolist(), captions, strict=True):
             self.table[row, : len(self.known[name])] = self.known[name]
 
     def root_logits(self, batch: Batch) -> Tensor:
@@ -59,8 +61,8 @@ class Replay(Drafter):
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
 
-    def keep(self, captions: Tensor) -> None:
-        self.table = self.table[captions]
+    def keep(self, indices: Tensor) -> None:
+        self.table = self.table[indices]
 
 
 class Watched(Engine):
@@ -70,9 +72,9 @@ class Watched(Engine):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.rounds: list[tuple[list[int], DraftTree, Tensor]] = []
 
-    def commit(self, batch: Batch, tree: DraftTree, walk: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         self.rounds.append((batch.tokens[0, : int(batch.emitted[0])].tolist(), tree, logits[0]))
-        super().commit(batch, tree, walk, logits, features)
+        super().commit(batch, tree, result, logits, features)
 
     def paths(self) -> list[tuple[list[int], Tensor]]:
         """Every slot that was scored: the image tokens up to it, along its own path, and the guided logits [V]."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -86,8 +84,7 @@ def open_batch(target: Target, streams: int) -> Batch:
         prompt_len=target.prompt_len,
         image_len=target.grid.tokens,
         reach=16,
-        cache=cast(KVCache, SimpleNamespace(columns=target.prompt_len + target.grid.tokens + 16)),
-        device=torch.device("cpu"),
+        cache=KVCache(0, streams * len(CAPTIONS), target.prompt_len + target.grid.tokens + 16, 1, 1),  # without layers
     )
 
 

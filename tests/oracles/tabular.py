@@ -1,7 +1,7 @@
 """Models that are tables: every law can be written down, so what decoding emits can be checked against its exact law.
 
 A context (the image's tokens so far) is numbered like a node of a heap: nothing is 0, and after context c token x leads
-to c * V + 1 + x. The drafting, the walk and the random numbers are the real ones; only the two networks are look-ups.
+to c * V + 1 + x. The drafting, the result and the random numbers are the real ones; only the two networks are look-ups.
 """
 
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ from search_spaces.acceptance import NeighbourTables
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
 from workers.decoding.accept import Acceptor, AcceptResult
+from workers.decoding.build import build_drafting
 from workers.decoding.drafter import Drafter
-from workers.decoding.methods import build_drafting
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch
 from workers.models.cache import KVCache
@@ -47,7 +47,9 @@ class TabularDrafter(Drafter):
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.image = torch.arange(batch.size)
 
-    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
         pass
 
     def root_logits(self, batch: Batch) -> Tensor:
@@ -62,8 +64,8 @@ class TabularDrafter(Drafter):
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
 
-    def keep(self, captions: Tensor) -> None:
-        self.image = self.image[captions]
+    def keep(self, indices: Tensor) -> None:
+        self.image = self.image[indices]
 
 
 def below(context: Tensor, token: Tensor, logits: Tensor) -> Tensor:
@@ -102,11 +104,10 @@ class TabularEngine:
     ) -> None:
         assert config.sampling is not None
         self.target, self.image_len, self.sampling = target, image_len, config.sampling
-        model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=Grid(1, image_len))
-        if image_len % 2 == 0:
-            model.grid = Grid(2, image_len // 2)
+        grid = Grid(2, image_len // 2) if image_len % 2 == 0 else Grid(1, image_len)
+        model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=grid)
         drafter = None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind)
-        self.drafting = build_drafting(config, config.sampling, cast(Target, model), drafter)
+        self.drafting = build_drafting(config, cast(Target, model), drafter)
         self.acceptor = Acceptor(
             config.acceptance,
             lookup or NeighbourTables(),
@@ -117,9 +118,9 @@ class TabularEngine:
 
     def open(self, count: int, first_id: int) -> Batch:
         """``count`` images with their first tokens drawn; their caption ids start at ``first_id``."""
-        cache = cast(KVCache, SimpleNamespace(columns=1, keep=lambda rows: None))
-        reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         guided = self.sampling.cfg != 1
+        cache = KVCache(0, (2 if guided else 1) * count, 1, 1, 1)  # without layers
+        reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         batch = Batch(
             count,
             guided=guided,
@@ -127,7 +128,6 @@ class TabularEngine:
             image_len=self.image_len,
             reach=reach,
             cache=cache,
-            device=torch.device("cpu"),
         )
         self.image = torch.arange(count)
         self.drafting.prepare(batch)
@@ -136,7 +136,7 @@ class TabularEngine:
             look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg
         )
         law = to_probs(logits[:, 0], self.sampling)
-        first = self.acceptor.draw(law, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
+        first = self.acceptor.sample(law, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
         everyone = torch.arange(count)
         batch.admit(everyone, keys, first, torch.ones(batch.streams * count, 1, dtype=torch.bool))
         nothing = torch.zeros(batch.streams * count, 1, 1)
@@ -153,10 +153,10 @@ class TabularEngine:
             above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
             context.append(below(above, tree.tokens[:, node], self.target))
         logits = apply_cfg(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
-        walk = self.acceptor(tree, logits, batch)
-        self.drafting.commit(batch, tree, walk, logits, logits)
-        batch.commit(walk.tokens, walk.emitted, walk.last)
-        return walk
+        result = self.acceptor(tree, logits, batch)
+        self.drafting.commit(batch, tree, result, logits, logits)
+        batch.commit(result.tokens, result.num_emitted, result.next_root)
+        return result
 
     @torch.inference_mode()
     def images(self, count: int, first_id: int = 0) -> Tensor:

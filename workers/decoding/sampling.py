@@ -1,8 +1,8 @@
-"""From logits to laws, and from laws to tokens.
+"""From logits to probabilities, and from probabilities to tokens; the two rows that guidance needs for each caption.
 
-One processing order for target, drafter and vanilla alike: guidance, temperature, top-k, top-p, softmax, all in fp32.
-(The published code filters in one order when decoding plainly and in another when speculating; then "lossless"
-compares two laws.)
+Target, drafter and vanilla decoding share one order of processing: guidance, temperature, top-k, top-p, softmax, all
+in fp32. (The published code filters in one order in vanilla decoding and in another in speculative decoding, so that
+its "lossless" compares two different distributions.)
 """
 
 from __future__ import annotations
@@ -14,39 +14,54 @@ from search_spaces.trial import Sampling
 
 
 def apply_cfg(logits: Tensor, cfg: float) -> Tensor:
-    """Classifier-free guidance: [R, ..., V] logits, conditional rows first, to [B, ..., V]: u + cfg (c - u). fp32."""
+    """Classifier-free guidance: u + cfg (c - u) in fp32, [B, ..., V], of logits [R, ..., V], conditional rows first."""
     if cfg == 1.0:
         return logits.float()
     conditional, unconditional = logits.float().chunk(2)
     return torch.lerp(unconditional, conditional, cfg)
 
 
-def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The law [..., V] of guided logits [..., V].
+def repeat_streams(x: Tensor, streams: int) -> Tensor:
+    """Repeat a tensor [B, ...] for every stream, [R, ...]: the conditional rows, then the unconditional ones."""
+    return torch.cat([x] * streams) if streams > 1 else x
 
-    At temperature 0 there is nothing to sample, and relaxed greedy rules look at the plain softmax: no filter applies.
-    Tokens tied with the k-th largest all stay. Top-p keeps the smallest set whose mass reaches p (at least one token).
+
+def repeat_streams_unless_shared(x: Tensor, streams: int) -> Tensor:
+    """`repeat_streams` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it is."""
+    return x if x.shape[0] == 1 else repeat_streams(x, streams)
+
+
+def stream_rows(indices: Tensor, streams: int, batch_size: int) -> Tensor:
+    """Transformer rows of the captions at `indices` [n]: the conditional rows, then the unconditional ones."""
+    return torch.cat([indices + stream * batch_size for stream in range(streams)])
+
+
+def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities [..., V] of guided logits [..., V].
+
+    At temperature 0 no filter applies: nothing is sampled, and the relaxed greedy rules read the plain softmax. All
+    tokens tied with the k-th largest are kept. Top-p keeps the smallest set whose mass reaches p (at least one token).
     """
     if sampling.temperature == 0:
         return logits.softmax(-1)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        weakest = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < weakest, -torch.inf)
-    law = logits.softmax(-1)
+        kth_largest = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
+    probs = logits.softmax(-1)
     if sampling.top_p < 1:
-        ordered, order = law.sort(dim=-1, descending=True, stable=True)
-        surplus = ordered.cumsum(-1) - ordered >= sampling.top_p
-        law = law.masked_fill(surplus.gather(-1, order.argsort(-1)), 0.0)
-        law = law / law.sum(-1, keepdim=True)
-    return law
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        removed = sorted_probs.cumsum(-1) - sorted_probs >= sampling.top_p
+        probs = probs.masked_fill(removed.gather(-1, order.argsort(-1)), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
 
 
-def sample_with_exponentials(law: Tensor, exponential_noise: Tensor) -> Tensor:
-    """Draw a token [...] from each law [..., V] (need not be normalised): the first of V exponential clocks of rate
-    law(x).
+def sample_with_exponentials(probs: Tensor, noise: Tensor) -> Tensor:
+    """Sample a token [...] from each of probs [..., V], which need not be normalised: argmax probs / noise.
 
-    The clocks of one position are the same for every setting, so laws that are close mostly give the same token.
+    noise [..., V]: standard exponential numbers (the Gumbel-max trick in another form). The noise of a token position
+    is the same under every config, so similar probs mostly give the same token.
     """
-    return (law / exponential_noise).argmax(-1)
+    return (probs / noise).argmax(-1)

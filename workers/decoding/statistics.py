@@ -1,4 +1,4 @@
-"""What a round leaves behind, as small tensors, and what an image's rounds add up to."""
+"""Statistics of decoding: what each round leaves behind as small tensors, and their sums for an image."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
 class PhaseTimer:
-    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing stalls nothing."""
+    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing does not stall."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._cuda = device.type == "cuda"
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._mark: float = 0.0
-        self._event: torch.cuda.Event | None = None
+        self._last_time: float = 0.0
+        self._last_event: torch.cuda.Event | None = None
 
     def start(self) -> PhaseTimer:
-        if self.cuda:
-            self._event = _mark_now()
+        if self._cuda:
+            self._last_event = _record_event()
         else:
-            self._mark = time.perf_counter()
+            self._last_time = time.perf_counter()
         return self
 
     def lap(self, phase: str) -> None:
-        """Charge the time since the last mark to a phase."""
-        if self.cuda:
-            assert self._event is not None
-            now = _mark_now()
-            self._events.append((phase, self._event, now))
-            self._event = now
+        """Charge the time since the last call of `start` or `lap` to a phase."""
+        if self._cuda:
+            assert self._last_event is not None
+            now = _record_event()
+            self._events.append((phase, self._last_event, now))
+            self._last_event = now
         else:
-            mark = time.perf_counter()
-            self.seconds[phase] += mark - self._mark
-            self._mark = mark
+            last = time.perf_counter()
+            self._seconds[phase] += last - self._last_time
+            self._last_time = last
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call. Waits for the device."""
         for phase, begin, end in self._events:
             end.synchronize()
-            self.seconds[phase] += begin.elapsed_time(end) / 1e3
+            self._seconds[phase] += begin.elapsed_time(end) / 1e3
         self._events.clear()
-        taken, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
-        return taken
+        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds
 
 
-def _mark_now() -> torch.cuda.Event:
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
@@ -61,9 +61,11 @@ def _mark_now() -> torch.cuda.Event:
 
 @dataclass(frozen=True, slots=True)
 class ImageStatistics:
-    """One image's rounds. Per round: `emitted` tokens (accepted drafts + 1), token index `position` of the first of
-    them, drafted tree `depth` and `nodes`. `seconds` by phase: this image's equal share of every round it took part
-    in, and its prefill."""
+    """The rounds of one image.
+
+    Per round: `emitted` tokens (accepted drafts + 1), token index `position` of the first of them, drafted tree `depth`
+    and `nodes`. `seconds` by phase: the image's equal share of every round it took part in, and of its prefill.
+    """
 
     emitted: Tensor  # [rounds] int64
     position: Tensor  # [rounds]
@@ -78,7 +80,7 @@ class ImageStatistics:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens emitted per target pass; plain decoding has 1. The prefill's token does not count."""
+        """Tokens emitted per target pass; 1 for vanilla decoding. The prefill's token does not count."""
         return float(self.emitted.float().mean())
 
     @property
@@ -88,7 +90,7 @@ class ImageStatistics:
 
     @property
     def mean_tree_depth(self) -> float:
-        """Levels drafted per round. Plain decoding counts as 1, as the papers print it."""
+        """Levels drafted per round. Vanilla decoding counts as 1, as in the papers' tables."""
         return float(self.depth.clamp(min=1).float().mean())
 
     @property
@@ -98,54 +100,54 @@ class ImageStatistics:
 
 
 class StatisticsRecorder:
-    """The rounds of every row of a batch, until its image is finished.
+    """Collects the rounds of every row of a batch until its image is finished.
 
-    A round is only noted; notes are entered in the log when an image is closed. Rows come and go only then.
+    A round is only appended to a list; the log is written when an image is closed. Rows change only then.
     """
 
     def __init__(self, size: int, image_len: int, timer: PhaseTimer, device: torch.device) -> None:
-        self.log = torch.zeros(size, image_len, 3, dtype=torch.int64, device=device)
-        self.notes: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.rounds = [0] * size
         self.requests: list[Request] = [Request(0, "")] * size
-        self.timer = timer
-        self.share = dict.fromkeys(PHASES, 0.0)  # one row's share of all rounds so far
-        self.opened: list[dict[str, float]] = [{}] * size
+        self._log = torch.zeros(size, image_len, 3, dtype=torch.int64, device=device)  # emitted, depth, nodes
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rounds = [0] * size
+        self._timer = timer
+        self._share = dict.fromkeys(PHASES, 0.0)  # seconds: one row's share of all rounds so far
+        self._start_share: list[dict[str, float]] = [{}] * size
 
-    def open(self, places: list[int], requests: list[Request]) -> None:
-        """New images at these rows; what the stopwatch holds is their prefill."""
-        prefill = self.timer.take()["prefill"] / len(places)
-        for place, request in zip(places, requests, strict=True):
-            self.requests[place] = request
-            self.opened[place] = {**self.share, "prefill": self.share["prefill"] - prefill}
-            self.rounds[place] = 0
+    def open(self, rows: list[int], requests: list[Request]) -> None:
+        """Start new images at these rows, whose prefill the timer has just measured."""
+        prefill = self._timer.take()["prefill"] / len(rows)
+        for row, request in zip(rows, requests, strict=True):
+            self.requests[row] = request
+            self._start_share[row] = {**self._share, "prefill": self._share["prefill"] - prefill}
+            self._rounds[row] = 0
 
-    def record(self, emitted: Tensor, tree: DraftTree) -> None:
-        """One round of every row."""
-        self.notes.append((emitted, tree.levels, tree.exists.sum(1)))
+    def record(self, num_emitted: Tensor, tree: DraftTree) -> None:
+        """Append one round of every row."""
+        self._pending.append((num_emitted, tree.levels, tree.exists.sum(1)))
 
     def close(self, row: int) -> ImageStatistics:
-        """The finished image at this row."""
-        if self.notes:
-            self._enter()
-        log = self.log[row, : self.rounds[row]].to("cpu", copy=True)  # the row is about to be reused
+        """The statistics of the finished image at this row."""
+        if self._pending:
+            self._flush()
+        log = self._log[row, : self._rounds[row]].to("cpu", copy=True)  # the row is about to be reused
         emitted = log[:, 0].clone()
-        seconds = {phase: total - self.opened[row][phase] for phase, total in self.share.items()}
+        seconds = {phase: total - self._start_share[row][phase] for phase, total in self._share.items()}
         return ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, log[:, 1].clone(), log[:, 2].clone(), seconds)
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""
-        self.log = self.log[torch.tensor(rows, dtype=torch.int64, device=self.log.device)]
-        self.rounds = [self.rounds[r] for r in rows]
-        self.requests = [self.requests[r] for r in rows]
-        self.opened = [self.opened[r] for r in rows]
+        self._log = self._log[torch.tensor(rows, dtype=torch.int64, device=self._log.device)]
+        self._rounds = [self._rounds[row] for row in rows]
+        self.requests = [self.requests[row] for row in rows]
+        self._start_share = [self._start_share[row] for row in rows]
 
-    def _enter(self) -> None:
-        """Enter the noted rounds, and the seconds that they took, in the log."""
-        fresh = torch.stack([torch.stack(column, dim=1) for column in zip(*self.notes, strict=True)], dim=2)
-        for row, first in enumerate(self.rounds):
-            self.log[row, first : first + len(self.notes)] = fresh[row]
-            self.rounds[row] += len(self.notes)
-        for phase, seconds in self.timer.take().items():
-            self.share[phase] += seconds / len(self.rounds)
-        self.notes.clear()
+    def _flush(self) -> None:
+        """Write the pending rounds to the log, and add their seconds to every row's share."""
+        new = torch.stack([torch.stack(column, dim=1) for column in zip(*self._pending, strict=True)], dim=2)
+        for row, first in enumerate(self._rounds):
+            self._log[row, first : first + len(self._pending)] = new[row]
+            self._rounds[row] += len(self._pending)
+        for phase, seconds in self._timer.take().items():
+            self._share[phase] += seconds / len(self._rounds)
+        self._pending.clear()

@@ -1,24 +1,48 @@
-"""EAGLE: one decoder layer that extrapolates the target's features (Li et al. 2024, EAGLE-1; trees of EAGLE-2 use it
+"""EAGLE: one decoder layer that extrapolates the target's features (Li et al. 2024, EAGLE-1; EAGLE-2's trees use it
 unchanged).
 
 Slot t takes the embedding of token t+1 and the target's feature of token t (after the final norm) and predicts the
-feature of token t+1; the target's own head turns that into the law of token t+2.
+feature of token t+1; the target's own head turns that into the logits of token t+2.
+
+Weights are the project's own safetensors, or a published drafter as LANTERN distributes them: a file, or a folder with
+a `config.json` beside the weights, with these tensors:
+
+    embed_tokens.weight                      its own token embedding
+    fc.weight, fc.bias                       [embedding ; feature] -> D; the bias is optional
+    layers.0.self_attn.{q,k,v,o}_proj.weight, layers.0.mlp.{gate,up,down}_proj.weight
+    layers.0.post_attention_layernorm.weight
+    layers.0.input_layernorm.weight          Anole's and Lumina's only
+    layers.0.self_attn.{q,k}_norm.{weight,bias}     likewise
+
+The file shows which optional tensors there are. Every tensor is used; an error names unknown and missing tensors.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
+from workers.models.checkpoint_files import PICKLED, read_object, safetensors_metadata
+from workers.models.pieces import read_with_config
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
+from workers.models.weights import Row, WeightsError, interleave, load_into, load_tensors, unfilled
+
+_CONFIG = "config.json"
+_CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4  # targets count codes, not the whole vocabulary
+_QK_NORM_EPS = 1e-5  # of Chameleon's LayerNorm over a head, whatever the RMSNorms use
 
 
 class EagleLayer(nn.Module):
     """h = W [embedding ; feature] + b, then one transformer layer; no norm after it (features are normed already).
 
-    Published drafters carry a token embedding of their own, of `codes` rows; 0: the target's serves.
+    Published drafters have their own token embedding with `codes` rows; 0: the target's embedding is used.
     """
 
     def __init__(self, config: TransformerConfig, *, bias: bool = True, codes: int = 0) -> None:
@@ -33,7 +57,7 @@ class EagleLayer(nn.Module):
         return out
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Predicted features [R, S, D]; `positions` [S] or [R, S] are those of the tokens in the target's rotation
+        """Predicted features [R, S, D]; `positions` [S] or [R, S] are the tokens' positions in the target's rotation
         table.
         """
         out: Tensor = self.decoder(self.fuse(embeddings, features), positions, mask=mask)
@@ -41,21 +65,30 @@ class EagleLayer(nn.Module):
 
 
 class EagleDrafter(CachedDrafter):
-    """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image stands in slot
+    """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image is in slot
     prompt_len - 1 + n.
 
-    filler: LlamaGen prompts have no token ids, so this code's embedding stands in for them; None: prompts are made of
-    tokens, and each slot takes the next position's embedding. masked: the prompt's padding is hidden, as from the
-    target; LANTERN's drafters for LlamaGen were trained without a mask and see it.
+    filler: LlamaGen's prompts have no token ids, so this code's embedding replaces theirs; None: prompts are made of
+    tokens, and each slot takes the next position's embedding. masked: the prompt's padding is hidden, as it is from the
+    target; LANTERN's drafters for LlamaGen were trained without a mask and attend to it.
     """
 
     kind = "eagle"
 
     def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0, masked: bool = True) -> None:
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)
-        self.agree("dim", layer.decoder.config.dim, target.transformer.config.dim)
+        self.check_size("dim", layer.decoder.config.dim, target.transformer.config.dim)
         self.layer = layer
         self.filler, self.masked = filler, masked
+
+    @classmethod
+    def load(cls, path: Path, target: Target) -> EagleDrafter:
+        """From the project's own file or a published drafter (a file or a folder)."""
+        own = path / "eagle.safetensors" if path.is_dir() else path
+        if own.suffix == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
+            layer, header = read_with_config(own, "an EAGLE layer", build_eagle)
+            return cls(target, layer, filler=header.get("filler", 0))
+        return _load_published(path, target)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., D] of image tokens [...]: the layer's own, or the target's."""
@@ -69,15 +102,141 @@ class EagleDrafter(CachedDrafter):
         out: Tensor = self.target.head(outputs)
         return out
 
-    def prompt_inputs(self, prompt: Prompt, names: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
+    def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
         if self.filler is None:
-            following = prompt.embeds[:, 1:]
+            next_embeddings = prompt.embeds[:, 1:]
         else:
-            code = torch.full((features.shape[0], self.base), self.filler, dtype=torch.int64, device=features.device)
-            following = self.embed(code)
+            codes = torch.full((features.shape[0], self.base), self.filler, dtype=torch.int64, device=features.device)
+            next_embeddings = self.embed(codes)
         valid = prompt.valid[:, :-1]
-        seen = valid if self.masked else torch.ones_like(valid)
-        return self.layer.fuse(following, features[:, :-1]), seen
+        attended = valid if self.masked else torch.ones_like(valid)
+        return self.layer.fuse(next_embeddings, features[:, :-1]), attended
 
     def prompt_positions(self, order: Tensor) -> Tensor:
         return order + 1
+
+
+def build_eagle(config: Mapping[str, Any]) -> EagleLayer:
+    """An EAGLE layer from {"transformer": TransformerConfig's fields}."""
+    return EagleLayer(TransformerConfig(**config["transformer"]))
+
+
+def _load_published(path: Path, target: Target) -> EagleDrafter:
+    """A drafter in the published layout.
+
+    LlamaGen's prompts (rope "grid") have no token ids and its drafters attend to their padding; Chameleon's prompts are
+    made of tokens, and the padding is hidden. Constant shifts of a stream's positions, which differ between the
+    published families, do not matter under rotations that depend on distances only.
+    """
+    tensors = load_tensors(_weights_file(path))
+    if "fc.weight" not in tensors:
+        first = next(iter(tensors), "no tensor")
+        raise WeightsError(f"{path}: not an EAGLE drafter: fc.weight is missing (the file begins with {first})")
+    config = _layer_config(path, tensors, target.transformer.config)
+    codes = tensors["embed_tokens.weight"].shape[0] if "embed_tokens.weight" in tensors else target.vocab_size
+    if codes not in (target.vocab_size, _CHAMELEON_VOCAB_SIZE if config.rope == "line" else target.vocab_size):
+        raise ValueError(
+            f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was made for another target"
+        )
+    layer = unfilled(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
+    load_into(layer, tensors, _weight_table(config), where=path)
+    if layer.embed is not None and codes != target.vocab_size:  # keep the image codes of the whole vocabulary
+        codes_range = slice(_CHAMELEON_FIRST_CODE, _CHAMELEON_FIRST_CODE + target.vocab_size)
+        layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[codes_range].clone())  # type: ignore[no-untyped-call]
+    if layer.embed is not None and _equal(layer.embed.weight, target.embed.weight):
+        layer.embed = None  # a frozen copy of the target's own, as training leaves it
+    attention = layer.decoder.layers[0].attention
+    assert isinstance(attention, Attention)
+    for norm in (attention.q_norm, attention.k_norm):
+        if isinstance(norm, HeadNorm):
+            norm.eps = _QK_NORM_EPS
+    grid = config.rope == "grid"
+    return EagleDrafter(target, layer, filler=0 if grid else None, masked=not grid)
+
+
+def _weights_file(path: Path) -> Path:
+    """The weights of a published drafter: the file itself, or the one in its folder."""
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return path
+    files = sorted(file for file in path.iterdir() if file.suffix in PICKLED)
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise WeightsError(
+            f"{path}: a drafter's folder holds one weight file (.safetensors, {', '.join(PICKLED)}); found {names}. "
+            "Give the path of the file itself"
+        )
+    return files[0]
+
+
+def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig) -> TransformerConfig:
+    """The layer's config: sizes from the tensors, the rest from config.json if it says so, else as the target's."""
+    file = (path if path.is_dir() else path.parent) / _CONFIG
+    config: Mapping[str, Any] = read_object(file) if file.is_file() else {}
+    dim = tensors["fc.weight"].shape[0]
+    if dim != target.dim:
+        raise ValueError(
+            f"{path}: the drafter's width is {dim}, the target's {target.dim}; it was made for another target"
+        )
+    hidden_size = config.get("hidden_size", dim)
+    if hidden_size != dim:
+        raise WeightsError(
+            f"{path}: {_CONFIG} says hidden_size {hidden_size}, fc.weight has {dim} rows; use the files of one drafter"
+        )
+    heads = int(config.get("num_attention_heads", target.n_heads))
+    channels = target.channels if heads == target.n_heads else dim // heads
+    gate, keys = (tensors.get(f"layers.0.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k"))
+    return replace(
+        target,
+        n_layers=1,
+        vocab_size=0,
+        n_heads=heads,
+        n_kv_heads=target.kv_heads if keys is None else max(1, keys.shape[0] // channels),
+        head_dim=channels,
+        ffn_dim=target.ffn_dim if gate is None else gate.shape[0],
+        norm_eps=float(config.get("rms_norm_eps", target.norm_eps)),
+        rope_base=float(config.get("rope_theta", config.get("rope_base", target.rope_base))),
+        qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
+        input_norm="layers.0.input_layernorm.weight" in tensors,
+        final_norm=False,
+    )
+
+
+def _weight_table(config: TransformerConfig) -> list[Row]:
+    """Published names to the layer's. Chameleon's heads rotate halves, ours rotate neighbouring channels, so their rows
+    are permuted; LlamaGen's converted files kept the neighbours.
+    """
+
+    def permute(weight: Tensor) -> Tensor:
+        # a size that does not fit is left for the comparison of shapes to report
+        fits = config.rope == "line" and weight.shape[0] % config.channels == 0
+        return interleave(weight, config.channels) if fits else weight
+
+    def stack(parts: Sequence[Tensor]) -> Tensor:
+        q, k, v = parts
+        return torch.cat([permute(q), permute(k), v])
+
+    def permute_norm(parts: Sequence[Tensor]) -> Tensor:
+        (weight,) = parts
+        return permute(weight.flatten()).view(weight.shape)
+
+    source, own = "layers.0.self_attn", "decoder.layers.0.attention"
+    return [
+        Row("embed_tokens.weight", "embed.weight"),
+        Row("fc.{part}", "fc.{part}"),
+        Row(tuple(f"{source}.{part}_proj.weight" for part in "qkv"), f"{own}.wqkv.weight", stack),
+        Row(f"{source}.o_proj.weight", f"{own}.wo.weight"),
+        Row(f"{source}.q_norm.{{part}}", f"{own}.q_norm.{{part}}", permute_norm),
+        Row(f"{source}.k_norm.{{part}}", f"{own}.k_norm.{{part}}", permute_norm),
+        Row(
+            ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight"),
+            "decoder.layers.0.feed_forward.w13.weight",
+        ),
+        Row("layers.0.mlp.down_proj.weight", "decoder.layers.0.feed_forward.w2.weight"),
+        Row("layers.0.input_layernorm.weight", "decoder.layers.0.attention_norm.weight"),
+        Row("layers.0.post_attention_layernorm.weight", "decoder.layers.0.ffn_norm.weight"),
+    ]
+
+
+def _equal(own: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold the same numbers; False for tables that only have shapes."""
+    return not own.is_meta and not other.is_meta and torch.equal(own, other.cpu().float())

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
+from workers.models.pieces import build_ar_model, read_with_config
 from workers.models.target import Conditioner, Prompt, Target
-from workers.models.transformer import Body
+from workers.models.transformer import Body, Transformer
 
 
 class IndependentDrafter(CachedDrafter):
-    """Reads captions through a conditioner of its own; knows nothing of the target but its codebook and grid."""
+    """Reads captions through its own conditioner; shares only the codebook and the grid with the target."""
 
     kind = "independent"
 
     def __init__(self, target: Target, transformer: Body, conditioner: nn.Module) -> None:
         super().__init__(target, transformer, base=target.prompt_len)
-        self.agree("vocab_size", transformer.config.vocab_size, target.vocab_size)
+        self.check_size("vocab_size", transformer.config.vocab_size, target.vocab_size)
         self.conditioner = conditioner
+
+    @classmethod
+    def load(cls, path: Path, target: Target) -> IndependentDrafter:
+        modules = read_with_config(path, "an AR model", build_ar_model)[0]
+        transformer = modules["transformer"]
+        assert isinstance(transformer, Transformer)
+        return cls(target, transformer, modules["conditioner"])
 
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         assert self.decoder.embed is not None
@@ -31,9 +40,9 @@ class IndependentDrafter(CachedDrafter):
         out: Tensor = self.decoder.head(outputs)
         return out
 
-    def prompt_inputs(self, prompt: Prompt, names: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
+    def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
         conditioner = cast("Conditioner", self.conditioner)
-        own = conditioner(names)
-        if features.shape[0] > len(names):
+        own = conditioner(captions)
+        if features.shape[0] > len(captions):
             own = own + conditioner.null(own)
         return own.embeds, own.valid

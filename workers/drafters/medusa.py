@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from workers.decoding.drafter import Drafter
+from workers.decoding.sampling import stream_rows
 from workers.decoding.state import Batch
+from workers.models.pieces import read_with_config
 from workers.models.target import Prompt, Target
 
 
@@ -31,45 +37,56 @@ class MedusaHeads(nn.Module):
 
 
 class MedusaDrafter(Drafter):
-    """All nodes of a level share one law: a head does not see which path it continues."""
+    """All nodes of a level share one distribution: a head does not see which path it continues."""
 
     kind = "medusa"
-    feature: Tensor
+    feature: Tensor  # [R, D] the target's, of the token before the root
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:
         super().__init__()
-        self.agree("dim", heads.dim, target.transformer.config.dim)
-        self.agree("vocab_size", heads.vocab_size, target.vocab_size)
+        self.check_size("dim", heads.dim, target.transformer.config.dim)
+        self.check_size("vocab_size", heads.vocab_size, target.vocab_size)
         self.heads = heads
         self.max_levels = len(heads.residuals)
+        # in a tuple, so that the target's modules are not registered as the drafter's
         self._target = (target,)
+
+    @classmethod
+    def load(cls, path: Path, target: Target) -> MedusaDrafter:
+        return cls(target, read_with_config(path, "Medusa heads", build_medusa)[0])
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         target = self._target[0]
-        self.streams = batch.streams
+        self._streams = batch.streams
         shape = (batch.streams * batch.size, target.transformer.config.dim)
         self.feature = torch.zeros(shape, dtype=target.dtype, device=target.device)
 
-    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None:
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
         self.feature = self.feature.clone()
-        self.feature[self.rows(captions)] = features[:, -1]
+        self.feature[self._rows(indices)] = features[:, -1]
 
     def root_logits(self, batch: Batch) -> Tensor:
-        self.level = 0
+        self._level = 0
         return self.heads(self.feature, 0, self._target[0].head)  # type: ignore[no-any-return]
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
-        self.level += 1
-        logits: Tensor = self.heads(self.feature, self.level, self._target[0].head)
+        self._level += 1
+        logits: Tensor = self.heads(self.feature, self._level, self._target[0].head)
         return logits[:, None].expand(-1, tokens.shape[1], -1)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         last = (batch.per_row(counts) - 1)[:, None, None].expand(-1, 1, features.shape[2])
         self.feature = features.gather(1, last)[:, 0]
 
-    def keep(self, captions: Tensor) -> None:
-        self.feature = self.feature[self.rows(captions)]
+    def keep(self, indices: Tensor) -> None:
+        self.feature = self.feature[self._rows(indices)]
 
-    def rows(self, captions: Tensor) -> Tensor:
-        size = self.feature.shape[0] // self.streams
-        return torch.cat([captions + s * size for s in range(self.streams)])
+    def _rows(self, indices: Tensor) -> Tensor:
+        return stream_rows(indices, self._streams, len(self.feature) // self._streams)
+
+
+def build_medusa(config: Mapping[str, Any]) -> MedusaHeads:
+    """Medusa heads from {"dim", "vocab_size", "heads", "shared_head"}."""
+    return MedusaHeads(config["dim"], config["vocab_size"], config["heads"], shared_head=config["shared_head"])

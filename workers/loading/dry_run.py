@@ -213,12 +213,12 @@ def _dry(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) ->
     drafter, text = models.drafters.get(config.drafter.kind), readable(target)
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
-        state = engine.open_batch(batch)
+        state = engine.allocate(batch)
         kept, before = meter.live, meter.work
         meter.peak = meter.live
-        ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
+        recorder = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
         requests = deque([Request(number, text) for number in range(batch)])
-        engine.admit(state, ledger, list(range(batch)), requests)
+        engine.admit(state, recorder, list(range(batch)), requests)
         prefilled, before_tables = meter.work, meter.live
         state.sync_host_counts([engine.image_len])
         engine.step(state)  # the first round fills tables that the next ones share

@@ -35,6 +35,7 @@ from torch import Tensor
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
+from workers.models.masks import causal_padding_mask
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Layer, Transformer
 from workers.training.examples import Examples
@@ -90,10 +91,7 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
         following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))
     embeddings = torch.cat([following, target.embed(tokens[:, :-1])], dim=1).float()
     valid = F.pad(prompt.valid[:, :-1], (0, tokens.shape[1] - 1), value=True)
-    order = torch.arange(valid.shape[1], device=valid.device)
-    itself = torch.eye(len(order), dtype=torch.bool, device=valid.device)  # padding sees itself, as when decoding
-    mask = ((order[:, None] >= order) & valid[:, None] | itself)[:, None]
-    return Slots(embeddings, features[:, :-1], mask, features[:, prompt.valid.shape[1] :])
+    return Slots(embeddings, features[:, :-1], causal_padding_mask(valid), features[:, prompt.valid.shape[1] :])
 
 
 def prompt_filler(target: Target) -> int | None:

@@ -24,11 +24,10 @@ from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
-from workers.decoding import accept, methods
+from workers.decoding import accept, build
 from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import StatisticsRecorder
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Prompt
 from workers.models.transformer import TransformerConfig
@@ -76,9 +75,9 @@ Bounds = tuple[Tensor, Tensor, int, int]
 
 def widest(self: AdjacencyTree, batch: Batch) -> Bounds:
     """Adjacency trees padded to all that their policy allows."""
-    depth, width = self.adapt(*self.inherit(batch))
+    depth, width = self.adapt(*self.inherited_size(batch))
     self.row_width = width
-    return depth, width, self.max_levels, self.ceiling
+    return depth, width, self.max_levels, self.width
 
 
 def as_if_read(self: AdjacencyTree, batch: Batch) -> Bounds:
@@ -96,7 +95,7 @@ def test_without_the_cpus_shortcuts_all_is_the_same(
     with_shortcuts = decoded(config, sizes)
     monkeypatch.setattr(accept, "all_done", lambda pending: False)
     monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
-    monkeypatch.setattr(AdjacencyTree, "bounds", widest)
+    monkeypatch.setattr(AdjacencyTree, "size_limits", widest)
     assert decoded(config, sizes) == with_shortcuts
 
 
@@ -145,9 +144,7 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
     if isinstance(drafter, IndependentDrafter):
         drafter.conditioner = Shapeless(sizes.prompt_len, drafter.decoder.config.dim, dtype)
     engine = Engine(target, config, drafter, batch_size=3)
-    batch = engine.open_batch(3)
-    engine.admit(batch, StatisticsRecorder(3, engine.image_len, engine.timer, META), [0, 1, 2], deque(REQUESTS))
-    return engine, batch
+    return engine, engine.open(deque(REQUESTS))[0]
 
 
 # bf16 shows all that fp32 does, and mixed dtypes besides: every preset in bf16, every family in fp32
@@ -164,8 +161,8 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
     name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only an adjacency tree's size is, before the round's first pass; neighbours are found once per run, elsewhere."""
-    monkeypatch.setattr(AdjacencyTree, "bounds", as_if_read)
-    monkeypatch.setattr(methods, "neighbour_table", anybody)
+    monkeypatch.setattr(AdjacencyTree, "size_limits", as_if_read)
+    monkeypatch.setattr(build, "neighbour_table", anybody)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     config, dtype = ROUNDS[name]
     base = ROW_ENDS if "row ends" in name else BASE

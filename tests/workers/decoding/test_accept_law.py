@@ -1,4 +1,4 @@
-"""Relaxed means exactly as written, for a whole round: what the walk emits against the plain enumeration of every draw.
+"""Relaxed means exactly as written, for a whole round: emitted tokens against a plain enumeration of all outcomes.
 
 The law of (first token, everything the first round emits) is enumerated by tests/oracles/rounds.py from the formulas
 and compared with 100,000 real rounds on table models by chi-square. A test fails at p < 1e-5: with 28 settings, sound
@@ -80,10 +80,10 @@ def count_rounds(engine: tabular.TabularEngine) -> np.ndarray:
     weights = (CODES + 1) ** torch.arange(LEVELS + 1, -1, -1)
     for start in range(0, DRAWS, 20_000):
         batch = engine.open(20_000, start)
-        walk = engine.step(batch)
+        result = engine.step(batch)
         place = torch.arange(batch.image_len)
         tokens = torch.where(place < batch.emitted[:, None], batch.tokens, CODES)
-        assert torch.equal(batch.emitted, walk.emitted + 1)
+        assert torch.equal(batch.emitted, result.num_emitted + 1)
         counts += torch.bincount((tokens * weights).sum(1), minlength=len(counts)).numpy()
     return counts
 
@@ -124,7 +124,7 @@ def test_greedy_takes_the_longest_path_that_stands(name: str) -> None:
     engine = tabular.TabularEngine(config, target, draft, LEVELS + 2, lookup=LOOKUP)
     with torch.inference_mode():
         batch = engine.open(images, 0)
-        walk = engine.step(batch)
+        result = engine.step(batch)
     omegas = fast.schedule.omegas(LEVELS)
     for image in range(images):
         table = target[0, image].double().softmax(-1).numpy()
@@ -140,4 +140,4 @@ def test_greedy_takes_the_longest_path_that_stands(name: str) -> None:
                     standing[path] = (*before, token)
                     best = max(best, standing[path], key=len)
         emitted = (*best, int(np.argmax(q[best])))
-        assert walk.tokens[image, : int(walk.emitted[image])].tolist() == list(emitted)
+        assert result.tokens[image, : int(result.num_emitted[image])].tolist() == list(emitted)

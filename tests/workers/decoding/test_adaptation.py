@@ -24,12 +24,12 @@ from tests.oracles.growing import Path
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.adjacency import AdjacencyTree
-from workers.decoding.draft import DynamicTree
 from workers.decoding.drafter import Drafter
+from workers.decoding.dynamic_tree import DynamicTree
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.cache import KVCache
-from workers.models.target import Grid, Prompt
+from workers.models.target import Grid, Prompt, Target
 
 CODES, LENGTH = 5, 6
 STARTS = ("horizontal", "vertical", "random", "tokenflock")
@@ -62,7 +62,7 @@ def check_tree(tree: DraftTree, row: int, laws: growing.Laws, depth: int, width:
         siblings = [laws(above)[path[-1]] for path in drawn if path[:-1] == above]
         assert siblings == sorted(siblings, reverse=True)
         assert len(siblings) <= width
-    assert tree.laws is None  # chosen, not drawn
+    assert tree.probs is None  # chosen, not drawn
 
 
 def laws_of(draft: Tensor, batch: Batch, row: int, sampling: Sampling) -> growing.Laws:
@@ -115,9 +115,11 @@ class Fixed(Drafter):
         self.logits = logits
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None: ...
-    def admit(self, captions: Tensor, prompt: Prompt, names: list[str], features: Tensor, first: Tensor) -> None: ...
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None: ...
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None: ...
-    def keep(self, captions: Tensor) -> None: ...
+    def keep(self, indices: Tensor) -> None: ...
 
     def root_logits(self, batch: Batch) -> Tensor:
         return self.logits.expand(batch.size, -1)
@@ -126,29 +128,33 @@ class Fixed(Drafter):
         return self.logits.expand(*tokens.shape, -1).clone()
 
 
+def model(grid: Grid, codes: int) -> Target:
+    """What a policy reads of its target."""
+    return cast(Target, SimpleNamespace(device=torch.device("cpu"), vocab_size=codes, grid=grid))
+
+
 def open_batch(size: int, grid: Grid) -> Batch:
-    cache = cast(KVCache, SimpleNamespace(columns=1))
-    batch = Batch(
-        size, guided=False, prompt_len=1, image_len=grid.tokens, reach=4, cache=cache, device=torch.device("cpu")
-    )
+    cache = KVCache(0, size, 1, 1, 1)  # without layers
+    batch = Batch(size, guided=False, prompt_len=1, image_len=grid.tokens, reach=4, cache=cache)
     everyone = torch.arange(size)
     batch.admit(everyone, rng.image_keys(3, range(size), [0] * size), everyone, torch.ones(size, 1, dtype=torch.bool))
     return batch
 
 
-@pytest.mark.parametrize(("chances", "sure"), [([1.0, 0.0, 0.0], 1.0), ([0.5, 0.25, 0.25], 0.5)])
-def test_of_equally_sure_nodes_none_loses_its_parent(uniforms: list[float], sure: float) -> None:
+@pytest.mark.parametrize(("probs", "sure"), [([1.0, 0.0, 0.0], 1.0), ([0.5, 0.25, 0.25], 0.5)])
+def test_of_equally_sure_nodes_none_loses_its_parent(probs: list[float], sure: float) -> None:
     """A child that is certain is as sure as its parent: the shallower one is kept."""
-    law = torch.tensor(uniforms)
+    law = torch.tensor(probs)
     for nodes in range(1, 12):
-        tree = DynamicTree(Fixed(law.log()), Sampling(), depth=5, width=3, nodes=nodes).draft(open_batch(2, Grid(2, 3)))
+        config = DecodingConfig(Eagle(), Dynamic(5, 3, nodes), sampling=Sampling())
+        tree = DynamicTree(config, model(Grid(2, 3), 3), Fixed(law.log())).draft(open_batch(2, Grid(2, 3)))
         for row in range(2):
             kept = paths(tree, row)
             assert kept[0] == (0,)
-            scores = sorted((math.prod(uniforms[token] for token in path) for path in kept), reverse=True)
+            scores = sorted((math.prod(probs[token] for token in path) for path in kept), reverse=True)
             assert len(kept) == (min(nodes, 5) if sure == 1 else nodes)
-            plain = growing.eagle2(lambda _: uniforms, 5, 3, nodes)
-            assert scores == [math.prod(uniforms[token] for token in path) for path in plain]
+            plain = growing.eagle2(lambda _: probs, 5, 3, nodes)
+            assert scores == [math.prod(probs[token] for token in path) for path in plain]
 
 
 @st.composite
@@ -183,7 +189,8 @@ def test_sizes_follow_the_neighbours(initialisation: str, data: st.DataObject, s
     policy = data.draw(policies(initialisation))
     grid = Grid(data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6)))
     generator = torch.Generator().manual_seed(seed)
-    drafting = AdjacencyTree(Fixed(torch.randn(6, generator=generator)), Sampling(), policy, grid, vocab_size=6)
+    config = DecodingConfig(Eagle(), policy, sampling=Sampling())
+    drafting = AdjacencyTree(config, model(grid, 6), Fixed(torch.randn(6, generator=generator)))
     batch = open_batch(3, grid)
     drafting.prepare(batch)
     nothing = torch.zeros(3, 1, 1)
@@ -195,13 +202,13 @@ def test_sizes_follow_the_neighbours(initialisation: str, data: st.DataObject, s
         tree = drafting.draft(batch)
         widths = (tree.exists & (tree.shape.depth == 1)).sum(1).tolist()
         assert list(zip(tree.levels.tolist(), widths, strict=True)) == sizes
-        room = torch.minimum(tree.levels, batch.missing - 1)
+        room = torch.minimum(tree.levels, batch.remaining - 1)
         used = (torch.rand(3, generator=generator) * 1.7).clamp(max=1)  # often all of it
         accepted = (used * room).round().long()
         tokens = torch.zeros(3, int(accepted.max()) + 1, dtype=torch.int64)
-        walk = AcceptResult(None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool))
-        drafting.commit(batch, tree, walk, nothing, nothing)
-        batch.commit(tokens, walk.emitted, walk.last)
+        result = AcceptResult(None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool))
+        drafting.commit(batch, tree, result, nothing, nothing)
+        batch.commit(tokens, result.num_emitted, result.next_root)
         for plain, (depth, width), count in zip(maps, sizes, accepted.tolist(), strict=True):
             plain.emit(depth, width, count)
 
@@ -226,6 +233,6 @@ def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(initialisation: 
         tree = engine.drafting.draft(batch)
         for row, (depth, width) in enumerate(sizes):
             check_tree(tree, row, laws_of(draft, batch, row, Sampling()), depth, width, 9)
-        walk = engine.step(batch)
-        for plain, size, accepted in zip(maps, sizes, walk.accepted.tolist(), strict=True):
+        result = engine.step(batch)
+        for plain, size, accepted in zip(maps, sizes, result.num_accepted.tolist(), strict=True):
             plain.emit(*size, accepted)

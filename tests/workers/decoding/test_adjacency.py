@@ -29,7 +29,7 @@ def engine(config: DecodingConfig, batch: int = 1) -> Engine:
 
 def opened(config: DecodingConfig, size: int = 1) -> tuple[AdjacencyTree, Batch]:
     made = engine(config, size)
-    batch = made.open_batch(size)
+    batch = made.allocate(size)
     assert isinstance(made.drafting, AdjacencyTree)
     return made.drafting, batch
 
@@ -56,25 +56,25 @@ def test_a_flock_judges_by_those_that_were_judged() -> None:
     drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
     batch.emitted[:] = 3
     drafting.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
-    shape, alpha = drafting.flock(batch)
+    shape, alpha = drafting.tokenflock(batch)
     assert alpha.tolist() == [0.5]
     start = drafting.start
     assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
     batch.emitted[:] = 1
-    assert drafting.flock(batch)[1].tolist() == [-1.0]
+    assert drafting.tokenflock(batch)[1].tolist() == [-1.0]
 
 
 def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     config = adjacency(initialisation="random")
     drafting, batch = opened(config, 50)
     monkeypatch.delattr(torch, "tensor")
-    depth, width, _ = drafting.inherit(batch)
+    depth, width, _ = drafting.inherited_size(batch)
     assert 2 <= depth.min() <= depth.max() <= 5
     assert 2 <= width.min() <= width.max() <= 6
 
 
 def test_the_cache_holds_paths_wider_than_trees() -> None:
-    """Where the host does not know how far a walk went, paths are as wide as the deepest tree, whatever its nodes."""
+    """Where the host does not know how far a result went, paths are as wide as the deepest tree, whatever its nodes."""
     _, batch = opened(adjacency(depth_range=[2, 8], nodes=6))
     assert batch.cache.columns >= 5 + 36 + 8 + 1
     assert batch.columns.max() + 35 < batch.cache.columns

@@ -16,9 +16,9 @@ from search_spaces.presets import PRESETS
 from search_spaces.schedules import Constant
 from search_spaces.trial import Sampling
 from tests.fakes.toys import toy_drafter, toy_target
-from workers.decoding import draft
-from workers.decoding.draft import TreeDrafting
-from workers.decoding.methods import build_drafting
+from workers.decoding import drafting as drafting_module
+from workers.decoding.build import build_drafting
+from workers.decoding.drafting import TreeDrafting
 from workers.decoding.sampling import to_probs
 
 
@@ -30,20 +30,21 @@ def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch)
         seen.append(logits.shape)
         return to_probs(logits, sampling)
 
-    monkeypatch.setattr(draft, "to_probs", noted)
-    drafting = build_drafting(PRESETS["medusa"], Sampling(cfg=2.0, top_k=5), target, toy_drafter("medusa", target))
+    config = PRESETS["medusa"].with_sampling(Sampling(cfg=2.0, top_k=5))
+    monkeypatch.setattr(drafting_module, "to_probs", noted)
+    drafting = build_drafting(config, target, toy_drafter("medusa", target))
     assert isinstance(drafting, TreeDrafting)
     logits = torch.randn(4, 1, 24, generator=torch.Generator().manual_seed(0))
-    shared, apart = drafting.law(logits.expand(-1, 7, -1)), drafting.law(logits.repeat(1, 7, 1))
+    shared, apart = drafting.probs(logits.expand(-1, 7, -1)), drafting.probs(logits.repeat(1, 7, 1))
     assert torch.equal(shared, apart)
     assert seen == [(2, 1, 24), (2, 7, 24)]
 
 
-def test_the_papers_residual_never_asks_for_every_tokens_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_residual_never_computes_every_tokens_mass(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = AcceptanceRule(Additive(k=3, delta=0.5), Constant(0.5))
     tables, x = NeighbourTables(neighbours=torch.arange(6).expand(6, 6)), torch.tensor([2])
     r, p = torch.full((1, 6), 1 / 6), torch.full((1, 6), 1 / 6)
-    monkeypatch.delattr(CodebookNeighbourhood, "credit_all")
+    monkeypatch.delattr(CodebookNeighbourhood, "all_masses")
     mass = rule.neighbourhood.mass(r, p, x, tables)
     assert float(rule.residual(r, p, x, torch.tensor([0.5]), mass, tables).sum()) == pytest.approx(1)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from search_spaces.trial import Jacobi, Sampling
+from search_spaces.trees import Chain
+from search_spaces.trial import DecodingConfig, Jacobi, Sampling
 from tests.fakes.toys import toy_target
 from tests.oracles import tabular
 from tests.oracles.drafter_rounds import open_batch
@@ -31,8 +32,10 @@ def opened(
     initialisation: Start, redraw: Literal["fresh", "coupled"], sampling: Sampling
 ) -> tuple[JacobiWindow, Batch]:
     """A window over three captions that have their first tokens."""
-    batch = open_batch(toy_target(), 2)
-    window = JacobiWindow(Jacobi(initialisation, redraw), LENGTH, CODES, sampling, torch.device("cpu"))
+    target = toy_target()
+    batch = open_batch(target, 2)
+    config = DecodingConfig(Jacobi(initialisation, redraw), Chain(LENGTH), sampling=sampling)
+    window = JacobiWindow(config, target, None)
     everyone = torch.arange(SIZE)
     window.prepare(batch)
     batch.admit(everyone, everyone + 5, FIRST, torch.ones(2 * SIZE, 5, dtype=torch.bool))
@@ -44,9 +47,9 @@ def commit(window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, l
     """A round that accepts so many drafts of each row's window, then emits `last`."""
     tree = window.draft(batch)
     tokens = torch.cat([tree.tokens, last[:, None]], 1).scatter(1, accepted[:, None], last[:, None])
-    walk = AcceptResult(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
-    window.commit(batch, tree, walk, logits, logits)
-    batch.commit(tokens, walk.emitted, last)
+    result = AcceptResult(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
+    window.commit(batch, tree, result, logits, logits)
+    batch.commit(tokens, result.num_emitted, last)
 
 
 def filled(start: Start, known: list[tuple[int, list[float]] | None], root: int) -> list[tuple[int, list[float]]]:
@@ -90,12 +93,12 @@ def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds
             else:
                 expected = filled(start, known[row], int(batch.root[row]))
             assert tree.tokens[row].tolist() == [token for token, _ in expected]
-            if tree.laws is not None:
+            if tree.probs is not None:
                 laws = torch.tensor([law for _, law in expected])
-                torch.testing.assert_close(tree.laws[row], laws, atol=1e-6, rtol=1e-5)
-                assert tree.law_of is not None
-                assert tree.law_of[0, :LENGTH].tolist() == list(range(LENGTH))
-        assert (tree.laws is None) == (temperature == 0)
+                torch.testing.assert_close(tree.probs[row], laws, atol=1e-6, rtol=1e-5)
+                assert tree.probs_index is not None
+                assert tree.probs_index[0, :LENGTH].tolist() == list(range(LENGTH))
+        assert (tree.probs is None) == (temperature == 0)
         if accepts is None:
             return
         logits = 2 * torch.randn(SIZE, LENGTH + 1, CODES, generator=generator)

@@ -184,14 +184,16 @@ def test_fault_bonus_token_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_fault_siblings_law_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        accept, "without", lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law)
+        accept,
+        "remove_and_renormalise",
+        lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law),
     )
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
 @pytest.mark.slow
 def test_fault_rejected_sibling_left_in_the_drafters_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "without", lambda law, x, where: law)
+    monkeypatch.setattr(accept, "remove_and_renormalise", lambda law, x, where: law)
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
@@ -201,7 +203,7 @@ def test_fault_window_forgets_the_law_a_token_was_drawn_from(monkeypatch: pytest
 
     def forget(self, *args):  # type: ignore[no-untyped-def]
         commit(self, *args)
-        self.laws = torch.full_like(self.laws, 1 / self.laws.shape[-1])
+        self.probs = torch.full_like(self.probs, 1 / self.probs.shape[-1])
 
     monkeypatch.setattr(JacobiWindow, "commit", forget)
     assert p_of_draws(*CASES["jacobi, random"]) < ALARM

@@ -18,7 +18,7 @@ from workers.decoding.neighbours import neighbour_table
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_KNOWN", {})
+    monkeypatch.setattr(neighbours, "_tables", {})
 
 
 def far(x: list[float], y: list[float], proximity: str) -> Fraction:
@@ -53,25 +53,25 @@ def test_random_neighbours_are_a_fixed_order_of_all_codes() -> None:
     assert [row[0] for row in table] == list(range(30))
     assert all(sorted(row) == list(range(30)) for row in table)
     assert len({tuple(code for code in row if code > 1) for row in table}) == 30  # no two codes share an order
-    neighbours._KNOWN.clear()
+    neighbours._tables.clear()
     assert neighbour_table(book.flip(0), "random", 30).tolist() == table  # whatever the codes are
 
 
 def test_a_folder_that_cannot_be_written_or_read_costs_no_more_than_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(neighbours, "_DISK_CACHE_MIN_PAIRS", 100)
     book = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     file = tmp_path / "file"
     file.write_text("no folder")
     wanted = neighbour_table(book, "l2", 5, file).tolist()  # nothing can be put into a file
     assert file.read_text() == "no folder"
-    neighbours._KNOWN.clear()
+    neighbours._tables.clear()
     assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
     (kept,) = (tmp_path / "here").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o644
     kept.write_bytes(kept.read_bytes()[:50])
-    neighbours._KNOWN.clear()
+    neighbours._tables.clear()
     assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
     assert load_file(kept)["neighbours"][:, :5].tolist() == wanted  # mended
 
@@ -104,13 +104,13 @@ def test_one_computation_serves_every_k(proximity: str, monkeypatch: pytest.Monk
 
 
 def test_a_large_table_is_kept_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_WORTH_KEEPING", 100)
-    monkeypatch.setattr(neighbours, "_WIDTH", 8)
+    monkeypatch.setattr(neighbours, "_DISK_CACHE_MIN_PAIRS", 100)
+    monkeypatch.setattr(neighbours, "_MIN_COLUMNS", 8)
     book = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     small, large = neighbour_table(book, "l2", 3, tmp_path), neighbour_table(book, "l2", 15, tmp_path)
     assert sorted(path.name.split("-")[-1] for path in tmp_path.iterdir()) == ["15.safetensors", "8.safetensors"]
     assert torch.equal(small, large[:, :3])
-    neighbours._KNOWN.clear()
+    neighbours._tables.clear()
     monkeypatch.delattr(neighbours, "_compute")
     assert torch.equal(neighbour_table(book, "l2", 7, tmp_path), large[:, :7])
 
@@ -118,7 +118,7 @@ def test_a_large_table_is_kept_on_disk_once(tmp_path: Path, monkeypatch: pytest.
 def test_the_process_keeps_a_few_tables_only() -> None:
     for seed in range(9):
         neighbour_table(torch.randn(10, 2, generator=torch.Generator().manual_seed(seed)), "l2", 4)
-    assert len(neighbours._KNOWN) == neighbours._KNOWN_TABLES
+    assert len(neighbours._tables) == neighbours._MAX_TABLES
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:

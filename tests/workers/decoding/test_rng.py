@@ -90,9 +90,9 @@ def test_parts_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     away = torch.zeros(4, dtype=torch.int64, device="meta")
     rng.CounterRNG(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
     assert made == [400]
-    monkeypatch.setattr(rng, "_CACHE_ENTRIES", 7)
+    monkeypatch.setattr(rng, "_CPU_CHUNK_ENTRIES", 7)
     few = rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
-    monkeypatch.setattr(rng, "_CACHE_ENTRIES", 1 << 20)
+    monkeypatch.setattr(rng, "_CPU_CHUNK_ENTRIES", 1 << 20)
     assert torch.equal(
         few, rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
     )

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.fakes.toys import BASE, toy_target
-from workers.decoding.state import AttentionMask
 from workers.decoding.tree import fixed_shape, shape_from_parents
 from workers.models.cache import KVCache
+from workers.models.masks import AttentionMask
 from workers.models.transformer import Transformer, TransformerConfig
 
 
@@ -38,7 +38,7 @@ def test_shape_agrees_with_walking_the_parents(seed: int) -> None:
     shape = fixed_shape(parents, depth, torch.device("cpu"))
     for node in range(9):
         path = {0} | {a + 1 for a in lineage(parents, node)}
-        assert set(shape.visible[0, node + 1].nonzero()[:, 0].tolist()) == path
+        assert set(shape.mask[0, node + 1].nonzero()[:, 0].tolist()) == path
         kids = [i + 1 for i, p in enumerate(parents) if p == node]
         assert [c for c in shape.children[0, node + 1].tolist() if c] == kids
     assert [c for c in shape.children[0, 0].tolist() if c] == [i + 1 for i, p in enumerate(parents) if p == -1]
@@ -119,7 +119,7 @@ def test_queries_of_a_chain_see_what_is_before_them_but_padding() -> None:
     attention_mask.admit(torch.tensor([2, 0]), valid)
     columns = torch.tensor([[3, 4, 5], [6, 7, 8], [7, 8, 9]])
     shape = fixed_shape((-1, 0), (1, 2), torch.device("cpu"))
-    assert shape.chain
+    assert shape.is_chain
     assert torch.equal(attention_mask.chain(columns), attention_mask.tree(columns, shape.additive_mask))
     attention_mask.keep(torch.tensor([2, 0]))
     seen = attention_mask.chain(columns[[2, 0]])[:, 0].exp().bool()

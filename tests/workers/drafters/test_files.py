@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import workers.drafters.files as files
+import workers.drafters.eagle as eagle
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
@@ -23,7 +23,7 @@ from tests.oracles.drafter_rounds import Story, hold
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
-from workers.drafters.files import load_drafter, load_eagle
+from workers.drafters.files import load_drafter
 from workers.models.families.scenes import BUILTIN, load_scenes
 from workers.models.target import Target
 from workers.models.weights import WeightsError, save
@@ -31,6 +31,12 @@ from workers.models.weights import WeightsError, save
 LLAMAGEN = replace(BASE, prompt_rope="zero")
 CHAMELEON = replace(BASE, rope="line", qk_norm=True)
 EPS = 0.05  # large, so that a layer which takes another one is seen
+
+
+def load_eagle(path: Path, target: Target) -> EagleDrafter:
+    drafter = load_drafter(target, "eagle", path)
+    assert isinstance(drafter, EagleDrafter)
+    return drafter
 
 
 # the layer, spelled out
@@ -117,7 +123,7 @@ def test_a_published_drafter_drafts_as_its_own_layer_would(tmp_path: Path, llama
 
 
 def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHAMELEON_CODES", (CODES + 9, 4))
+    monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
     state, target = published(chameleon=True, codes=CODES + 9), toy_target(config=CHAMELEON)
     drafter = load_eagle(write(tmp_path / "a", state), target)
     tokens = torch.tensor([0, CODES - 1])
@@ -161,7 +167,7 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda s: {k: v for k, v in s.items() if "k_proj" not in k}, "missing.*layers.0.self_attn.k_proj.weight"),
     (lambda s: {k: v for k, v in s.items() if "embed" not in k}, "missing.*embed.weight"),
     (lambda s: {k: v for k, v in s.items() if "post" not in k}, "missing.*ffn_norm.weight"),
-    (lambda s: {k: v for k, v in s.items() if not k.startswith("fc")}, "no EAGLE drafter: fc.weight is not in it"),
+    (lambda s: {k: v for k, v in s.items() if not k.startswith("fc")}, "not an EAGLE drafter: fc.weight is missing"),
     (lambda s: {**s, "layers.0.self_attn.q_proj.weight": rand(D + 3, D)}, "has shape.*wqkv.weight needs"),
     (lambda s: {**s, "fc.bias": s["fc.bias"] * torch.nan}, "fc.bias holds NaN"),
 ]
@@ -214,7 +220,7 @@ def test_the_projects_own_file_and_folder() -> None:
         assert (drafter.filler, drafter.masked, drafter.layer.embed) == (0, True, None)
     with pytest.raises(WeightsError, match="does not describe an EAGLE layer"):
         load_eagle(BUILTIN / "medusa.safetensors", target)
-    with pytest.raises(ValueError, match=r"no drafter 'jacobi' has weights.*eagle, medusa, independent"):
+    with pytest.raises(ValueError, match=r"jacobi drafter has no weights.*eagle, medusa, independent"):
         load_drafter(target, "jacobi", BUILTIN / "eagle.safetensors")
 
 

@@ -20,7 +20,6 @@ from tests.fakes.tiny_llamagen import Size, official, write_models
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.bundle import Models
 from workers.loading.dry_run import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
 from workers.loading.manifest import load_entry, published_entries, read_entry, sketch_entry
@@ -85,7 +84,7 @@ def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
     """Bytes of the keys and values that a real engine has allocated for target and drafter, masks included."""
     drafter = models.drafters.get(config.drafter.kind)
     engine = Engine(models.target, config, drafter, batch_size=batch)
-    state = engine.open_batch(batch)
+    state = engine.allocate(batch)
     kept: dict[int, int] = held([state.cache.storage, state.attention_mask, state._tokens], {})
     if drafter is not None:
         kept |= held([drafter.cache.storage, drafter.attention_mask], {})
@@ -112,9 +111,7 @@ def profiled_peak(models: Models, config: DecodingConfig, batch: int) -> int:
     """The most that torch's own allocator has handed out at once during prefill and two rounds at full caches."""
     engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), batch_size=batch)
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        state = engine.open_batch(batch)
-        ledger = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
-        engine.admit(state, ledger, list(range(batch)), deque([Request(i, "caption") for i in range(batch)]))
+        state, _ = engine.open(deque([Request(i, "caption") for i in range(batch)]))
         state.max_emitted = engine.image_len
         engine.step(state)
         engine.step(state)

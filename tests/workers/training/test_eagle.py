@@ -18,7 +18,7 @@ from workers.data.captions import Caption, read_captions
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
-from workers.drafters.files import load_eagle
+from workers.drafters.files import load_drafter
 from workers.models.weights import read_config
 from workers.training.drafters import new_eagle
 from workers.training.eagle import CHECKPOINT, IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe, train_eagle
@@ -51,7 +51,7 @@ def test_training_helps_and_keeps_the_best(tmp_path: Path) -> None:
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
     header = read_config(path)
     assert header["held_out"]["top-3"] == max(held_out) > before["top-3"] + 0.1
-    drafter = load_eagle(path, target)
+    drafter = load_drafter(target, "eagle", path)
     requests = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
     emitted = [r.statistics.mean_accepted_length for r in Engine(target, SETTING, drafter, batch_size=3).run(requests)]
     untrained = EagleDrafter(target, new_eagle(target, 0)).eval().requires_grad_(False)

@@ -18,7 +18,9 @@ from search_spaces.params import Params
 from search_spaces.trial import Sampling
 from workers.data.scenes import caption, sample_attributes
 from workers.decoding.drafter import Drafter
-from workers.drafters.files import LOADERS, build_eagle, build_medusa, load_drafter
+from workers.drafters.eagle import build_eagle
+from workers.drafters.files import kinds_with_weights, load_drafter
+from workers.drafters.medusa import build_medusa
 from workers.models.families.catalogue import Family
 from workers.models.families.conditioners import SceneConditioner
 from workers.models.pieces import build_ar_model, read_piece, read_with_config
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
-DRAFTERS = tuple(LOADERS)
+DRAFTERS = kinds_with_weights()
 FILES = tuple(f"{piece}.safetensors" for piece in ("tokenizer", "target", *DRAFTERS))
 
 #: Where vanilla decoding of the built-in model is at its own best (`python -m benchmarks.sampling` measures it).

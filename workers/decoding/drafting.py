@@ -1,0 +1,97 @@
+"""Drafting: what makes the draft tree of a round. Each tree policy, and each drafter without weights, implements it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from search_spaces.trial import DecodingConfig
+from workers.decoding.accept import AcceptResult
+from workers.decoding.drafter import Drafter
+from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree, fixed_shape
+from workers.models.target import Prompt, Target
+
+
+class Drafting(ABC):
+    """Makes one draft tree a round. `max_levels` and `max_nodes` bound it.
+
+    A tree policy names its subclass by the attribute `implementation`; the engine makes it with the config (its
+    sampling resolved), the target and the loaded drafter (None for methods without weights).
+    """
+
+    max_levels: int
+    max_nodes: int
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        assert config.sampling is not None, "the sampling is resolved"
+        self.sampling = config.sampling
+
+    @abstractmethod
+    def draft(self, batch: Batch) -> DraftTree:
+        """The tree below each row's root."""
+
+    def prepare(self, batch: Batch) -> None:
+        """Called once, before the first caption is admitted."""
+
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
+        """New captions at batch indices [n] (see `Drafter.admit`)."""
+
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+        """The outcome of the round, with the target's guided logits [B, N+1, V] and its features [R, W, D] along the
+        accepted path.
+        """
+
+    def keep(self, indices: Tensor) -> None:
+        """Keep only the captions at batch indices [n], in that order."""
+
+
+class VanillaDrafting(Drafting):
+    """Vanilla AR decoding: nothing is drafted; the target's pass has one query, the root."""
+
+    max_levels = max_nodes = 0
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        self._shape = fixed_shape((), (), target.device)
+
+    def draft(self, batch: Batch) -> DraftTree:
+        none = batch.emitted.new_zeros(batch.size, 0)
+        return DraftTree(none, none.bool(), self._shape, levels=torch.zeros_like(batch.emitted))
+
+
+class TreeDrafting(Drafting):
+    """Drafting with a drafter that expands nodes on demand."""
+
+    expanded: int  # nodes that the drafter expands below the root, over all levels of a round
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        assert drafter is not None, "the engine has checked that there is a drafter"
+        self.drafter = drafter
+
+    def prepare(self, batch: Batch) -> None:
+        self.drafter.prepare(batch, self.max_levels, self.expanded)
+
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
+        self.drafter.admit(indices, prompt, captions, features, first_tokens)
+
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+        self.drafter.commit(batch, result.tokens, features, result.num_emitted)
+
+    def keep(self, indices: Tensor) -> None:
+        self.drafter.keep(indices)
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """Probs [B, F, V] of drafter logits [R, F, V], processed as the target's are."""
+        nodes = logits.shape[1]
+        if nodes > 1 and logits.stride(1) == 0:  # one distribution repeated (Medusa): processed once
+            return self.probs(logits[:, :1]).expand(-1, nodes, -1)
+        return to_probs(apply_cfg(logits, self.sampling.cfg), self.sampling)

@@ -1,0 +1,88 @@
+"""EAGLE-2's dynamic trees: grow by cumulative confidence, then keep the most confident nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from search_spaces.trial import DecodingConfig
+from workers.decoding.drafter import Drafter
+from workers.decoding.drafting import TreeDrafting
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree, shape_from_parents
+from workers.models.target import Target
+
+
+class DynamicTree(TreeDrafting):
+    """A node's confidence is the product of the drafter's probabilities along its path. Children are top tokens and not
+    sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent.
+    """
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        self._set_size(config.policy.max_depth, config.policy.max_width, config.policy.max_nodes)
+
+    def _set_size(self, levels: int, width: int, max_nodes: int) -> None:
+        self.max_levels, self.max_nodes, self.width = levels, max_nodes, width
+        self.expanded = (levels - 1) * width
+
+    def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
+        """Each row's depth and width limits [B] (None: the policy's), and the largest of each over the rows."""
+        return None, None, self.max_levels, self.width
+
+    def draft(self, batch: Batch) -> DraftTree:
+        row_depth, row_width, depth, width = self.size_limits(batch)
+        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], row_width, width)
+        scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand
+        all_tokens, all_scores, all_parents = [tokens], [scores], [torch.full_like(tokens, -1)]
+        frontier = torch.arange(width, device=tokens.device).expand(batch.size, width)  # their candidate ids
+        parents: Tensor | None = None  # their parents among the nodes expanded before
+        created = width
+        for level in range(2, depth + 1):
+            step, children = self._top_children(self.drafter.expand(batch, tokens, parents), row_width, width)
+            child_scores = scores[..., None] + step
+            if row_depth is not None:
+                child_scores = child_scores.masked_fill((row_depth < level)[:, None, None], -torch.inf)
+            all_tokens.append(children.flatten(1))
+            all_scores.append(child_scores.flatten(1))
+            all_parents.append(frontier.repeat_interleave(width, dim=1))
+            if level < depth:
+                scores, best = child_scores.flatten(1).topk(width, dim=1)
+                if row_width is not None:  # a row expands as many nodes as its own width, whatever the others' widths
+                    scores = scores.masked_fill(_beyond(row_width, width), -torch.inf)
+                tokens = children.flatten(1).gather(1, best)
+                parents, frontier = best // width, created + best
+                created += width * width
+        candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat(all_parents, 1)
+        return self._prune(*candidates, depth, width, row_depth)
+
+    def _top_children(self, logits: Tensor, row_width: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
+        """Log probabilities and tokens [B, F, width] of the drafter's top tokens; -inf beyond a row's own width."""
+        probs, tokens = self.probs(logits).topk(width, dim=-1)
+        log_probs = probs.log()
+        if row_width is not None:
+            log_probs = log_probs.masked_fill(_beyond(row_width, width)[:, None], -torch.inf)
+        return log_probs, tokens
+
+    def _prune(
+        self, tokens: Tensor, scores: Tensor, parents: Tensor, depth: int, width: int, row_depth: Tensor | None
+    ) -> DraftTree:
+        """Keep the best nodes of all candidates [B, C], in creation order."""
+        batch, candidates = tokens.shape
+        nodes = min(self.max_nodes, candidates)
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        node_of_candidate = torch.full_like(tokens, -1).scatter_(
+            1, order, torch.arange(nodes, device=order.device).expand(batch, nodes)
+        )
+        parent = parents.gather(1, order)
+        parent = torch.where(parent < 0, -1, node_of_candidate.gather(1, parent.clamp(min=0)))
+        level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
+        exists = scores.gather(1, order) > -torch.inf
+        shape = shape_from_parents(parent, level, exists, max_depth=depth, width=min(width, nodes))
+        levels = torch.full((batch,), depth, device=order.device) if row_depth is None else row_depth
+        return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=scores.isnan().any(1))
+
+
+def _beyond(row_width: Tensor, width: int) -> Tensor:
+    """Which of `width` places [B, width] are beyond the rows' own widths [B]."""
+    return torch.arange(width, device=row_width.device) >= row_width[:, None]

@@ -1,0 +1,124 @@
+"""Trees of one shape for all rounds: chains and static trees (EAGLE-1, LANTERN++)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from search_spaces.trees import Chain, Static, StaticTree, TreePolicy, static_tree
+from search_spaces.trial import DecodingConfig
+from workers.decoding.drafter import Drafter
+from workers.decoding.drafting import TreeDrafting
+from workers.decoding.rng import Purpose
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree, fixed_shape
+from workers.models.target import Target
+
+
+class FixedTree(TreeDrafting):
+    """The shape is data. The children of a node are sampled without replacement, or are the drafter's top tokens (at
+    temperature 0, and where the policy says so).
+    """
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        (tree, sampled), device = self.layout(config.policy), target.device
+        self._sampled = sampled and self.sampling.temperature > 0
+        self._shape = fixed_shape(tree.parents, tree.depth, device)
+        self.max_levels, self.max_nodes = self._shape.max_depth, self._shape.nodes
+        self._plan = _level_plan(tree, device)
+        self.expanded = sum(level.parents for level in self._plan[1:])
+        self._probs_index = torch.zeros(1, self._shape.nodes + 1, dtype=torch.int64, device=device)
+        row = 0
+        for level in self._plan:
+            self._probs_index[0, level.parent_slots] = torch.arange(row, row + level.parents, device=device)
+            row += level.parents
+        self._node_probs_index = self._probs_index.gather(1, self._shape.parents + 1)  # [1, N]
+        self._levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
+        self._all_exist = torch.ones(1, self._shape.nodes, dtype=torch.bool, device=device)
+
+    def layout(self, policy: TreePolicy) -> tuple[StaticTree, bool]:
+        """The policy's tree, and whether children are sampled. Override it for a policy with another static tree."""
+        assert isinstance(policy, Chain | Static)
+        return static_tree(policy), policy.children == "sampled"
+
+    def draft(self, batch: Batch) -> DraftTree:
+        tokens_by_level: list[Tensor] = []
+        probs_by_level: list[Tensor] = []
+        for index, level in enumerate(self._plan):
+            if index == 0:
+                logits = self.drafter.root_logits(batch)[:, None]
+            else:
+                logits = self.drafter.expand(batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank)
+            level_probs = self.probs(logits)
+            if index == 0 and self._sampled:
+                # all parents of a level share its noise: verification reaches only one of them, and which one depends
+                # on numbers of earlier positions only
+                positions = batch.token_positions[:, : self.max_levels]
+                noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, level_probs.shape[2])
+            scores = level_probs / noise.narrow(1, index, 1) if self._sampled else level_probs
+            order = scores.topk(level.width, dim=-1).indices if level.width > 1 else scores.argmax(-1, keepdim=True)
+            tokens_by_level.append(_select(order.flatten(1), level.kept))
+            probs_by_level.append(level_probs)
+        tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
+        exists = self._all_exist.expand(batch.size, -1)
+        if self._shape.width > 1:  # the drafter's support may be smaller than the tree is wide
+            exists = probs.flatten(1).gather(1, tokens + self._node_probs_index * probs.shape[2]) > 0
+        return DraftTree(
+            tokens=tokens,
+            exists=exists,
+            shape=self._shape,
+            levels=self._levels.expand(batch.size),
+            probs=probs if self._sampled else None,
+            probs_index=self._probs_index if self._sampled else None,
+            nonfinite=probs[..., 0].isnan().any(1),  # a softmax is NaN everywhere or nowhere
+        )
+
+
+def _select(x: Tensor, index: Tensor | None) -> Tensor:
+    """Columns of x [B, n]; None: all of them."""
+    return x if index is None else x.index_select(1, index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One level of a fixed tree. None: all of them, in order."""
+
+    parents: int  # nodes of the level above that are expanded
+    width: int  # children sampled for each of them
+    parent_slots: Tensor  # [parents]
+    parent_rank: Tensor | None  # [1, parents] each one's parent among the nodes expanded one level above (None: one)
+    expanded: Tensor | None  # which nodes of the level above are expanded
+    kept: Tensor | None  # which of the parents * width children are nodes of the tree
+
+
+def _indices(indices: list[int], total: int, device: torch.device) -> Tensor | None:
+    """`indices` as a tensor; None if they are range(total)."""
+    return None if indices == list(range(total)) else torch.tensor(indices, dtype=torch.int64, device=device)
+
+
+def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
+    """The levels of a fixed tree, in drafting order."""
+    plan: list[_Level] = []
+    expanded_before: list[int] = []
+    for index, nodes in enumerate(tree.levels):
+        parents = list(dict.fromkeys(tree.parents[n] for n in nodes))  # node ids, in order; -1 is the root
+        width = max(tree.rank[n] for n in nodes) + 1
+        kept = [parents.index(tree.parents[n]) * width + tree.rank[n] for n in nodes]
+        above = list(tree.levels[index - 1]) if index else []
+        expanded = [above.index(p) for p in parents] if index else []
+        ranks = [expanded_before.index(tree.parents[p]) for p in parents] if len(expanded_before) > 1 else []
+        plan.append(
+            _Level(
+                parents=len(parents),
+                width=width,
+                parent_slots=torch.tensor([p + 1 for p in parents], device=device),
+                parent_rank=torch.tensor([ranks], dtype=torch.int64, device=device) if ranks else None,
+                expanded=_indices(expanded, len(above), device),
+                kept=_indices(kept, len(parents) * width, device),
+            )
+        )
+        expanded_before = parents
+    return plan
