@@ -45,6 +45,6 @@ def error_of(*arguments: str, code: int) -> str:
     result = specfrontier(*arguments)
     assert result.code == code, result.err
     assert result.out == ""
-    assert result.err.count("Error: ") == 1
+    assert sum(line.startswith("Error: ") for line in result.err.splitlines()) == 1
     assert "Traceback" not in result.err
     return result.err

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def configs(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
     return [record.config for record in records]
 
 
+Undisturbed = Callable[[str], Outcome]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The sweep run from start to end, once for each sampler."""
+
+    @functools.cache
+    def outcome(sampler: str) -> Outcome:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        return run(sweep(folder, sampler), folder / "store", InstantWorkers())
+
+    return outcome
+
+
 class Dying(InstantWorkers):
     """Workers whose driver is killed after `results` results."""
 
@@ -102,18 +118,20 @@ def test_a_sweep_runs_its_budget_with_the_baselines_first(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "nsga3", "random", "qmc"])
-def test_the_search_depends_on_results_not_on_their_order(tmp_path: Path, sampler: str) -> None:
-    config = sweep(tmp_path, sampler)
-    first = run(config, tmp_path / "a", InstantWorkers())
-    second = run(config, tmp_path / "b", InstantWorkers(last_first=True))
-    assert configs(first.records) == configs(second.records)
+def test_the_search_depends_on_results_not_on_their_order(
+    sampler: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    reversed_order = run(sweep(tmp_path, sampler), tmp_path / "store", InstantWorkers(last_first=True))
+    assert configs(reversed_order.records) == configs(undisturbed(sampler).records)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 @pytest.mark.parametrize("results", [1, 37, 90])
-def test_a_killed_sweep_resumes_to_the_same_trials(tmp_path: Path, sampler: str, results: int) -> None:
+def test_a_killed_sweep_resumes_to_the_same_trials(
+    sampler: str, results: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     config = sweep(tmp_path, sampler)
-    whole = run(config, tmp_path / "whole", InstantWorkers())
+    whole = undisturbed(sampler)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "cut", Dying(results))
     before = {record.number for record in read_trials(Storage(str(tmp_path / "cut")))}
@@ -128,12 +146,11 @@ def test_a_killed_sweep_resumes_to_the_same_trials(tmp_path: Path, sampler: str,
     assert [t.params for t in study.trials] == [dict(r.params) for r in whole.records]
 
 
-def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path) -> None:
-    long = run(sweep(tmp_path), tmp_path / "long", InstantWorkers())
+def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path, undisturbed: Undisturbed) -> None:
     short = sweep(tmp_path, changes={"budget.trials": 11})
     run(short, tmp_path / "grown", InstantWorkers())
     grown = run(sweep(tmp_path), tmp_path / "grown", InstantWorkers())
-    assert configs(grown.records) == configs(long.records)
+    assert configs(grown.records) == configs(undisturbed("tpe").records)
 
 
 def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
