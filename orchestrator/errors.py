@@ -1,4 +1,4 @@
-"""How a command ends: 0 done, 1 failed, 2 wrong usage, 130 interrupted; user mistakes get a sentence, no traceback."""
+"""Exit codes (0 done, 1 failed, 2 wrong usage, 130 interrupted), and errors that users see without a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
 class CommandError(Exception):
-    """Ends a command with one message on stderr and an exit code."""
+    """Ends a command with a message on stderr and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ def in_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from workers.runtime.memory import is_out_of_memory  # here, for it brings torch: `--help` does without
+        from workers.runtime.memory import is_out_of_memory  # imports torch, which `--help` must not
 
         if not is_out_of_memory(error):
             raise

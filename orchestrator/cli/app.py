@@ -1,4 +1,4 @@
-"""The `specfrontier` command. Commands import what is heavy when they run, so that `--help` answers at once."""
+"""The `specfrontier` command. Commands import heavy packages only when they run, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
-from orchestrator.errors import CommandError
+from orchestrator.errors import WRONG_USAGE, CommandError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
 
@@ -22,23 +22,21 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=launch.EPILOG, short_help="Run a sweep, here or on a Ray cluster.")(launch.launch)
-app.command(epilog=status.EPILOG, short_help="Say where a sweep stands.")(status.status)
-app.command(epilog=pareto.EPILOG, short_help="Show the front of one sweep or several.")(pareto.pareto)
+app.command(epilog=launch.EPILOG, short_help="Run a sweep on this machine or a Ray cluster.")(launch.launch)
+app.command(epilog=status.EPILOG, short_help="Show the progress of a sweep.")(status.status)
+app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
-app.command(epilog=report.EPILOG, short_help="Write a sweep's report: one HTML page.")(report.report)
-app.command(epilog=reference.EPILOG, short_help="Keep the features of real images, for fid.")(reference.reference)
-app.command(epilog=ui.EPILOG, short_help="Open MLflow's pages of a sweep.")(ui.ui)
-app.command(epilog=sync.EPILOG, short_help="Log to MLflow what it does not have yet.")(sync.sync)
-app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one setting.")(generate.generate)
-app.command(epilog=train.EPILOG, short_help="Train pieces of a model, on scenes or on your own images.")(train.train)
-app.command(epilog=doctor.EPILOG, short_help="Say what this machine has, what is missing, what a sweep needs.")(
-    doctor.doctor
-)
+app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(report.report)
+app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(reference.reference)
+app.command(epilog=ui.EPILOG, short_help="Open a sweep in MLflow's UI.")(ui.ui)
+app.command(epilog=sync.EPILOG, short_help="Log missing trials to MLflow.")(sync.sync)
+app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one config.")(generate.generate)
+app.command(epilog=train.EPILOG, short_help="Train parts of a model, or a drafter for one.")(train.train)
+app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         from orchestrator.doctor.machine import installed
 
         typer.echo(f"specfrontier {installed('specfrontier') or '(not installed)'}")
@@ -48,18 +46,22 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="MODULE", help="Python module with your own rules or models; repeatable."),
+        typer.Option(
+            "--plugin",
+            metavar="MODULE",
+            help="Import a Python module that registers rules, drafters, metrics or samplers. Repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Options of every command."""
     try:
         load_plugins(plugin or ())
     except ConfigError as error:
-        raise CommandError(str(error), code=2) from None
+        raise CommandError(str(error), WRONG_USAGE) from None
 
 
 def main() -> None:

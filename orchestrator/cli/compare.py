@@ -66,9 +66,9 @@ def compare(
             raise CommandError(
                 "--published compares all that the table prints; of the rest, give --json alone", WRONG_USAGE
             )
-        from orchestrator.cli.compare_published import against_papers
+        from orchestrator.cli.compare_published import compare_with_papers
 
-        against_papers(sweeps, as_json=as_json)
+        compare_with_papers(sweeps, as_json=as_json)
         return
     if by is None and len(sweeps) < 2:
         raise CommandError("give two sweeps at least, or compare methods inside one with --by COLUMN", WRONG_USAGE)

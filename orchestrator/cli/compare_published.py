@@ -1,4 +1,4 @@
-"""`specfrontier compare SWEEP --published`: a sweep's trials beside the rows of a paper's table."""
+"""`specfrontier compare SWEEP --published`: a sweep's trials next to the rows of a paper's table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.results.replication import Beside, Compared, Replication
 
 
-def against_papers(places: list[str], *, as_json: bool) -> None:
-    """Print each sweep beside the table of its own name, or beside those tables that are among the places.
+def compare_with_papers(places: list[str], *, as_json: bool) -> None:
+    """Print each sweep next to the tables among `places`, or to the table with the sweep's name.
 
     Raises:
         CommandError: no sweep, or no such table.
@@ -27,52 +27,52 @@ def against_papers(places: list[str], *, as_json: bool) -> None:
     named = [place for place in places if place in tables()]
     opened = o.open_sweeps([place for place in places if place not in named])
     if not opened:
-        raise CommandError(f"--published: give a sweep to hold against {', '.join(named)}", WRONG_USAGE)
+        raise CommandError(f"--published: give a sweep to compare with {', '.join(named)}", WRONG_USAGE)
     with o.answered():
-        found = [replicate(sweep, table) for sweep in opened for table in named or [table_of(sweep)]]
+        replications = [replicate(sweep, table) for sweep in opened for table in named or [table_of(sweep)]]
     if as_json:
-        typer.echo(json.dumps([one.to_mapping() for one in found], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
     else:
-        typer.echo("\n\n".join("\n".join(in_words(one)) for one in found))
+        typer.echo("\n\n".join("\n".join(_describe(entry)) for entry in replications))
 
 
-def in_words(found: Replication) -> list[str]:
-    """The answer for a person."""
+def _describe(found: Replication) -> list[str]:
+    """The replication as lines of text."""
     from orchestrator.results.replication import RULE
 
-    head = ["setting", "trial", "metric", "measured", "published", "z", ""]
-    cells = [line for row in found.rows for line in lines_of(row)]
-    apart, alike = found.having("differs"), found.having("agrees")
-    verb, total = "differs" if len(apart) == 1 else "differ", counted(len(apart) + len(alike), "figure")
-    which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in apart)
+    head = ["config", "trial", "metric", "measured", "published", "z", ""]
+    cells = [line for row in found.rows for line in _row_lines(row)]
+    different, equal = found.having("differs"), found.having("agrees")
+    verb, total = "differs" if len(different) == 1 else "differ", counted(len(different) + len(equal), "figure")
+    which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
     lines = [
-        f"{found.sweep} beside {found.table}",
+        f"{found.sweep} next to {found.table}",
         *found.notes,
         "",
         shown_table(head, cells, right=[1, 3, 4, 5]),
         "",
-        f"{len(apart)} of {total} {verb} beyond the measured uncertainty{': ' if apart else ''}{which}",
+        f"{len(different)} of {total} {verb} beyond the measured uncertainty{': ' if different else ''}{which}",
     ]
-    untold = {"not measured": found.having("not measured"), "without an error": found.having("no error")}
-    lines += [f"{counted(len(f), 'figure')} cannot be told: {why}" for why, f in untold.items() if f]
+    undecided = {"not measured": found.having("not measured"), "no error": found.having("no error")}
+    lines += [f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f]
     lines += [f"{row.row.label}: run with {', '.join(row.differing)}" for row in found.rows if row.differing]
     return [*lines, RULE]
 
 
-def lines_of(row: Compared) -> list[list[str]]:
-    """The table's lines for a row: its figures, then what the paper gives that is no metric here."""
+def _row_lines(row: Compared) -> list[list[str]]:
+    """The table's lines for a row: its figures, then the paper's figures that have no metric here."""
     trial = "none" if row.trial is None else str(row.trial)
     lines = []
     for figure in row.figures:
         value = "-" if figure.measured is None else measured(figure.measured.value, figure.measured.error)
         z = "-" if figure.z is None else f"{figure.z:.1f}"
-        lines.append([figure.metric, value, printed(figure), z, figure.verdict])
+        lines.append([figure.metric, value, _printed(figure), z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
-    lines = lines or [["-", "-", "-", "-", "no figure printed"]]
+    lines = lines or [["-", "-", "-", "-", "no figures"]]
     return [[*((row.row.label, trial) if at == 0 else ("", "")), *line] for at, line in enumerate(lines)]
 
 
-def printed(figure: Beside) -> str:
-    """As printed; in this project's unit where that is another one."""
+def _printed(figure: Beside) -> str:
+    """The figure as printed, after its value in this project's unit if the paper's differs."""
     text = figure.published.printed
     return text if float(text) == figure.published.value else f"{figure.published.value:g} ({text})"

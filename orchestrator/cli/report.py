@@ -1,4 +1,4 @@
-"""`specfrontier report`: a sweep as one page for a browser."""
+"""`specfrontier report`: a sweep as one HTML page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Examples:
 def report(
     sweep: o.OneSweep,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where to write the page. Default: report.html in the sweep.")
+        str | None, typer.Option(metavar="FILE", help="Output file. Default: report.html in the sweep's folder.")
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Write a sweep's report and print where it is.
+    """Write a sweep's report and print its path.
 
-    One HTML file that needs no network: the front with its uncertainties and pictures, all trials, heat maps of
-    accepted length, and every setting as `generate --config` takes it. A running sweep may be reported on at any time.
+    One HTML file that needs no network: the front with uncertainties and images, all trials, heat maps of accepted
+    length, and every config as `generate --config` accepts it. Works while the sweep is running, too.
     """
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep
@@ -45,8 +45,8 @@ def report(
     if not open_it:
         return
     if place is None:
-        raise CommandError("--open: the page is not on this machine; give --out FILE as well", FAILED)
+        raise CommandError("--open: the page is not on this machine; add --out FILE", FAILED)
     import webbrowser
 
     if not webbrowser.open(place.resolve().as_uri()):
-        raise CommandError("--open: no browser is to be had here; copy the page to where there is one", FAILED)
+        raise CommandError("--open: this machine has no browser; copy the page to one that has", FAILED)

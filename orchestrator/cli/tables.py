@@ -1,4 +1,4 @@
-"""Tables and numbers for the terminal: aligned text, dressed a little where somebody is watching."""
+"""Tables and numbers as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def measured(value: float | None, error: float | None = None) -> str:
-    """`2.13 ± 0.04`: two digits of the error, and the value to the same place. Four digits where there is no error."""
+    """`2.13 ± 0.04`: two digits of the error, and the value to the same place; four digits without an error."""
     if value is None or math.isnan(value):
         return "-"
     if error is None or not math.isfinite(error) or error <= 0:
@@ -24,12 +24,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Text without control characters, so that a name in a file cannot steer the terminal."""
+    """Text without control characters: a name in a file must not control the terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Aligned columns under their heads, no trailing blanks; `right` are the columns that align to the right."""
+    """Aligned columns without trailing blanks. `right`: indices of right-aligned columns."""
     cells = [[clean(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = []
@@ -43,7 +43,7 @@ def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
 
 
 def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """The table for standard output: folded to the window with a rule under the head, or plain if it is no terminal."""
+    """The table for standard output: folded to the terminal's width, or plain text if it is not a terminal."""
     if not sys.stdout.isatty():
         return table_text(head, rows, right=right)
     from rich.box import SIMPLE_HEAD
