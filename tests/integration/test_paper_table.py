@@ -182,14 +182,14 @@ def test_the_papers_figures_stand_beside_the_measured_ones(table: Table) -> None
     compared = specfrontier("compare", str(table.store), "--published")
     assert compared.code == 0, compared.err
     words = compared.out
-    assert f"{NAME} beside {TABLE}" in words
+    assert f"{NAME} next to {TABLE}" in words
     assert f"measured: llamagen-t2i-32x2-48, {COUNT} captions of " in words
     assert "published: LlamaGen-XL Stage I, MS-COCO val captions, RTX 3090" in words
     assert f"recall: {COUNT} images measured, 30,000 published" in words
     assert "clip_score measured by clip-photo256@" in words
     assert "hpsv2 measured by hpsv2@" in words
     without = sum("fid" in row.metrics for row in rows_of(TABLE))
-    assert f"{without} figures cannot be told: not measured" in words
+    assert f"{without} figures not compared: not measured" in words
     assert "without an error" not in words
     assert "run with" not in words, "no setting is another than the paper's"
     (found,) = specfrontier("compare", str(table.store), "--published", "--json").json

@@ -219,8 +219,8 @@ def test_rows_and_metrics_that_are_not_there(tmp_path: Path) -> None:
     assert missing == {("EAGLE-2", "speedup"), ("EAGLE-2", "mean_accepted_length"), ("vanilla", "fid")}
     assert {row.row.label for row in found.rows if row.trial is None} == {"EAGLE-2"}
     words = run(compare, tmp_path, "--published").out
-    assert "3 figures cannot be told: not measured" in words
-    assert "1 figure cannot be told: without an error" in words
+    assert "3 figures not compared: not measured" in words
+    assert "1 figure not compared: no error" in words
     assert "0 of 42 figures differ beyond the measured uncertainty\n" in words
 
 
@@ -253,7 +253,7 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
     table = "papers/lantern-table1"
     folder = write(tmp_path, {"EAGLE-2": {}}, name="mine", table=table)
     words = run(compare, folder, table, "--published").out
-    assert "mine beside papers/lantern-table1" in words
+    assert "mine next to papers/lantern-table1" in words
     assert "avg_first_draft_accept_prob" in words
     assert "no metric here" in words
     both = data(compare, folder, table, TABLE, "--published")
