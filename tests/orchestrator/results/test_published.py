@@ -279,7 +279,7 @@ def test_what_cannot_be_compared(arguments: list[str], message: str, tmp_path: P
 def test_a_table_alone_is_no_comparison() -> None:
     ran = run(compare, TABLE, "--published")
     assert ran.code == 2
-    assert ran.error == "--published: give a sweep to hold against papers/lantern-table2"
+    assert ran.error == "--published: give a sweep to compare with papers/lantern-table2"
 
 
 def test_unknown_tables_are_refused() -> None:
