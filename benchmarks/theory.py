@@ -3,7 +3,7 @@
     python -m benchmarks.theory [--images 32] [--drafter independent]
 
 The engine draws held-out captions with a chain of L drafts under each rule; at every round the drafter's laws p and the
-target's q along the chain are noted. From the exact rule's rounds `workers.decoding.theory` predicts for every rule the
+target's q along the chain are noted. From the exact rule's rounds `benchmarks.bounds` predicts for every rule the
 drafts accepted in a round, E[N], and bounds the total variation between such a round's tokens and the target's own: B
 with the rule's resampling, B* with the best. A relaxed rule commits other tokens and then meets other laws, so that
 prediction and measurement agree within error for the exact rule, for others approximately; on a rule's own rounds
@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.bounds import Bounds, Estimate, estimate_bounds
 from benchmarks.common import draw, engine_for, held_out_requests
 from search_spaces.acceptance import AcceptanceRule, NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Acceptor
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
-from workers.decoding.theory import Estimate, Theory, recorded
 from workers.decoding.tree import DraftTree
 from workers.metrics.estimate import ratio_estimate
 from workers.models.families.scenes import ScenesModels, load_scenes
@@ -97,9 +97,9 @@ def record(models: ScenesModels, config: DecodingConfig, requests: Sequence[Requ
     return rounds._replace(image=torch.unique(rounds.image, return_inverse=True)[1]), recorder.tables
 
 
-def theory(rule: AcceptanceRule, rounds: Rounds, tables: NeighbourTables) -> Theory:
+def theory(rule: AcceptanceRule, rounds: Rounds, tables: NeighbourTables) -> Bounds:
     """What theory says of a rule on these rounds, whichever rule they were drawn under."""
-    return recorded(rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image)
+    return estimate_bounds(rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image)
 
 
 def compare(config: DecodingConfig, exact: Rounds, own: Rounds, tables: NeighbourTables) -> dict[str, Estimate]:

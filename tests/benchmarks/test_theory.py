@@ -1,6 +1,6 @@
 """Theorem 2 against the engine itself: laws recorded while the built-in model draws, and the drafts that really stood.
 
-16 captions, a fixed seed. Theory and measurement must lie within 4.5 of their errors over images, added as if they were
+16 captions, a fixed seed. Bounds and measurement must lie within 4.5 of their errors over images, added as if they were
 independent (read off the same rounds, they agree better than that): with 15 degrees of freedom a false alarm in at most
 1 of 2,000 seeds and rules.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import theory
+from benchmarks.bounds import Estimate
 from benchmarks.common import held_out_requests
 from benchmarks.theory import RULES, Rounds, compare, record, setting
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.schedules import Constant
-from workers.decoding.theory import Estimate
 from workers.models.families.scenes import ScenesModels, load_scenes
 
 IMAGES, LENGTH = 16, 3

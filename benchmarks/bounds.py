@@ -1,29 +1,29 @@
-"""What an acceptance rule must cost and can gain on a chain of drafts: Cool-SD's Theorem 2 for any rule.
+"""What an acceptance rule costs and gains on a chain of drafts: Cool-SD's Theorem 2 for any rule.
 
-A chain of L drafts; at depth i the drafter's law is p_i, the target's q_i (both given the drafts before it), the rule
-accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)) and redraws from G_i after a rejection, whose chance is
-R_i = 1 - sum_x p_i f_i.
+A chain has L drafts. At depth i the drafter's distribution is p_i, the target's q_i (both given the drafts before it);
+the rule accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)), and after a rejection, whose probability is
+R_i = 1 - sum_x p_i f_i, it resamples from G_i.
 
-Accepted length (T2-a). The chain gets past depth i with a chance that is prod_{j<=i} p_j f_j, summed over its tokens:
+Accepted length (T2-a). The chain gets past depth i with probability prod_{j<=i} p_j f_j, summed over its tokens:
 
     E[N] = sum_i E_{x_1..x_i ~ p} [ prod_{j<=i} f_j ]
 
-Distance to the target (T2-b). Let Phat be the law emitted by a round whose missing tokens up to L + 1 are drawn from
-the target, Q the target's own. Replacing the target's factors by accepted drafts one depth at a time telescopes Phat -
-Q into one-step errors; the triangle inequality then gives
+Distance to the target (T2-b). Let Phat be the distribution emitted by a round whose missing tokens up to L + 1 are
+sampled from the target, and Q the target's own. Replacing the target's factors by accepted drafts one depth at a time
+telescopes Phat - Q into one-step errors; the triangle inequality then gives
 
     TV(Phat, Q) <= B = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * 1/2 || q_i - p_i f_i - R_i G_i ||_1 ]
 
-that is: the chance that the round gets that far, times the distance of what the step emits to what it should. Where G
-depends on the rejected token (the papers' own resampling), R_i G_i is its average, sum_x p_i(x) (1 - f_i(x)) G_{i,x}.
-The best any G can do (T2-c), and what `resampling: optimal` attains, is
+that is, the probability that the round gets that far, times the distance between what the step emits and what it
+should emit. If G depends on the rejected token (the papers' own resampling), R_i G_i is its average,
+sum_x p_i(x) (1 - f_i(x)) G_{i,x}. The smallest bound that any G attains (T2-c), and that `resampling: optimal` does, is
 
     B* = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * sum_x (p_i(x) f_i(x) - q_i(x))_+ ]
 
-B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it says nothing). Drafts taken
+B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it bounds nothing). Drafts that are chosen
 deterministically are chains too: p_i is a point mass on the draft.
 
-`python -m benchmarks.theory` records such laws while the engine draws, and holds the two to each other.
+`python -m benchmarks.theory` records these distributions while the engine draws, and compares both sides.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Theory:
-    """What Theorem 2 says of a rule: drafts accepted per round, and bounds on the distance of its tokens' law."""
+class Bounds:
+    """What Theorem 2 predicts for a rule: accepted drafts per round, and bounds on the distance to the target."""
 
     accepted: Estimate
     """E[N], in drafts (T2-a); tokens per target pass are one more."""
@@ -58,34 +58,33 @@ class Theory:
     """B* with the best resampling there is (T2-c); never above ``bound``."""
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """One depth, for each of M rows of (p, q)."""
 
-    kept: Tensor  # [M, V] p f: the mass of each token that is proposed and accepted
+    accepted_mass: Tensor  # [M, V] p f: the mass of each token that is proposed and accepted
     distance: Tensor  # [M] 1/2 || q - p f - R G ||_1
-    over: Tensor  # [M] sum_x (p f - q)_+
+    excess: Tensor  # [M] sum_x (p f - q)_+
 
 
-def recorded(
+def estimate_bounds(
     rule: AcceptanceRule,
     q: Tensor,
     p: Tensor | None,
     tokens: Tensor,
     tables: NeighbourTables,
     groups: Tensor | None = None,
-) -> Theory:
-    """Estimate E[N], B and B* from laws recorded along M drafted chains.
+) -> Bounds:
+    """Estimate E[N], B and B* from distributions recorded along M drafted chains.
 
-    The chains must be *drafts as drawn* (tokens[m, i] ~ p[m, i] whatever was accepted), or the expectation is not over
-    p. Each depth sums over its own token exactly and leaves only the tokens before it to the sample: depth 1 adds no
-    noise.
+    The chains must be drafts as they were sampled (tokens[m, i] ~ p[m, i], accepted or not), or the expectation is not
+    over p. Each depth sums over its own token exactly and only samples the tokens before it: depth 1 adds no noise.
 
     Args:
-        q: [M, L, V] the target's processed laws at each draft's position.
+        q: [M, L, V] the target's processed probs at each draft's position.
         p: [M, L, V] the drafter's, or None when drafts are deterministic (a point mass on ``tokens``).
         tokens: [M, L] int64, the drafts.
         tables: neighbours and codebook that the rule reads.
-        groups: [M] int64, chains with the same number are not independent (rounds of one image); the standard errors
+        groups: [M] int64, chains with the same number are dependent (rounds of one image); the standard errors
             then count groups, not chains.
 
     Raises:
@@ -94,7 +93,7 @@ def recorded(
     chains, depth, codes = q.shape
     if tokens.shape != (chains, depth) or (p is not None and p.shape != q.shape) or not chains:
         raise ValueError(
-            f"recorded laws q {tuple(q.shape)} and p {None if p is None else tuple(p.shape)}, tokens "
+            f"recorded probs q {tuple(q.shape)} and p {None if p is None else tuple(p.shape)}, tokens "
             f"{tuple(tokens.shape)}: expected [M, L, V], [M, L, V] or None, and [M, L], with at least one chain"
         )
     reach = q.new_ones(chains)
@@ -105,21 +104,21 @@ def recorded(
         for start in range(0, chains, rows):
             part = slice(start, start + rows)
             x = tokens[part, i]
-            law = None if p is None else p[part, i]
-            step = one_step(rule, q[part, i], law, x, omega, tables)
-            totals[:, part] += reach[part] * torch.stack([step.kept.sum(-1), step.distance, step.over])
-            proposed = 1.0 if law is None else _at(law, x)
-            ratio[part] = _at(step.kept, x) / proposed  # f(x); p(x) > 0 for a token that was drawn
+            probs = None if p is None else p[part, i]
+            step = _one_step(rule, q[part, i], probs, x, omega, tables)
+            totals[:, part] += reach[part] * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])
+            proposed = 1.0 if probs is None else _at(probs, x)
+            ratio[part] = _at(step.accepted_mass, x) / proposed  # f(x); p(x) > 0 for a token that was sampled
         reach = reach * ratio
     accepted, bound, best = (_estimate(total.double(), groups) for total in totals)
-    return Theory(accepted, bound, best)
+    return Bounds(accepted, bound, best)
 
 
-def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables) -> Theory:
-    """E[N], B and B* exactly, from the laws after every context; for small codebooks and depths.
+def exact_bounds(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables) -> Bounds:
+    """E[N], B and B* exactly, from the probs after every context; for small codebooks and depths.
 
-    ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the law at depth i + 1 after the i drafts that c spells in base V,
-    first draft most significant.
+    ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the probs at depth i + 1 after the i drafts whose base-V number is
+    c, first draft most significant.
     """
     omegas = rule.schedule.omegas(len(p))
     codes = p[0].shape[-1]
@@ -127,38 +126,38 @@ def enumerated(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], t
     totals = q[0].new_zeros(3)
     for target, drafter, omega in zip(q, p, omegas, strict=True):
         assert target.shape == drafter.shape == (len(reach), codes), (target.shape, drafter.shape)
-        step = one_step(rule, target, drafter, drafter.argmax(-1), omega, tables)
-        totals += (reach * torch.stack([step.kept.sum(-1), step.distance, step.over])).sum(-1)
-        reach = (reach[:, None] * step.kept).flatten()
+        step = _one_step(rule, target, drafter, drafter.argmax(-1), omega, tables)
+        totals += (reach * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])).sum(-1)
+        reach = (reach[:, None] * step.accepted_mass).flatten()
     accepted, bound, best = (Estimate(float(total)) for total in totals)
-    return Theory(accepted, bound, best)
+    return Bounds(accepted, bound, best)
 
 
-def one_step(
+def _one_step(
     rule: AcceptanceRule,
     q: Tensor,
     p: Tensor | None,
     x: Tensor,
     omega: float,
     tables: NeighbourTables,
-) -> Step:
-    """What one trial emits against target laws q [M, V]; x [M] is read only as the place of the point mass (p None)."""
-    level = q.new_full((len(q),), omega)
+) -> _Step:
+    """What one acceptance test emits under target probs q [M, V]; x [M] is read only where p is None (a point mass)."""
+    omegas = q.new_full((len(q),), omega)
     if p is None:
         mass = rule.neighbourhood.mass(q, None, x, tables)
-        chance = rule.acceptance_prob(mass, level)
-        kept = torch.zeros_like(q).scatter(-1, x[:, None], chance[:, None])
-        redrawn = (1 - chance)[:, None] * rule.residual(q, None, x, level, mass, tables)
+        prob = rule.acceptance_prob(mass, omegas)
+        accepted_mass = torch.zeros_like(q).scatter(-1, x[:, None], prob[:, None])
+        resampled = (1 - prob)[:, None] * rule.residual(q, None, x, omegas, mass, tables)
     else:
         target, proposal = rule.neighbourhood.all_masses(q, p, tables)
-        chance = torch.where(p > 0, (level[:, None] * target / proposal).clamp(max=1), 0.0)
-        kept = p * chance
-        redrawn = _redrawn(rule, q, p, p - kept, level, tables)
-    distance = (q - kept - redrawn).abs().sum(-1) / 2
-    return Step(kept, distance, (kept - q).clamp(min=0).sum(-1))
+        prob = torch.where(p > 0, (omegas[:, None] * target / proposal).clamp(max=1), 0.0)
+        accepted_mass = p * prob
+        resampled = _resampled(rule, q, p, p - accepted_mass, omegas, tables)
+    distance = (q - accepted_mass - resampled).abs().sum(-1) / 2
+    return _Step(accepted_mass, distance, (accepted_mass - q).clamp(min=0).sum(-1))
 
 
-def _redrawn(
+def _resampled(
     rule: AcceptanceRule,
     q: Tensor,
     p: Tensor,
@@ -172,7 +171,7 @@ def _redrawn(
         mass = rule.neighbourhood.mass(q[row], p[row], x, tables)
         return rule.residual(q[row], p[row], x, omega[row], mass, tables)
 
-    if rule.resampling == "optimal" or rule.neighbourhood.exact:  # the same law whichever token was rejected
+    if rule.resampling == "optimal" or rule.neighbourhood.exact:  # the same probs whichever token was rejected
         every = torch.arange(len(q), device=q.device)
         return rejected.sum(-1, keepdim=True) * residual(every, p.argmax(-1))
     average = torch.zeros_like(q)
