@@ -1,4 +1,4 @@
-"""Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the joint distribution of all 64 next triples.
+"""Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the distribution of all 64 next triples.
 
 The enumeration (tests/oracles) shares nothing with the code under test. Everything exact is float64; the recorded
 form is compared within 4.5 of its own standard errors (false alarms: 1 in 150,000 per number), with fixed seeds.
