@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from search_spaces import plugins
+from search_spaces.samplers import SAMPLERS
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
 
@@ -27,7 +28,7 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
-    registries: tuple[plugins.Registry[Any], ...] = (DRAFTERS, POLICIES)
+    registries: tuple[plugins.Registry[Any], ...] = (DRAFTERS, POLICIES, SAMPLERS)
     for registry in registries:
         monkeypatch.setattr(registry, "_entries", {**registry})
     module = ModuleType(page.removesuffix(".md"))
@@ -87,3 +88,9 @@ def test_your_own_target(names: dict[str, Any]) -> None:
     assert names["same"] is True, "transformers' own forward under the engine draws the same"
     assert names["accepted"] > 1
     assert names["picture"].shape == (1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("names", ["your_own_sampler.md"], indirect=True)
+def test_your_own_sampler(names: dict[str, Any]) -> None:
+    assert set(names["lengths"]) <= {2, 3}, "the option, not the default of 4"
+    assert "short" in SAMPLERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from orchestrator.run.study import (
     objective_values,
     open_storage,
 )
-from search_spaces.plugins import _loaded
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -301,35 +299,3 @@ def test_an_invalid_proposal_is_told_as_failed(tmp_path: Path) -> None:
     entry = TrialRecord(0, "", "failed", None, cause="the space proposed an invalid config")
     search.tell(entry, NAMES)
     assert DecodingConfig(sampling=Sampling(cfg=1.5)) == proposals[0].config
-
-
-def test_a_plugin_adds_a_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file outside of the project; a sweep names the sampler and gives it options."""
-    (tmp_path / "my_sampler.py").write_text(
-        "import optuna\n"
-        "from search_spaces.samplers import SAMPLERS, SamplerChoice\n\n\n"
-        "@SAMPLERS.register\n"
-        "class Mine(SamplerChoice):\n"
-        "    kind = 'mine'\n"
-        "    implementation = 'my_sampler:MySampler'\n"
-        "    defaults = {'length': 4}\n\n\n"
-        "class MySampler(optuna.samplers.RandomSampler):\n"
-        "    def __init__(self, length, seed):\n"
-        "        super().__init__(seed=seed)\n"
-        "        self.length = length\n\n"
-        "    def sample_independent(self, study, trial, name, distribution):\n"
-        "        if name == 'tree.length':\n"
-        "            return self.length\n"
-        "        return super().sample_independent(study, trial, name, distribution)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("SPECFRONTIER_PLUGINS", "my_sampler")
-    try:
-        config = sweep(tmp_path, "mine", {"space": FLAT})
-        for options, length in (({}, 4), ({"length": 6}, 6)):
-            records = drive(replace(config, search=replace(config.search, options=options)), 6)
-            assert {entry.params["tree.length"] for entry in records[3:]} == {length}
-        assert not Search(config, DIRECTIONS).is_stateful
-    finally:
-        SAMPLERS._entries.pop("mine", None)
-        _loaded.discard("my_sampler")
