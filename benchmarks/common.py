@@ -16,8 +16,9 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics
-from workers.models.families.scenes import ScenesModels
+from workers.loading.models import Models
 from workers.runtime.memory import free_memory, is_out_of_memory
+from workers.scenes.images import sample_captions
 
 Made = TypeVar("Made")
 
@@ -49,12 +50,12 @@ class Drawn:
 
 
 def engine_for(
-    models: ScenesModels, config: DecodingConfig, *, batch: int, seed: int = 0, sampling: Sampling | None = None
+    models: Models, config: DecodingConfig, *, batch: int, seed: int = 0, sampling: Sampling | None = None
 ) -> Engine:
     """An engine for one setting of the built-in model."""
     if sampling is not None:
         config = replace(config, sampling=sampling)
-    return Engine(models.target, config, models.drafter(config.drafter.kind), seed=seed, batch_size=batch)
+    return Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=seed, batch_size=batch)
 
 
 def draw(engine: Engine, requests: Sequence[Request]) -> Drawn:
@@ -98,9 +99,9 @@ def paired_speedup(vanilla: Engine, method: Engine, requests: Sequence[Request],
     )
 
 
-def held_out_requests(models: ScenesModels, count: int, seed: int = 1) -> list[Request]:
+def held_out_requests(models: Models, count: int, seed: int = 1) -> list[Request]:
     """Requests for the captions of held-out scenes 0..count-1."""
-    return [Request(index, caption) for index, caption in enumerate(models.held_out_captions(count, seed))]
+    return [Request(index, caption) for index, caption in enumerate(sample_captions(seed, count))]
 
 
 def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:

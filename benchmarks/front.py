@@ -17,7 +17,7 @@ from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.methods import measure_speed, quality_row
 from benchmarks.quality import Judge
 from search_spaces.trial import DecodingConfig
-from workers.models.families.scenes import load_scenes
+from workers.loading.models_yaml import load_folder
 
 Rows = dict[str, dict[str, Any]]
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "front.json")
     args = parser.parse_args()
-    models = load_scenes()
+    models = load_folder()
     requests = held_out_requests(models, args.images)
     judge = Judge(models.target, requests)
     rows: Rows = {}

@@ -40,8 +40,8 @@ from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.loading.bundle import Models
 from workers.loading.dry_run import footprint
+from workers.loading.models import Models
 from workers.runtime.timing import settle
 
 SETTINGS = {

@@ -25,13 +25,14 @@ from benchmarks.common import Paired, chosen, draw, engine_for, held_out_request
 from benchmarks.quality import Judge, Quality, real_scenes
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
-from workers.models.families.scenes import ScenesModels, load_scenes
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 
 PHASES = ("target", "drafter", "acceptance", "commit")
 Keep = Callable[[str, dict[str, Any]], None]
 
 
-def measure_speed(models: ScenesModels, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
+def measure_speed(models: Models, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
     """Vanilla and the method in turn on `images` captions."""
     vanilla = engine_for(models, DecodingConfig(), batch=batch)
     method = engine_for(models, config, batch=batch)
@@ -99,7 +100,7 @@ def _estimate(pair: list[float] | None, digits: int) -> str:
     return "-" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-def measure_quality(models: ScenesModels, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
+def measure_quality(models: Models, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
     """Quality of every method on the same held-out captions, and of real scenes with those captions."""
     requests = held_out_requests(models, images)
     judge = Judge(models.target, requests)
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
     parser.add_argument("--merge", action="store_true", help="keep what FILE holds of other methods and measurements")
     args = parser.parse_args()
-    models, presets = load_scenes(), chosen(args.only)
+    models, presets = load_folder(), chosen(args.only)
     merge = args.merge and args.out.exists()
     rows: dict[str, dict[str, Any]] = json.loads(args.out.read_text())["rows"] if merge else {}
     machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -25,7 +25,8 @@ from workers.decoding.engine import Engine
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
-from workers.models.families.scenes import ScenesModels, load_scenes
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 
 
 def chain(length: int, acceptance: str) -> DecodingConfig:
@@ -77,9 +78,9 @@ class Forwards:
                 del module.forward  # the class's own shows again
 
 
-def networks(models: ScenesModels, config: DecodingConfig) -> list[nn.Module]:
+def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
     """The modules whose forwards are the models' own work."""
-    target, drafter = models.target, models.drafter(config.drafter.kind)
+    target, drafter = models.target, models.drafters.get(config.drafter.kind)
     watched: list[nn.Module] = [target.transformer, target.embed, target.head]
     if isinstance(drafter, EagleDrafter):
         watched += [drafter.layer.decoder, drafter.layer.fc]
@@ -91,9 +92,7 @@ def networks(models: ScenesModels, config: DecodingConfig) -> list[nn.Module]:
     return watched
 
 
-def share_outside(
-    models: ScenesModels, config: DecodingConfig, images: int, repetitions: int
-) -> tuple[float, float, float]:
+def share_outside(models: Models, config: DecodingConfig, images: int, repetitions: int) -> tuple[float, float, float]:
     """(median share of the wall clock outside forwards, ms per round, microseconds outside per round) at batch 1."""
     engine, requests = engine_for(models, config, batch=1), held_out_requests(models, images)
     draw(engine, requests[:1])
@@ -112,7 +111,7 @@ def share_outside(
 
 
 @torch.inference_mode()
-def bare_loop(engine: Engine, models: ScenesModels) -> float:
+def bare_loop(engine: Engine, models: Models) -> float:
     """Seconds of the forwards alone that vanilla makes for one image: embedding, transformer and head, one token a
     pass.
     """
@@ -132,7 +131,7 @@ def bare_loop(engine: Engine, models: ScenesModels) -> float:
     return time.perf_counter() - begin
 
 
-def vanilla_against_bare_loop(models: ScenesModels, repetitions: int) -> tuple[float, float, float]:
+def vanilla_against_bare_loop(models: Models, repetitions: int) -> tuple[float, float, float]:
     """Median, least and largest ratio of vanilla's seconds per image to the bare loop's, run in turn."""
     engine, requests = engine_for(models, DecodingConfig(), batch=1), held_out_requests(models, 1)
     draw(engine, requests), bare_loop(engine, models)
@@ -151,7 +150,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a row fails its bound")
     args = parser.parse_args()
-    models = load_scenes()
+    models = load_folder()
     median, low, high = vanilla_against_bare_loop(models, 3 * args.repetitions)
     passed = [median <= RATIO]
     print(f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f}), {verdict(passed[-1])}")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.data.scenes import render, sample_attributes
 from workers.decoding.state import Request
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.clip_score import clip_score, load_clip
@@ -22,6 +21,7 @@ from workers.metrics.frechet import (
     distance_to_reference,
 )
 from workers.models.target import Target
+from workers.scenes.images import render, sample_attributes
 
 REFERENCE_SEED, REFERENCE_SCENES = 2, 4096  # held out from all training (seed 0) and from the captions drawn (seed 1)
 

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import DecodingConfig
-from workers.loading.bundle import Models
-from workers.loading.manifest import published_entries
-from workers.loading.outlines import Outline, published_outline, with_drafter
-from workers.models.families import chameleon, chameleon_outline
-from workers.models.families.llamagen import CAPTION_DIM, CAPTION_TOKENS, CaptionConditioner, ClassConditioner
-from workers.models.families.word_prompts import WordPrompts
+from workers.loading.models import Models
+from workers.loading.models_yaml import published_entries
+from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models
+from workers.models.families import chameleon
+from workers.models.families.llamagen_prompts import CAPTION_DIM, CAPTION_TOKENS, CaptionConditioner, ClassConditioner
 from workers.models.target import Target
 from workers.models.transformer import Transformer
-from workers.models.weights import unfilled
+from workers.models.weights import skip_init
 
-NAMES = (*published_entries(), *chameleon_outline.SIZES)
+NAMES = tuple(published_entries())
 TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, "vocab_size": 2048}
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -28,10 +27,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def sketch(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
     """A published target in shape, on the meta device. A tiny one has few codes and no codec."""
-    published = published_outline(name, dtype).models.target
+    published = published_models(name, dtype).models.target
     config = replace(published.transformer.config, **(TINY if tiny else {}))
-    body = unfilled(lambda: Transformer(config)).to("meta", dtype)
-    conditioner = unfilled(lambda: conditioner_like(published.conditioner, config.dim)).to("meta", dtype)
+    body = skip_init(lambda: Transformer(config)).to("meta", dtype)
+    conditioner = skip_init(lambda: conditioner_like(published.conditioner, config.dim)).to("meta", dtype)
     row_end = None if published.row_end is None else torch.empty(config.dim, dtype=dtype, device="meta")
     codec = None if tiny else published.codec
     target = Target(published.name, body, conditioner, codec, published.sampling, row_end=row_end)
@@ -44,12 +43,8 @@ def conditioner_like(outlined: nn.Module, dim: int) -> nn.Module:
         return CaptionConditioner(dim, random_features)
     if isinstance(outlined, ClassConditioner):
         return ClassConditioner(dim)
-    wording = chameleon.ANOLE_WORDING
-    return WordPrompts(
-        nn.Embedding(chameleon_outline.WORDS, dim),
-        chameleon_outline.PROMPT_TOKENS,
-        lambda caption: wording.ids(caption, lambda text: list(text.encode())),
-        wording.null,
+    return chameleon.ANOLE.conditioner(
+        chameleon.VOCABULARY_7B, dim, chameleon.PROMPT_TOKENS, lambda text: list(text.encode())
     )
 
 
@@ -65,7 +60,7 @@ def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
     Raises:
         ValueError: that kind of drafter has no usual size.
     """
-    found = with_drafter(Outline(Models(target, {}, {})), config)
+    found = add_drafter(ShapeOnlyModels(Models(target, {}, {})), config)
     if found is None:
         raise ValueError(f"drafter {config.drafter.kind!r} has no usual size; choose eagle or medusa")
     return found.models

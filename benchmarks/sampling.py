@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.quality import Judge
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.models.families.scenes import load_scenes
+from workers.loading.models_yaml import load_folder
 
 GRID = [
     Sampling(cfg=cfg, temperature=temperature, top_k=top_k)
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--settings", type=int, default=len(GRID), help="how many settings, from the front of the list")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sampling.json")
     args = parser.parse_args()
-    models = load_scenes()
+    models = load_folder()
     jobs = held_out_requests(models, args.images)
     judge = Judge(models.target, jobs)
     print("| cfg | temperature | top-k | fid | caption accuracy | CLIP |\n|---|---|---|---|---|---|")

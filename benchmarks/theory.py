@@ -35,8 +35,9 @@ from workers.decoding.accept import Acceptor
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import ratio_estimate
-from workers.models.families.scenes import ScenesModels, load_scenes
 
 LANTERN = {"neighbourhood": "additive", "k": 100, "delta": 0.1}
 LANTERN_PP = {"neighbourhood": "multiplicative", "k": 50, "lambda": 2.0}
@@ -88,7 +89,7 @@ def setting(acceptance: dict[str, Any], drafter: str, length: int) -> DecodingCo
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": chain, "acceptance": acceptance})
 
 
-def record(models: ScenesModels, config: DecodingConfig, requests: Sequence[Request]) -> tuple[Rounds, NeighbourTables]:
+def record(models: Models, config: DecodingConfig, requests: Sequence[Request]) -> tuple[Rounds, NeighbourTables]:
     """The whole rounds of these captions, and what the rule looks up."""
     engine = engine_for(models, config, batch=min(32, len(requests)))
     engine.acceptor = recorder = Recorder(engine)
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4, help="L, drafts of a chain")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "theory.json")
     args = parser.parse_args()
-    models = load_scenes()
+    models = load_folder()
     requests = held_out_requests(models, args.images)
     print("| rule | E[N], exact's rounds | E[N], own rounds | N measured | B | B* |\n|---|---|---|---|---|---|")
     rows, exact = {}, None

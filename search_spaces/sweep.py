@@ -89,7 +89,10 @@ class SweepConfig:
 
         def section(kind: type[Kind]) -> Kind:
             name = kind.__name__.lower()
-            return _flat(kind, given.get(name, Node({}, root.where, (name,))))
+            node = given.get(name, Node({}, root.where, (name,)))
+            if kind is Models and isinstance(node.value, str):
+                node = Node({"file": node}, node.where, (name,))
+            return _flat(kind, node)
 
         sweep = cls(
             name=head.name,

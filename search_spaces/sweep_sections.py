@@ -32,22 +32,17 @@ class SweepHeader(Params):
 
 @dataclass(frozen=True, slots=True)
 class Models(Params):
-    """The target with its drafters, and where they run: a folder of weights, or an entry of a models.yaml.
+    """The target with its drafters, and the device. `models: TEXT` is short for `models: {file: TEXT}`.
 
-    A ready sweep names its entry only; `launch --models FILE` says where the file is.
+    A ready sweep names an entry only; `launch --models FILE` gives the file.
     """
 
-    weights: Annotated[str, "'builtin', or a folder with a target's weights and its drafters'"] = BUILTIN
+    file: Annotated[str, "'builtin', a folder that `specfrontier train` made, or a models.yaml"] = BUILTIN
+    name: Annotated[str | None, "entry of the models.yaml"] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
-    name: Annotated[str | None, "entry of a models.yaml"] = None
-    file: Annotated[str | None, "the models.yaml that holds the entry"] = None
 
-    def check(self) -> None:
-        if self.name is None and self.file is not None:
-            raise ConfigError(("name",), f"missing; say which entry of {self.file} this sweep is for")
-        if self.name is not None and self.weights != BUILTIN:
-            problem = f"given beside the entry {self.name!r} of a models.yaml; leave it out, or the name (name: null)"
-            raise ConfigError(("weights",), problem)
+    def __str__(self) -> str:
+        return self.file if self.name is None else f"{self.name} of {self.file}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,13 @@ from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingSha
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.loading.models import device_name, image_size, models_of, pick_device, versions
+from workers.loading.models_yaml import Entry, folder_entry, load_entry
 from workers.metrics.extractors import Extractors, ImageScores, available_inputs
 from workers.metrics.metric import REFERENCE
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
 from workers.metrics.trial_metrics import Shards, compute_trial_metrics, draw_pictures
+from workers.runtime.device import device_name, pick_device, versions
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks
 from workers.runtime.specification import WorkerSpec
@@ -65,18 +66,22 @@ class Evaluator:
         torch.set_num_threads(spec.threads)
         self.spec, self.storage = spec, shared_store(spec)
         self.device = pick_device(spec.device)
-        self.models, folder = models_of(spec, self.device)
+        entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
+        self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
         target = self.models.target
-        self.image_size = image_size(target)
+        self._cancelled = threading.Event()
+        self._running: dict[str, Any] | None = None
+        self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
+        self.capabilities = self.engines.capabilities
         target.check(texts)  # every caption, before the first is drawn
         self.extractors = Extractors.load(
-            folder,
-            image_size=self.image_size,
+            entry.folder,
+            image_size=self.capabilities.image_size,
             captions=texts,
             device=self.device,
-            weights=spec.metric_weights,
+            weights=entry.metrics,
             metrics=spec.metrics,
         )
         self.experiment = Experiment(
@@ -86,10 +91,7 @@ class Evaluator:
             extractors=self.extractors.identities,
             precision=str(next(target.parameters()).dtype).removeprefix("torch."),
         )
-        self._cancelled = threading.Event()
-        self._running: dict[str, Any] | None = None
-        self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
-        self._real = SweepReference(self.storage, spec.reference, self.extractors, self.image_size)
+        self._real = SweepReference(self.storage, spec.reference, self.extractors, self.capabilities.image_size)
         self.reference = self._real.facts
         select_metrics(spec.metrics, self.available)
 
@@ -100,20 +102,11 @@ class Evaluator:
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can give, as plain data."""
-        target, drafters = self.models.target, self.models.drafters
         metrics, lacking = select_metrics(None, self.available)
-        medusa = drafters.get("medusa")
         captions = self.spec.captions
         return {
-            "target": target.name,
+            "capabilities": self.capabilities.to_mapping(),
             "models": dict(self.models.hashes),
-            "sampling": target.sampling.to_mapping(),
-            "vocab": target.vocab_size,
-            "image_tokens": target.grid.tokens,
-            "grid": [target.grid.rows, target.grid.cols],
-            "image_size": self.image_size,
-            "drafters": sorted(drafters),
-            "medusa_heads": medusa.max_levels if medusa else None,
             "extractors": dict(self.experiment.extractors),
             "precision": self.experiment.precision,
             "metrics": {metric.name: metric.described for metric in metrics},

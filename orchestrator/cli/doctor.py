@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
-from workers.loading.entry_names import split_entry
 
 EPILOG = """\b
 Examples:
@@ -18,7 +17,9 @@ Examples:
 """
 ModelsFile = Annotated[
     str | None,
-    typer.Option("--models", metavar="FILE[#ENTRY]", help="Check the checkpoints that a models.yaml names."),
+    typer.Option(
+        "--models", metavar="MODELS", help="Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights."
+    ),
 ]
 Plan = Annotated[
     str | None, typer.Option(metavar="SPACE", help="Say what a sweep will need: memory, images, hours. Runs nothing.")
@@ -80,9 +81,8 @@ def checked(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
     """
     from orchestrator.doctor.checkup import check_models, checkup_in_words
 
-    file, name = split_entry(models)
     with ends_with(WRONG_USAGE):
-        found = check_models(file or models, name, batch)
+        found = check_models(models, batch)
     return found, checkup_in_words(found)
 
 
@@ -98,20 +98,18 @@ def planned(
     """What a sweep will need, as data and in words.
 
     Raises:
-        CommandError: the space or the models.yaml is wrong, or the models cannot be outlined.
+        CommandError: the space or the models.yaml is wrong, or nothing determines the models' architecture.
     """
     from orchestrator.doctor.machine import torch_facts
-    from orchestrator.doctor.plan import GIB, gpu_of, outlined, plan, plan_in_words
+    from orchestrator.doctor.plan import GIB, gpu_of, models_for_plan, plan, plan_in_words
     from search_spaces.sweep import SweepConfig
 
     here = torch_facts()["devices"]
     gigabytes = memory or (here[0]["memory_bytes"] / GIB if here else 80.0)
-    file, name = split_entry(models)
-    changes = {"models.file": file, "models.name": name}
     with ends_with(WRONG_USAGE):
-        sweep = SweepConfig.read(space, {key: value for key, value in changes.items() if value is not None})
+        sweep = SweepConfig.read(space, {} if models is None else {"models.file": models})
         gpu = gpu_of(gigabytes, bandwidth, compute)
-        found = plan(sweep, outlined(sweep), gpus or len(here) or 1, gpu, accepted)
+        found = plan(sweep, models_for_plan(sweep), gpus or len(here) or 1, gpu, accepted)
     return found, plan_in_words(found)
 
 

@@ -50,8 +50,7 @@ def generate(
     seed: Seed = 0,
     samples: Samples = 1,
     out: Out = "generated",
-    weights: o.Weights = None,
-    models: o.ModelsFile = None,
+    models: o.Models = None,
     device: o.Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +67,7 @@ def generate(
     texts = _read_captions(captions or [], captions_file)
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
-    generation = Generation(preset, seed, batch, samples, Path(out), weights, device, models)
+    generation = Generation(preset, seed, batch, samples, Path(out), device, models or "builtin")
     typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
 
 

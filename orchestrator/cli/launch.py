@@ -12,7 +12,6 @@ import typer
 from orchestrator.cli import options as o
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
-from workers.loading.entry_names import split_entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,8 +74,7 @@ def launch(
     parallel: Parallel = None,
     seed: Seed = None,
     assignments: o.Assignments = None,
-    weights: o.Weights = None,
-    models: o.ModelsFile = None,
+    models: o.Models = None,
     address: o.Address = None,
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1.0,
@@ -94,12 +92,12 @@ def launch(
     """
     from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
+    from workers.loading.models_yaml import split_entry
 
-    file, entry = split_entry(models)
+    file, entry = (None, None) if models is None else split_entry(models)
     changes = {
         "name": name,
         "seed": seed,
-        "models.weights": weights,
         "models.file": file,
         "models.name": entry,
         "budget.trials": trials,

@@ -27,7 +27,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     search, budget = config.search, config.budget
     yield "store", storage.shown
     models = config.models
-    yield "models", models.weights if models.name is None else f"{models.name} of {models.file}"
+    yield "models", str(models)
     yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"
     reference = config.reference
     yield (

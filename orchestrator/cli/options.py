@@ -6,16 +6,11 @@ from typing import Annotated
 
 import typer
 
-Weights = Annotated[
+Models = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR", help="Folder with weight files of the scenes family, such as the output of `train`; or: builtin."
-    ),
-]
-ModelsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--models", metavar="FILE[#ENTRY]", help="A models.yaml and one of its entries (optional if it has only one)."
+        metavar="MODELS",
+        help="builtin, a folder that `train` made, or a models.yaml: FILE#ENTRY (FILE if it has only one entry).",
     ),
 ]
 Device = Annotated[

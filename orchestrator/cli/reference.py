@@ -26,10 +26,10 @@ def reference(
         int | None, typer.Option(metavar="N", min=1, help="At most so many images. Default: all of them.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Which images, if there are more; which scenes.")] = 0,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder with your own features.safetensors. Default: the built-in net."),
-    ] = None,
+    models: Annotated[
+        str,
+        typer.Option(metavar="MODELS", help="builtin, or a folder that has its own features.safetensors."),
+    ] = "builtin",
     inception: Annotated[
         str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
     ] = None,
@@ -53,9 +53,9 @@ def reference(
     from orchestrator.run.models import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference
     from workers.data.storage import Storage
-    from workers.loading.models import BUILTIN_NAME, weights_folder
+    from workers.loading.models_yaml import find_entry
     from workers.metrics.extractors import load_extractors, load_scene_features
-    from workers.models.weights import WeightsError
+    from workers.models.checkpoint_files import WeightsError
 
     place = pick_device(device)
     if not is_reference_file(out):
@@ -65,7 +65,7 @@ def reference(
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         given = {key: path for key, path in files.items() if path is not None}
         found, manifold = load_extractors(given, place)
-        net = found or load_scene_features(weights_folder(weights or BUILTIN_NAME)).to(place)
+        net = found or load_scene_features(find_entry(models).folder).to(place)
         also = [] if manifold is None else [manifold]
         made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=progress)
     except WeightsError as error:

@@ -18,8 +18,8 @@ EPILOG = """\b
 Examples:
   specfrontier train tokenizer target eagle --out runs/mine
   specfrontier train all --data photos --out runs/photos     (photos/CLASS/*.png, or captions beside the images)
-  specfrontier generate "a large red circle" --weights runs/mine --preset lantern
-  specfrontier train eagle --captions captions.txt --weights runs/photos --out runs/drafter --workers 4
+  specfrontier generate "a large red circle" --models runs/mine --preset lantern
+  specfrontier train eagle --captions captions.txt --models runs/photos --out runs/drafter --workers 4
   specfrontier train eagle --captions captions.txt --models models.yaml#llamagen-xl-stage1 --out runs/drafter
 """
 # As in workers.training.recipes, which `--help` must not import: it needs torch.
@@ -59,8 +59,7 @@ def train(
     device: o.Device = None,
     resume: Resume = False,
     captions: Captions = None,
-    weights: o.Weights = None,
-    models: o.ModelsFile = None,
+    models: o.Models = None,
     count: Count = None,
     batch: Batch = None,
     rate: Rate = None,
@@ -75,13 +74,13 @@ def train(
     Parts build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
     procedural scenes, a part that DIR does not hold is taken from the built-in model.
 
-    With --captions, train an EAGLE drafter for the target in --weights (default: builtin) or --models, on images that
-    the target draws of the captions (kept in DIR). The loss goes to DIR/eagle.journal.jsonl and MLflow; DIR gets the
+    With --captions, train an EAGLE drafter for the target of --models (default: builtin), on images that it
+    draws of the captions (kept in DIR). The loss goes to DIR/eagle.journal.jsonl and MLflow; DIR gets the
     weights with the best held-out top-3 accuracy.
     """
     if captions is None:
         drafter_options = {
-            "--weights": weights, "--models": models, "--count": count, "--batch": batch, "--rate": rate,
+            "--models": models, "--count": count, "--batch": batch, "--rate": rate,
             "--save-every": save_every, "--workers": None if workers == 1 else workers, "--address": address,
             "--tracking-uri": tracking_uri, "--no-mlflow": None if mlflow else True,
         }  # fmt: skip
@@ -95,8 +94,6 @@ def train(
         raise CommandError(problem, WRONG_USAGE)
     if device is not None and (workers > 1 or address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    if weights is not None and models is not None:
-        raise CommandError("--weights and --models cannot be combined; give one of them", WRONG_USAGE)
     from orchestrator.run.models import pick_device
     from orchestrator.run.training import TrainingOptions
 
@@ -105,7 +102,7 @@ def train(
         resume=resume,
     )  # fmt: skip
     recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
-    _train_drafter(captions, weights or "builtin", models, out, count, recipe, options)
+    _train_drafter(captions, models or "builtin", out, count, recipe, options)
 
 
 def _train_pieces(
@@ -118,7 +115,7 @@ def _train_pieces(
     """
     ordered = ordered_pieces(pieces, with_data=data is not None)
     from orchestrator.run.models import pick_device
-    from workers.models.weights import WeightsError
+    from workers.models.checkpoint_files import WeightsError
     from workers.training.recipes import train_piece
 
     device_name = str(pick_device(device))
@@ -142,8 +139,7 @@ def _train_pieces(
 
 def _train_drafter(
     captions: str,
-    weights: str,
-    models: str | None,
+    models: str,
     out: str,
     count: int | None,
     recipe: dict[str, Any],
@@ -156,12 +152,12 @@ def _train_drafter(
     """
     from orchestrator.run.tasks import PoolError
     from orchestrator.run.training import drafter_job, train_drafter
-    from workers.models.weights import WeightsError
+    from workers.models.checkpoint_files import WeightsError
     from workers.training.eagle import EagleRecipe
 
     try:
         eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})
-        job = drafter_job(weights, captions, Path(out), eagle, count=count, models=models)
+        job = drafter_job(models, captions, Path(out), eagle, count=count)
         path = train_drafter(job, options, log=typer.echo)
     except KeyboardInterrupt:
         raise CommandError("interrupted; resume with the same command and --resume", INTERRUPTED) from None

@@ -12,26 +12,29 @@ from orchestrator.doctor.machine import memory
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import footprint, largest_batch
-from workers.loading.manifest import Entry, checkpoint_hash, read_entry, read_manifest, sketch_entry
-from workers.loading.models import AUTO, image_size, pick_device
-from workers.loading.outlines import net_bytes
+from workers.loading.models import Capabilities
+from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_models_yaml
+from workers.loading.shape_only import metric_bytes
 from workers.metrics.extractors import check_weights
+from workers.models.checkpoint_files import content_hash
+from workers.runtime.device import AUTO, pick_device
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
 
 
-def check_models(file: str, name: str | None, batch: int) -> dict[str, Any]:
-    """Findings on all entries of a models.yaml (or on one), as plain data. `problems`: sentences, empty if all is well.
+def check_models(source: str, batch: int) -> dict[str, Any]:
+    """Findings on a models.yaml, or on the entry that `source` names, as plain data. `problems`: empty if all is well.
 
     Raises:
         ConfigError, OSError: the file itself is wrong.
     """
-    entries = list(read_manifest(file).values()) if name is None else [read_entry(file, name)]
+    whole_file = Path(source).expanduser().is_file()
+    entries = list(read_models_yaml(source).values()) if whole_file else [find_entry(source)]
     device = pick_device(AUTO)
     room = memory_there(device)
     found = [check_entry(entry, batch, device, room) for entry in entries]
     return {
-        "file": file,
+        "file": source,
         "device": device.type,
         "memory_there": room,
         "entries": found,
@@ -46,7 +49,7 @@ def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None
     problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
     found: dict[str, Any] = {
         "name": entry.name,
-        "family": entry.family.name,
+        "family": entry.family.kind,
         "where": entry.where,
         "files": files,
         "problems": problems,
@@ -80,7 +83,7 @@ def check_file(key: str, path: Path) -> dict[str, Any]:
     if path.is_dir() and not parts:
         return found | {"problem": f"{path}: the folder is empty; download its files"}
     try:
-        return found | {"bytes": sum(part.stat().st_size for part in parts), "hash": checkpoint_hash(path)}
+        return found | {"bytes": sum(part.stat().st_size for part in parts), "hash": content_hash(path)}
     except (ValueError, OSError) as error:
         return found | {"problem": str(error)}
 
@@ -93,13 +96,13 @@ def architecture(
     Raises:
         ValueError: shapes do not fit; a shard is truncated; a file is of another family.
     """
-    dtype = entry.type_on(device)
-    models = sketch_entry(entry, dtype)
-    target = models.target
-    config = preset(HEAVY) if "eagle" in models.drafters else DecodingConfig()
+    dtype = entry.dtype_on(device)
+    models = load_on_meta(entry, dtype)
+    capabilities = Capabilities.of(models)
+    config = preset(HEAVY) if "eagle" in capabilities.drafters else DecodingConfig()
     needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
     more = footprint(models, config, other, other)
-    nets = sum(net_bytes(entry).values())
+    nets = sum(metric_bytes(entry).values())
     largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
@@ -107,12 +110,8 @@ def architecture(
             f"image, {in_gib(room)} are there; use a larger device, or dtype bfloat16"
         )
     return {
-        "target": target.name,
-        "numbers": sum(parameter.numel() for parameter in target.parameters()),
-        "image_size": image_size(target),
-        "grid": [target.grid.rows, target.grid.cols],
-        "vocab": target.vocab_size,
-        "drafters": sorted(models.drafters),
+        "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
+        **capabilities.to_mapping(),
         "dtype": str(dtype).removeprefix("torch."),
         "memory": {
             "batch": batch,
@@ -149,11 +148,9 @@ def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
         lines += [f"  {file['key']:<20} {file_in_words(file)}" for file in entry["files"]]
         if "target" not in entry:
             continue
-        rows, cols = entry["grid"]
         parts = entry["memory"]
-        shape = (
-            f"{entry['numbers']:,} numbers, {entry['image_size']} px, {rows} x {cols} tokens of {entry['vocab']} codes"
-        )
+        grid = f"{entry['rows']} x {entry['cols']} tokens of {entry['vocab_size']} codes"
+        shape = f"{entry['numbers']:,} parameters, {entry['image_size']} px, {grid}"
         kinds = ", ".join(
             f"{kind.replace('_', ' ')} {in_gib(parts[kind])}"
             for kind in ("parameters", "cache", "activations", "pictures", "metric_nets")

@@ -73,10 +73,10 @@ def ray_access() -> dict[str, Any]:
 def examine() -> dict[str, Any]:
     """Everything that `doctor` tells, as plain data. `problems`: sentences, empty if nothing is missing or broken."""
     from workers.metrics import clip_score, features
-    from workers.models.families import scenes
+    from workers.models.families.scenes import BUILTIN, BUILTIN_PARTS
 
     total, free = memory()
-    paths = [*(scenes.BUILTIN / name for name in scenes.FILES), features.BUILTIN, clip_score.BUILTIN]
+    paths = [*(BUILTIN / f"{part}.safetensors" for part in BUILTIN_PARTS), features.BUILTIN, clip_score.BUILTIN]
     weights = [examine_weights(path) for path in paths]
     libraries = {name: installed(name) for name in LIBRARIES}
     for_sweeps = {name: installed(name) for name in SWEEP_LIBRARIES}
@@ -100,7 +100,7 @@ def examine() -> dict[str, Any]:
         "torch": torch,
         "libraries": libraries,
         "sweeps": {"libraries": for_sweeps, "workers": local_workers(torch), "ray": ray_access()},
-        "weights_folder": str(scenes.BUILTIN),
+        "weights_folder": str(BUILTIN),
         "weights": weights,
         "problems": problems or models_that_fail(),
     }
@@ -110,8 +110,7 @@ def examine_weights(path: Path) -> dict[str, Any]:
     """One weight file: "whole" with its size, hash and count of numbers, else "missing" or "broken" with the reason."""
     from safetensors import safe_open
 
-    from workers.models.checkpoint_files import WeightsError, safetensors_names
-    from workers.models.weights import content_hash
+    from workers.models.checkpoint_files import WeightsError, content_hash, safetensors_names
 
     found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
     if not path.is_file():
@@ -128,12 +127,13 @@ def examine_weights(path: Path) -> dict[str, Any]:
 
 def models_that_fail() -> list[str]:
     """What goes wrong when the built-in models are loaded; empty if nothing does."""
+    from workers.loading.models_yaml import load_folder
     from workers.metrics import clip_score, features
-    from workers.models.families import scenes
+    from workers.models.families.scenes import BUILTIN
 
     problems: list[str] = []
     for load, path in (
-        (scenes.load_scenes, scenes.BUILTIN),
+        (load_folder, BUILTIN),
         (features.load_features, features.BUILTIN),
         (clip_score.load_clip, clip_score.BUILTIN),
     ):

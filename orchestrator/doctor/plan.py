@@ -22,9 +22,8 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.evaluate import PICTURES_AT_ONCE
 from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
-from workers.loading.manifest import folder_entry, read_entry
-from workers.loading.models import weights_folder
-from workers.loading.outlines import Outline, outline_of, published_outline, with_drafter
+from workers.loading.models_yaml import BUILTIN_NAME, find_entry
+from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models, shape_only_models
 from workers.metrics.extractors import weight_keys
 from workers.metrics.registry import uses_timings
 
@@ -70,7 +69,7 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
     )
 
 
-def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
+def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
     """What a sweep of these models will need on `gpus` GPUs, as plain data.
 
     accepted: tokens that a pass of the target emits on average in trials other than vanilla.
@@ -78,12 +77,12 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
     Raises:
         ValueError: the models cannot serve the sweep's settings.
     """
-    target = outline.models.target
+    target = shapes.models.target
     sweep = resolve_sweep(sweep, target.sampling)
-    nets = sum(outline.nets.get(key, 0) for key in weight_keys(sweep.asked))
-    label, config, outline, notes = heaviest(sweep, outline)
+    nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.asked))
+    label, config, shapes, notes = heaviest(sweep, shapes)
     batches = batches_of(sweep)
-    models, pictures = outline.models, batches["pictures"]
+    models, pictures = shapes.models, batches["pictures"]
     small = footprint(models, config, batches["timing"], 1)
     big = footprint(models, config, batches["quality"], pictures)
     vanilla = DecodingConfig(sampling=sweep.sampling)
@@ -112,7 +111,7 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
     return {
         "sweep": sweep.name,
         "target": target.name,
-        "models": sweep.models.name or sweep.models.weights,
+        "models": str(sweep.models),
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
@@ -124,24 +123,21 @@ def plan(sweep: SweepConfig, outline: Outline, gpus: int, gpu: Gpu, accepted: fl
         "time": [hours(1.0), *([hours(accepted)] if accepted != 1 else [])],
         "gpus": gpus,
         "gpu": asdict(gpu),
-        "assumed": [*outline.assumed, *notes, *assumptions(gpu, label)],
+        "assumed": [*shapes.assumptions, *notes, *assumptions(gpu, label)],
     }
 
 
-def outlined(sweep: SweepConfig) -> Outline:
-    """The models that a sweep names, without numbers, as on a GPU: by the files that are there, or by architecture.
+def models_for_plan(sweep: SweepConfig) -> ShapeOnlyModels:
+    """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the published architecture.
 
     Raises:
-        ValueError: no such entry or folder; a file is damaged; or nothing says what the architecture is.
+        ValueError: no such entry or folder; a file is damaged; or nothing determines the architecture.
     """
-    models, gpu = sweep.models, torch.device("cuda")
-    if models.name is None:
-        entry = folder_entry(weights_folder(models.weights))
-    elif models.file is not None:
-        entry = read_entry(models.file, models.name)
-    else:
-        return published_outline(models.name, torch.bfloat16)
-    return outline_of(entry, entry.type_on(gpu))
+    models = sweep.models
+    if models.name is not None and models.file == BUILTIN_NAME:
+        return published_models(models.name, torch.bfloat16)
+    entry = find_entry(models.file, models.name)
+    return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
 def seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
@@ -178,16 +174,16 @@ def memory_of(found: Footprint) -> dict[str, int]:
     return {("total" if kind == "bytes" else kind): getattr(found, kind) for kind in kinds}
 
 
-def heaviest(sweep: SweepConfig, outline: Outline) -> tuple[str, DecodingConfig, Outline, list[str]]:
+def heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, DecodingConfig, ShapeOnlyModels, list[str]]:
     """Of all settings that a sweep may try, the one with the most drafted nodes; its label; what was left out and why.
 
     Raises:
         ConfigError: the models can serve none of them.
     """
     notes: dict[str, None] = {}
-    best: tuple[str, DecodingConfig, Outline] | None = None
+    best: tuple[str, DecodingConfig, ShapeOnlyModels] | None = None
     for label, config in sorted(settings_of(sweep), key=weight, reverse=True):
-        found = with_drafter(outline, config)
+        found = add_drafter(shapes, config)
         if found is None:
             notes[f"settings of the {config.drafter.kind} drafter are left out: give its file"] = None
             continue

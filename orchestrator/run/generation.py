@@ -16,7 +16,7 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.run.models import Models, load_models
+from orchestrator.run.models import load_models
 from search_spaces.trial import DecodingConfig
 from workers.data.pictures import (
     INK,
@@ -33,8 +33,9 @@ from workers.data.pictures import (
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
-from workers.loading.models import versions
+from workers.loading.models import Models
 from workers.models.target import Grid
+from workers.runtime.device import versions
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _MAX_CAPTION_CHARS = 48  # of a file name
@@ -52,9 +53,8 @@ class Generation:
     batch: int
     samples: int
     folder: Path
-    weights: str | None
     device: str | None
-    models: str | None = None
+    models: str = "builtin"
 
 
 @dataclass
@@ -93,7 +93,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     with ends_with(WRONG_USAGE):
         options.folder.mkdir(parents=True, exist_ok=True)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
-        models = load_models(options.weights, options.device, options.models)
+        models = load_models(options.models, options.device)
         engine, config = _make_engine(mapping, models, options)
     with ends_with(WRONG_USAGE):
         models.target.check(captions)  # all of them, before the first is drawn

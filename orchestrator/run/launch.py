@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,15 @@ from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
+from workers.loading.models import Capabilities
 from workers.metrics.registry import uses_timings
 
-_KEYWORDS = ("builtin", "scenes", "classes", NO_REFERENCE)  # of models, captions and reference: never paths
+_KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # of captions and reference: not paths
 # Facts of the workers that identity.json keeps.
-_IDENTITY_FACTS = (
-    "target", "models", "extractors", "captions", "reference", "grid", "image_size", "versions", "device", "threads",
-)  # fmt: skip
+_IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads")
 # Parts of the identity that a resumed sweep must share.
 _FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
 
@@ -120,14 +118,12 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
     Raises:
         ValueError: see `models_entry`.
     """
-    raw, entry = sweep.to_mapping(), models_entry(sweep)
+    raw = sweep.to_mapping()
     reference = raw["reference"] | {"source": _absolute(sweep.reference.source)}
     return {
         "store": storage.uri,
         "token": _store_id(storage),
-        "weights": _absolute(sweep.models.weights),
-        "models": entry.to_mapping() if entry else None,
-        "metric_weights": dict(entry.metrics) if entry and entry.metrics else None,
+        "models": models_entry(sweep).to_mapping(),
         "device": sweep.models.device,
         "threads": threads,
         "captions": raw["captions"] | {"source": _absolute(sweep.captions.source)},
@@ -177,7 +173,7 @@ def _resolve(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
     Raises:
         ConfigError: the models cannot give a metric, or cannot serve an enqueued config.
     """
-    sweep = resolve_sweep(sweep, Sampling(**facts["sampling"]))
+    sweep = resolve_sweep(sweep, Capabilities.from_mapping(facts["capabilities"]).sampling)
     check = _model_check(facts)
     for entry in sweep.enqueue:
         try:
@@ -194,13 +190,7 @@ def _resolve(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
 
 def _model_check(facts: Mapping[str, Any]) -> Callable[[DecodingConfig], None]:
     """A function that raises ConfigError for a config that the loaded models cannot serve."""
-    return partial(
-        DecodingConfig.check_model,
-        codebook_size=facts["vocab"],
-        image_tokens=facts["image_tokens"],
-        drafters=facts["drafters"],
-        medusa_heads=facts["medusa_heads"],
-    )
+    return Capabilities.from_mapping(facts["capabilities"]).check
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
@@ -217,7 +207,7 @@ def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
 def _identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
     """The identity of a sweep that starts now."""
     assert sweep.sampling is not None
-    metrics = facts["metrics"]
+    metrics, capabilities = facts["metrics"], Capabilities.from_mapping(facts["capabilities"])
     return Identity.from_mapping(
         {
             "name": sweep.name,
@@ -233,6 +223,9 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
             "samples": sweep.quality.samples,
             "timing": sweep.timing.to_mapping(),
             "started": utc_now(),
+            "target": capabilities.target,
+            "grid": [capabilities.rows, capabilities.cols],
+            "image_size": capabilities.image_size,
         }
         | {key: facts[key] for key in _IDENTITY_FACTS}
     )

@@ -44,13 +44,13 @@ def preflight(
         with prefix_errors("--study"):
             check_storage(study)
     if not (address or "").startswith(_RAY_CLIENT):
-        model = models.read_model(sweep)
+        model = models.read_models(sweep)
         captions = models.read_sweep_captions(sweep, model)
         models.check_captions_unchanged(storage, identity, captions, sweep.captions.source)
         models.check_reference(sweep, model)
         metrics.check_available(sweep, model, captions)
         metrics.check_image_count(sweep, model, len(captions))
-        resolved = resolve_sweep(sweep, model.sampling)
+        resolved = resolve_sweep(sweep, model.capabilities.sampling)
         models.check_configs(resolved, model)
         metrics.check_timing(resolved, len(captions))
         metrics.check_search(resolved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from orchestrator.run.preflight_models import models_entry, prefix_errors
+from orchestrator.run.preflight_models import prefix_errors
 from search_spaces.params import not_one_of
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -12,8 +12,8 @@ from search_spaces.trial import DecodingConfig
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Direction
+    from orchestrator.run.preflight_models import CheckedModels
     from workers.data.captions import Caption
-    from workers.loading.headers import Headers
 
 
 def check_names(sweep: SweepConfig) -> None:
@@ -78,7 +78,7 @@ def check_search(sweep: SweepConfig) -> None:
     Search(sweep, cast("list[Direction]", directions))
 
 
-def check_available(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> None:
+def check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> None:
     """Check that the model and its captions give every metric that the sweep names.
 
     Raises:
@@ -88,14 +88,14 @@ def check_available(sweep: SweepConfig, model: Headers, captions: list[Caption])
     from workers.metrics.metric import NET
     from workers.metrics.registry import select_metrics
 
-    has_features = model.features_size == model.image_size
+    has_features = model.has_features
     scores, absent = _scores(sweep, model, captions)
     columns = {*scores, *(("features", NET) if has_features else ())}
     has_reference = has_features and sweep.reference.source != NO_REFERENCE
     if not has_features:
         absent["features"] = (
-            f"the feature net takes images of {model.features_size} pixels, not {model.image_size}; give Inception's "
-            "file as metrics.inception of the entry in models.yaml"
+            f"the feature net takes images of {model.features.takes} pixels, not {model.capabilities.image_size}; give "
+            "Inception's file as metrics.inception of the entry in models.yaml"
         )
     elif not has_reference:
         absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
@@ -107,7 +107,7 @@ def check_available(sweep: SweepConfig, model: Headers, captions: list[Caption])
             raise ValueError(f"{section}: {name} is not available: {why}; add what is missing, or remove the metric")
 
 
-def check_image_count(sweep: SweepConfig, model: Headers, captions: int) -> None:
+def check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:
     """Check that Fréchet distances as objectives or constraints have enough images for their covariance.
 
     Raises:
@@ -119,21 +119,21 @@ def check_image_count(sweep: SweepConfig, model: Headers, captions: int) -> None
     largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
     remaining = (captions - largest_block) * samples
     for section, name in _metric_names(sweep):
-        if section != "metrics" and name in distances and remaining <= model.width:
+        if section != "metrics" and name in distances and remaining <= model.features.width:
             raise ValueError(
                 f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
-                f"jackknife replicate, too few for a covariance of {model.width} features; raise captions.count"
+                f"jackknife replicate, too few for a covariance of {model.features.width} features; raise "
+                "captions.count"
             )
 
 
-def _scores(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
+def _scores(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
     """Columns of the per-image scores that are available, and why the others are not.
 
     Builds the scorers without reading weights, and only if a metric needs one.
     """
     import torch
 
-    from workers.loading.models import weights_folder
     from workers.metrics.extractors import Extractors
     from workers.metrics.registry import registered_metrics
     from workers.models.checkpoint_files import shapes_only
@@ -141,14 +141,13 @@ def _scores(sweep: SweepConfig, model: Headers, captions: list[Caption]) -> tupl
     names = [name for _, name in _metric_names(sweep)]
     if not any(need.startswith("score.") for name in names for need in registered_metrics()[name].needs):
         return set(), {}
-    entry = models_entry(sweep)
     with shapes_only():
         extractors = Extractors.load(
-            weights_folder(sweep.models.weights) if entry is None else entry.folder,
-            image_size=model.image_size,
+            model.entry.folder,
+            image_size=model.capabilities.image_size,
             captions=[caption.text for caption in captions],
             device=torch.device("meta"),
-            weights=entry.metrics if entry else None,
+            weights=model.entry.metrics,
             metrics=names,
         )
     return {f"score.{name}" for name in extractors.scores}, dict(extractors.absent)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from search_spaces.params import ConfigError
 from search_spaces.space import MOST_BRANCHES, resolve_config
@@ -16,8 +17,10 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from orchestrator.results.store import Identity
     from workers.data.captions import Caption
-    from workers.loading.headers import Headers
-    from workers.loading.manifest import Entry
+    from workers.loading.models import Capabilities
+    from workers.loading.models_yaml import Entry
+    from workers.metrics.extractor import ExtractorInfo
+    from workers.models.target import Target
 
 
 @contextmanager
@@ -29,46 +32,60 @@ def prefix_errors(key: str) -> Iterator[None]:
         raise ValueError(f"{key}: {error}") from error
 
 
-def models_entry(sweep: SweepConfig) -> Entry | None:
-    """The sweep's entry of models.yaml; None if the sweep names a folder of weights.
+@dataclass(frozen=True, slots=True)
+class CheckedModels:
+    """A sweep's models as far as the headers of their files determine them.
+
+    features: the network for distances. manifold: identities of extractors that only precision and recall use.
+    """
+
+    entry: Entry
+    target: Target
+    capabilities: Capabilities
+    features: ExtractorInfo
+    manifold: Mapping[str, str]
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the feature network takes images of the model's size."""
+        return self.features.takes in (None, self.capabilities.image_size)
+
+
+def models_entry(sweep: SweepConfig) -> Entry:
+    """The entry of a models.yaml, or of a folder, that the sweep names.
 
     Raises:
-        ValueError: the sweep names no file, or the file has no such entry or is invalid.
+        ValueError: the sweep names an entry but no file; no such file, folder or entry; the file is invalid.
     """
-    from workers.loading.manifest import read_entry
+    from workers.loading.models_yaml import BUILTIN_NAME, find_entry
 
     models = sweep.models
-    if models.name is None:
-        return None
-    if models.file is None:
+    if models.name is not None and models.file == BUILTIN_NAME:
         raise ValueError(f"models.name: {models.name} is an entry of a models.yaml; add --models models.yaml")
-    with prefix_errors("models.name"):
-        return read_entry(models.file, models.name)
+    with prefix_errors("models"):
+        return find_entry(models.file, models.name)
 
 
-def read_model(sweep: SweepConfig) -> Headers:
-    """The headers of the model's files, checked against its architecture.
+def read_models(sweep: SweepConfig) -> CheckedModels:
+    """The headers of the models' files, checked against the architecture.
 
     Raises:
-        ValueError: a file is missing, truncated or of another family, or its sizes do not fit.
+        ValueError: a file is missing, truncated or of another family, or its sizes do not match.
     """
-    from workers.loading.headers import headers_of_models, read_headers
-    from workers.loading.manifest import sketch_entry
-    from workers.loading.models import weights_folder
-    from workers.metrics.extractors import check_weights
+    from workers.loading.models import Capabilities
+    from workers.loading.models_yaml import load_on_meta
+    from workers.metrics.extractors import check_weights, feature_info, manifold_infos
 
     entry = models_entry(sweep)
-    if entry is not None:
-        with prefix_errors("models.name"):
-            model = headers_of_models(sketch_entry(entry), entry.folder, entry.metrics)
-        for key, problem in check_weights(entry.folder, entry.metrics, sweep.asked).items():
-            raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
-        return model
-    with prefix_errors("models.weights"):
-        return read_headers(weights_folder(sweep.models.weights))
+    with prefix_errors("models"):
+        models = load_on_meta(entry)
+        features, manifold = feature_info(entry.folder, entry.metrics), manifold_infos(entry.metrics)
+    for key, problem in check_weights(entry.folder, entry.metrics, sweep.asked).items():
+        raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
+    return CheckedModels(entry, models.target, Capabilities.of(models), features, manifold)
 
 
-def read_sweep_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
+def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Caption]:
     """The captions, checked against the target's vocabulary.
 
     Raises:
@@ -76,10 +93,11 @@ def read_sweep_captions(sweep: SweepConfig, model: Headers) -> list[Caption]:
     """
     from workers.data.captions import read_captions
     from workers.data.faults import and_more
+    from workers.loading.models import unreadable_captions
 
     with prefix_errors("captions"):
         captions = read_captions(**sweep.captions.to_mapping())
-    problems = model.unreadable([caption.text for caption in captions])
+    problems = unreadable_captions(model.target, [caption.text for caption in captions])
     if problems:
         index, problem = min(problems, key=lambda entry: captions[entry[0]].id)
         raise ValueError(f"captions: {captions[index].where}: {problem}{and_more(len(problems) - 1, 'caption')}")
@@ -101,7 +119,7 @@ def check_captions_unchanged(storage: Storage, identity: Identity | None, captio
         )
 
 
-def check_reference(sweep: SweepConfig, model: Headers) -> None:
+def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
     """Check that the reference suits the feature extractor, if the extractor takes the model's images at all.
 
     Raises:
@@ -109,33 +127,27 @@ def check_reference(sweep: SweepConfig, model: Headers) -> None:
     """
     from workers.data import reference
 
-    if model.features_size != model.image_size or sweep.reference.source == NO_REFERENCE:
+    if not model.has_features or sweep.reference.source == NO_REFERENCE:
         return
     with prefix_errors("reference"):
         reference.check_reference(
             **sweep.reference.to_mapping(),
-            identity=model.features,
-            size=model.image_size,
-            width=model.width,
-            also=model.beside,
+            identity=model.features.identity,
+            size=model.capabilities.image_size,
+            width=model.features.width,
+            also=model.manifold,
         )
 
 
-def check_configs(sweep: SweepConfig, model: Headers) -> None:
+def check_configs(sweep: SweepConfig, model: CheckedModels) -> None:
     """Check that the model can serve the enqueued configs and every branch of the space, at both ends of each range.
 
     Raises:
         ConfigError: names the label or the branch, and the key.
     """
-    sizes: dict[str, Any] = {
-        "codebook_size": model.vocab,
-        "image_tokens": model.image_tokens,
-        "drafters": model.drafters,
-        "medusa_heads": model.medusa_heads,
-    }
     for entry in sweep.enqueue:
         try:
-            entry.config.check_model(**sizes)
+            model.capabilities.check(entry.config)
         except ConfigError as error:
             raise error.under("enqueue", entry.label) from None
     assert sweep.sampling is not None
@@ -150,7 +162,7 @@ def check_configs(sweep: SweepConfig, model: Headers) -> None:
             except ConfigError:
                 continue  # the space itself reported invalid corners when it was read
             try:
-                config.check_model(**sizes)
+                model.capabilities.check(config)
             except ConfigError as error:
                 kinds = ", ".join(branch.params.values())
                 raise error.under(*(("space", f"({kinds})") if kinds else ("space",))) from None

@@ -11,10 +11,9 @@ from typing import Any
 from orchestrator.tracking.training_curve import Curve
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
-from workers.loading.entry_names import split_entry
-from workers.loading.headers import headers_of_models, read_headers
-from workers.loading.manifest import read_entry, sketch_entry
-from workers.loading.models import pick_device, weights_folder
+from workers.loading.models import unreadable_captions
+from workers.loading.models_yaml import find_entry, load_on_meta
+from workers.runtime.device import pick_device
 from workers.training.eagle import JOURNAL, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
@@ -35,33 +34,22 @@ class TrainingOptions:
     resume: bool = False
 
 
-def drafter_job(
-    weights: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None, models: str | None = None
-) -> DrafterJob:
-    """The training of a drafter, checked before anything is computed.
-
-    models: FILE[#ENTRY] of a models.yaml, instead of `weights`.
+def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None) -> DrafterJob:
+    """The training of a drafter, checked before anything is computed. models: see `find_entry`.
 
     Raises:
-        ValueError: captions that cannot be read, or too few of them; no such file or entry.
-        WeightsError: no such folder of weights; a file of the entry is missing or of another family.
+        ValueError: captions that cannot be read, or too few of them; no such file, folder or entry.
+        WeightsError: a file of the entry is missing or of another family.
     """
-    entry = None
-    if models is None:
-        headers = read_headers(weights_folder(weights))
-    else:
-        file, name = split_entry(models)
-        assert file is not None
-        entry = replace(read_entry(file, name), drafters={})
-        headers = headers_of_models(sketch_entry(entry), entry.folder)
+    entry = replace(find_entry(models), drafters={})
+    target = load_on_meta(entry).target
     found = read_captions(captions, count=count, seed=recipe.seed)
-    if unreadable := headers.unreadable([caption.text for caption in found]):
+    if unreadable := unreadable_captions(target, [caption.text for caption in found]):
         index, problem = unreadable[0]
         more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
         raise ValueError(f"{found[index].where or captions}: {problem}{more}")
     recipe.split(len(found))
-    mapping = entry.to_mapping() if entry else None
-    return DrafterJob(weights=weights, captions=tuple(found), out=out, recipe=recipe, models=mapping)
+    return DrafterJob(models=entry.to_mapping(), captions=tuple(found), out=out, recipe=recipe)
 
 
 def train_drafter(job: DrafterJob, options: TrainingOptions, *, log: Callable[[str], None] = print) -> Path:
@@ -104,5 +92,4 @@ def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], Non
 
 
 def _params(job: DrafterJob) -> dict[str, Any]:
-    weights = job.models["name"] if job.models else job.weights
-    return {"weights": weights, "captions": len(job.captions), **asdict(job.recipe)}
+    return {"models": job.models["name"], "captions": len(job.captions), **asdict(job.recipe)}

@@ -97,10 +97,8 @@ def _run_process(config: dict[str, Any]) -> None:
 
 def _serialize(job: DrafterJob, resume: bool) -> dict[str, Any]:
     """The job as plain data, with absolute paths, for every process."""
-    weights = job.weights if job.weights == "builtin" else str(Path(job.weights).expanduser().absolute())
     return {
-        "weights": weights,
-        "models": job.models,
+        "models": dict(job.models),
         "captions": [[caption.id, caption.text] for caption in job.captions],
         "out": str(job.out.absolute()),
         "recipe": asdict(job.recipe),
@@ -110,7 +108,6 @@ def _serialize(job: DrafterJob, resume: bool) -> dict[str, Any]:
 
 def _deserialize(config: dict[str, Any]) -> DrafterJob:
     return DrafterJob(
-        weights=config["weights"],
         models=config["models"],
         captions=tuple(Caption(number, text) for number, text in config["captions"]),
         out=Path(config["out"]),

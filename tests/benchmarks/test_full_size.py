@@ -18,8 +18,8 @@ from benchmarks.floor import copy_bandwidth, pass_bytes, round_bytes
 from benchmarks.random_models import NAMES, filled, sketch, with_usual_drafter
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
-from workers.loading.bundle import Models
 from workers.loading.dry_run import Footprint, footprint
+from workers.loading.models import Models
 from workers.models.transformer import rotation_table
 
 CPU = torch.device("cpu")

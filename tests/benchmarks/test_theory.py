@@ -20,18 +20,19 @@ from benchmarks.common import held_out_requests
 from benchmarks.theory import RULES, Rounds, compare, record, setting
 from search_spaces.acceptance import NeighbourTables
 from search_spaces.schedules import Constant
-from workers.models.families.scenes import ScenesModels, load_scenes
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 
 IMAGES, LENGTH = 16, 3
 
 
 @pytest.fixture(scope="module")
-def models() -> ScenesModels:
-    return load_scenes()
+def models() -> Models:
+    return load_folder()
 
 
 @pytest.fixture(scope="module")
-def exact(models: ScenesModels) -> Rounds:
+def exact(models: Models) -> Rounds:
     return record(models, setting(RULES["exact"], "eagle", LENGTH), held_out_requests(models, IMAGES))[0]
 
 
@@ -52,7 +53,7 @@ def test_the_exact_rule_accepts_what_theory_says(exact: Rounds) -> None:
 
 @pytest.mark.parametrize(("name", "drafter"), [("lantern k100 δ0.1, optimal", "eagle"), ("uniform 1.5", "independent")])
 def test_theory_is_right_about_a_relaxed_rules_own_rounds(
-    models: ScenesModels, exact: Rounds, name: str, drafter: str
+    models: Models, exact: Rounds, name: str, drafter: str
 ) -> None:
     config = setting(RULES[name], drafter, LENGTH)
     row = compare(config, exact, *record(models, config, held_out_requests(models, IMAGES)))
@@ -72,7 +73,7 @@ def test_the_bound_grows_with_the_budget(exact: Rounds) -> None:
     assert bounds[0] < 1e-6 < 0.01 < bounds[1]
 
 
-def test_rounds_at_the_images_end_are_left_out(models: ScenesModels, exact: Rounds) -> None:
+def test_rounds_at_the_images_end_are_left_out(models: Models, exact: Rounds) -> None:
     """Every image emits 144 tokens, the prefill's among them; what is left out is its last L tokens at most."""
     emitted = (exact.accepted + 1).new_zeros(IMAGES).index_add_(0, exact.image, exact.accepted + 1)
     missing = models.target.grid.tokens - 1 - emitted

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from workers.drafters.eagle import EagleLayer
+from workers.models.own_files import save
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel
-from workers.models.weights import save
 
 PROMPT, FEATURES = 120, 2048
 VQ = VQConfig(codebook_size=1024, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from workers.drafters.eagle import EagleLayer
+from workers.models.own_files import save
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
-from workers.models.weights import save
 from workers.training.ar_model import build_model, save_model
 
 CODEC = VQConfig(

@@ -18,7 +18,7 @@ from workers.data.records import tokens_of
 from workers.data.storage import Storage
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.loading.manifest import hashes_of, load_entry, read_entry
+from workers.loading.models_yaml import load_entry, read_entry
 
 pytestmark = pytest.mark.slow(seconds=8)
 COUNT = 6
@@ -63,7 +63,7 @@ def test_every_trial_has_an_image_of_every_class(own: SweepRun) -> None:
 def test_the_identity_holds_the_files_hashes(own: SweepRun) -> None:
     identity = json.loads((own.store / "identity.json").read_text())
     entry = read_entry(own.folder / "models.yaml", "classes")
-    assert identity["models"] == hashes_of(entry)
+    assert identity["models"] == entry.hashes
     assert identity["target"] == "llamagen-c2i-32x2-48"
     assert identity["image_size"] == 48
     assert "models.yaml" in (own.store / "sweep.yaml").read_text()
@@ -96,10 +96,10 @@ def test_other_weights_are_another_sweep(own: SweepRun) -> None:
     state["model"]["norm.weight"] *= 2
     torch.save(state, path)
     try:
-        changed = replace(identity, models=hashes_of(read_entry(own.folder / "models.yaml", "classes")))
+        changed = replace(identity, models=read_entry(own.folder / "models.yaml", "classes").hashes)
         with pytest.raises(IdentityError, match="models"):
             keep_identity(storage, sweep, changed)
     finally:
         path.write_bytes(before)
-    again = replace(identity, models=hashes_of(read_entry(own.folder / "models.yaml", "classes")))
+    again = replace(identity, models=read_entry(own.folder / "models.yaml", "classes").hashes)
     assert keep_identity(storage, sweep, again) == identity

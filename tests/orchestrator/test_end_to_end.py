@@ -43,7 +43,7 @@ def test_pictures_match_their_captions(preset: str, tmp_path: Path) -> None:
     assert result.code == 0, result.err
     printed = result.json
     assert printed["target"] == "scenes"
-    assert set(printed["weights"]) >= {"target.safetensors", "tokenizer.safetensors", "eagle.safetensors"}
+    assert set(printed["weights"]) >= {"target", "tokenizer", "drafters.eagle"}
     rows = printed["images"]
     net = load_features()
     images = torch.stack([pixels(tmp_path / row["file"]) for row in rows])
@@ -115,7 +115,7 @@ def test_broken_weights_are_named(damage: Callable[[Path], None], parts: tuple[s
     folder = tmp_path / "weights"
     shutil.copytree(BUILTIN, folder)
     damage(folder)
-    message = error_of("generate", "a red ring", "--weights", str(folder), "--out", str(tmp_path / "out"), code=1)
+    message = error_of("generate", "a red ring", "--models", str(folder), "--out", str(tmp_path / "out"), code=1)
     assert message.startswith("Error: ")
     assert message.count("\n") == 1
     for part in parts:
@@ -123,5 +123,5 @@ def test_broken_weights_are_named(damage: Callable[[Path], None], parts: tuple[s
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    words = ("a red ring", "--weights", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
-    assert "no such folder" in error_of("generate", *words, code=2)
+    words = ("a red ring", "--models", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
+    assert "no such file or folder" in error_of("generate", *words, code=2)

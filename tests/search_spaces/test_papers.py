@@ -223,9 +223,7 @@ def entry(**keys: Any) -> str:
 
 def test_models_by_their_entry() -> None:
     sweep = SweepConfig.parse(entry(name="llamagen-xl-stage1", file="models.yaml"), "f")
-    assert (sweep.models.name, sweep.models.file, sweep.models.weights) == (
-        "llamagen-xl-stage1", "models.yaml", "builtin",
-    )  # fmt: skip
+    assert (sweep.models.name, sweep.models.file) == ("llamagen-xl-stage1", "models.yaml")
     assert SweepConfig.parse(sweep.to_yaml(), "f") == sweep
     filled = SweepConfig.read("papers/lantern-table2", {"models.file": "models.yaml"})
     assert (filled.models.name, filled.models.file) == ("llamagen-xl-stage1", "models.yaml")
@@ -234,15 +232,7 @@ def test_models_by_their_entry() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"name": "anole", "weights": "runs/mine"},
-            "f:3: models.weights: given beside the entry 'anole' of a models.yaml; leave it out, or the name "
-            "(name: null)",
-        ),
-        (
-            {"file": "models.yaml"},
-            "f:3: models.name: missing; say which entry of models.yaml this sweep is for",
-        ),
+        ({"weights": "runs/mine"}, "f:3: models.weights: unknown key; use file, name or device"),
         ({"name": 3}, "f:3: models.name: must be a name, got 3"),
     ],
 )

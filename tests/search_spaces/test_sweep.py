@@ -31,7 +31,7 @@ BASELINE = Sampling(cfg=1.5)
 LONG = """\
 name: long.one_2
 about: a sentence
-models: {weights: some/folder, device: cpu}
+models: {file: some/folder, device: cpu}
 captions: {source: captions.csv, column: text, count: 10}
 reference: {source: some/images}
 seed: 3
@@ -67,7 +67,7 @@ def test_what_is_left_out_has_a_default() -> None:
 
 def test_everything_can_be_said() -> None:
     sweep = read(LONG)
-    assert sweep.models == Models("some/folder", "cpu")
+    assert sweep.models == Models(file="some/folder", device="cpu")
     assert sweep.captions == Captions("captions.csv", 10, 1, "text")
     assert sweep.metrics == ("fid", "drift")
     assert sweep.objectives == (Objective("speedup"), Objective("fid", "minimize"), Objective("drift"))

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.scenes import render, sample_attributes
 from workers.decoding.engine import Engine, Result
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Request
+from workers.drafters.files import kinds_with_weights
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 from workers.metrics.caption_accuracy import caption_accuracy
 from workers.metrics.features import load_features
-from workers.models.families.scenes import BUILTIN, DRAFTERS, ScenesModels, load_scenes
+from workers.models.families.scenes import BUILTIN
+from workers.scenes.images import render, sample_attributes, sample_captions
 
 LOOSE = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}
 SMALL_DYNAMIC = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}  # a core has to pay for every node
@@ -24,8 +27,8 @@ SMALL_STATIC = {"policy": "static", "paths": [[0], [1], [0, 0], [0, 1]]}
 
 
 @pytest.fixture(scope="module")
-def models() -> ScenesModels:
-    return load_scenes()
+def models() -> Models:
+    return load_folder()
 
 
 def chain(length: int, acceptance: object, drafter: str = "eagle") -> DecodingConfig:
@@ -38,22 +41,22 @@ def exact(tree: object, drafter: str) -> DecodingConfig:
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": tree})
 
 
-def draw(models: ScenesModels, config: DecodingConfig, requests: list[Request], batch: int) -> dict[int, Result]:
-    engine = Engine(models.target, config, models.drafter(config.drafter.kind), seed=3, batch_size=batch)
+def draw(models: Models, config: DecodingConfig, requests: list[Request], batch: int) -> dict[int, Result]:
+    engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=3, batch_size=batch)
     return {result.request.caption_id: result for result in engine.run(requests)}
 
 
-def requests_for(models: ScenesModels, count: int) -> list[Request]:
-    return [Request(index, text) for index, text in enumerate(models.held_out_captions(count))]
+def requests_for(models: Models, count: int) -> list[Request]:
+    return [Request(index, text) for index, text in enumerate(sample_captions(1, count))]
 
 
 def tokens_of(results: dict[int, Result]) -> Tensor:
     return torch.stack([results[key].tokens for key in sorted(results)])
 
 
-def test_all_pieces_are_there_and_small(models: ScenesModels) -> None:
+def test_all_pieces_are_there_and_small(models: Models) -> None:
     assert sum(path.stat().st_size for path in BUILTIN.iterdir()) <= 20e6
-    assert set(models.drafters) == set(DRAFTERS)
+    assert set(models.drafters) == set(kinds_with_weights())
     assert models.target.codebook.shape == (1024, 8)
     assert models.target.grid.tokens == 144
 
@@ -70,7 +73,7 @@ Drawn = Callable[[str, int], dict[int, Result]]
 
 
 @pytest.fixture(scope="module")
-def drawn(models: ScenesModels) -> Drawn:
+def drawn(models: Models) -> Drawn:
     """A setting's images of the first captions, 32 at once; what several tests look at is drawn once."""
     kept: dict[str, dict[int, Result]] = {}
 
@@ -92,7 +95,7 @@ def drawn(models: ScenesModels) -> Drawn:
     ],
 )  # fmt: skip
 def test_captions_do_not_depend_on_batch_or_order(
-    models: ScenesModels, drawn: Drawn, name: str, count: int, alone: int
+    models: Models, drawn: Drawn, name: str, count: int, alone: int
 ) -> None:
     """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an acceptance. Every
     `alone`-th caption is also drawn alone.
@@ -108,19 +111,19 @@ GREEDY = Sampling(temperature=0.0, cfg=3.0)
 
 
 @pytest.fixture(scope="module")
-def greedy(models: ScenesModels) -> Tensor:
+def greedy(models: Models) -> Tensor:
     """Vanilla's tokens of 2 captions at temperature 0."""
     return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 2), 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
-def test_temperature_zero_draws_vanillas_tokens(models: ScenesModels, greedy: Tensor, name: str) -> None:
+def test_temperature_zero_draws_vanillas_tokens(models: Models, greedy: Tensor, name: str) -> None:
     fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 2), 2)
     assert torch.equal(greedy, tokens_of(fast))
 
 
-def surprise(models: ScenesModels, tokens: Tensor, captions: list[str]) -> Tensor:
+def surprise(models: Models, tokens: Tensor, captions: list[str]) -> Tensor:
     """Mean -log q(token) of each image [n], in nats: q is the law that decoding samples from."""
     target = models.target
     prompt = target.encode(captions, guided=True)
@@ -131,9 +134,7 @@ def surprise(models: ScenesModels, tokens: Tensor, captions: list[str]) -> Tenso
 
 
 @pytest.mark.slow
-def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
-    models: ScenesModels, drawn: Drawn
-) -> None:
+def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(models: Models, drawn: Drawn) -> None:
     """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 32 captions;
     |t| > 4 has a false-alarm rate of 4e-4 per comparison.
     """
@@ -150,7 +151,7 @@ def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
 
 
 @pytest.mark.slow
-def test_images_follow_their_captions(models: ScenesModels, drawn: Drawn) -> None:
+def test_images_follow_their_captions(models: Models, drawn: Drawn) -> None:
     """Far from chance: guessing every attribute at its most likely value is right less than half of the time."""
     requests = requests_for(models, 32)
     net = load_features()

@@ -26,7 +26,9 @@ from workers.data.shards import MeasureTask, QualityShard, TimingShard
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
 from workers.evaluate import Evaluator
-from workers.models.weights import WeightsError
+from workers.loading.models import Capabilities
+from workers.loading.models_yaml import folder_entry
+from workers.models.checkpoint_files import WeightsError
 from workers.runtime.engines import Cancelled, StoppableEngine
 from workers.runtime.memory import OutOfMemory
 from workers.runtime.specification import WorkerSpec
@@ -77,14 +79,16 @@ def names(evaluator: Evaluator, shards: list[QualityShard]) -> tuple[str, ...]:
 def test_facts_are_plain_and_say_what_there_is(evaluator: Evaluator) -> None:
     facts = json.loads(json.dumps(evaluator.facts()))
     target = evaluator.models.target
-    assert facts["vocab"] == target.vocab_size
-    assert facts["image_tokens"] == target.grid.tokens == facts["grid"][0] * facts["grid"][1]
-    assert facts["image_size"] == 48
-    assert set(facts["drafters"]) == {"eagle", "medusa", "independent"}
-    assert facts["medusa_heads"] >= 1
-    assert Sampling(**facts["sampling"]) == target.sampling
+    capabilities = Capabilities.from_mapping(facts["capabilities"])
+    assert capabilities == Capabilities.of(evaluator.models)
+    assert (capabilities.target, capabilities.vocab_size) == (target.name, target.vocab_size)
+    assert (capabilities.rows, capabilities.cols, capabilities.image_size) == (12, 12, 48)
+    assert set(capabilities.drafters) == {"eagle", "medusa", "independent"}
+    assert capabilities.medusa_heads is not None
+    assert capabilities.medusa_heads >= 1
+    assert capabilities.sampling == target.sampling
     assert facts["captions"]["count"] == 24
-    assert set(facts["models"]) >= {"target.safetensors", "tokenizer.safetensors", "eagle.safetensors"}
+    assert set(facts["models"]) >= {"target", "tokenizer", "drafters.eagle"}
     assert facts["extractors"]["clip_score"].startswith("scenes-clip@")
     assert facts["precision"] == "float32"
     assert facts["metrics"]["speedup"] | {"about": ""} == {
@@ -359,7 +363,7 @@ def test_few_engines_are_kept(evaluator: Evaluator) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        ({"weights": "no/such/folder"}, WeightsError, "no such folder"),
+        ({"models": folder_entry(Path("no/such")).to_mapping()}, WeightsError, "no such file"),
         ({"device": "mps"}, ValueError, "use cpu, cuda"),
         ({"metrics": ("fidd",)}, ValueError, "did you mean 'fid'"),
         ({"captions": {"source": "no.txt"}}, ValueError, "no such file"),

@@ -81,10 +81,9 @@ def read_captions(
 
 def scene_captions(count: int, seed: int) -> list[Caption]:
     """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on seed 0."""
-    from workers.data.scenes import caption, sample_attributes
+    from workers.scenes.images import sample_captions
 
-    rows = enumerate(sample_attributes(seed, range(count)).tolist())
-    return [Caption(i, caption(row), f"{SCENES}, number {i}") for i, row in rows]
+    return [Caption(i, text, f"{SCENES}, number {i}") for i, text in enumerate(sample_captions(seed, count))]
 
 
 def _classes() -> list[Caption]:

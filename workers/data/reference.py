@@ -18,9 +18,9 @@ from torch import Tensor
 
 from workers.data.folder import ENDINGS, check_images, load_images
 from workers.data.records import FEATURES, features_of, float_lists, matrix_of, read_shard, write_shard
-from workers.data.scenes import IMAGE_SIZE, render, sample_attributes
 from workers.data.shards import digest
 from workers.data.storage import Storage
+from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 SCENES, FILE, KIND = "scenes", "reference.parquet", "reference"
 AT_ONCE = 256  # images in memory

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
-from workers.models.checkpoint_files import PICKLED, read_object, safetensors_metadata
-from workers.models.pieces import read_with_config
+from workers.models.checkpoint_files import PICKLED, WeightsError, load_tensors, read_json_object, safetensors_metadata
+from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
-from workers.models.weights import Row, WeightsError, interleave, load_into, load_tensors, unfilled
+from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
 
 _CONFIG = "config.json"
 _CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4  # targets count codes, not the whole vocabulary
@@ -86,7 +86,7 @@ class EagleDrafter(CachedDrafter):
         """From the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle.safetensors" if path.is_dir() else path
         if own.suffix == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
-            layer, header = read_with_config(own, "an EAGLE layer", build_eagle)
+            layer, header = read_module(own, "an EAGLE layer", build_eagle)
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)
 
@@ -138,8 +138,8 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         raise ValueError(
             f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was made for another target"
         )
-    layer = unfilled(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
-    load_into(layer, tensors, _weight_table(config), where=path)
+    layer = skip_init(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
+    load_weights(layer, tensors, _weight_table(config), where=path)
     if layer.embed is not None and codes != target.vocab_size:  # keep the image codes of the whole vocabulary
         codes_range = slice(_CHAMELEON_FIRST_CODE, _CHAMELEON_FIRST_CODE + target.vocab_size)
         layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[codes_range].clone())  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def _weights_file(path: Path) -> Path:
 def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig) -> TransformerConfig:
     """The layer's config: sizes from the tensors, the rest from config.json if it says so, else as the target's."""
     file = (path if path.is_dir() else path.parent) / _CONFIG
-    config: Mapping[str, Any] = read_object(file) if file.is_file() else {}
+    config: Mapping[str, Any] = read_json_object(file) if file.is_file() else {}
     dim = tensors["fc.weight"].shape[0]
     if dim != target.dim:
         raise ValueError(
@@ -201,7 +201,7 @@ def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: Transformer
     )
 
 
-def _weight_table(config: TransformerConfig) -> list[Row]:
+def _weight_table(config: TransformerConfig) -> list[KeyMapping]:
     """Published names to the layer's. Chameleon's heads rotate halves, ours rotate neighbouring channels, so their rows
     are permuted; LlamaGen's converted files kept the neighbours.
     """
@@ -209,7 +209,7 @@ def _weight_table(config: TransformerConfig) -> list[Row]:
     def permute(weight: Tensor) -> Tensor:
         # a size that does not fit is left for the comparison of shapes to report
         fits = config.rope == "line" and weight.shape[0] % config.channels == 0
-        return interleave(weight, config.channels) if fits else weight
+        return interleave_rotary(weight, config.channels) if fits else weight
 
     def stack(parts: Sequence[Tensor]) -> Tensor:
         q, k, v = parts
@@ -221,19 +221,19 @@ def _weight_table(config: TransformerConfig) -> list[Row]:
 
     source, own = "layers.0.self_attn", "decoder.layers.0.attention"
     return [
-        Row("embed_tokens.weight", "embed.weight"),
-        Row("fc.{part}", "fc.{part}"),
-        Row(tuple(f"{source}.{part}_proj.weight" for part in "qkv"), f"{own}.wqkv.weight", stack),
-        Row(f"{source}.o_proj.weight", f"{own}.wo.weight"),
-        Row(f"{source}.q_norm.{{part}}", f"{own}.q_norm.{{part}}", permute_norm),
-        Row(f"{source}.k_norm.{{part}}", f"{own}.k_norm.{{part}}", permute_norm),
-        Row(
+        KeyMapping("embed_tokens.weight", "embed.weight"),
+        KeyMapping("fc.{part}", "fc.{part}"),
+        KeyMapping(tuple(f"{source}.{part}_proj.weight" for part in "qkv"), f"{own}.wqkv.weight", stack),
+        KeyMapping(f"{source}.o_proj.weight", f"{own}.wo.weight"),
+        KeyMapping(f"{source}.q_norm.{{part}}", f"{own}.q_norm.{{part}}", permute_norm),
+        KeyMapping(f"{source}.k_norm.{{part}}", f"{own}.k_norm.{{part}}", permute_norm),
+        KeyMapping(
             ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight"),
             "decoder.layers.0.feed_forward.w13.weight",
         ),
-        Row("layers.0.mlp.down_proj.weight", "decoder.layers.0.feed_forward.w2.weight"),
-        Row("layers.0.input_layernorm.weight", "decoder.layers.0.attention_norm.weight"),
-        Row("layers.0.post_attention_layernorm.weight", "decoder.layers.0.ffn_norm.weight"),
+        KeyMapping("layers.0.mlp.down_proj.weight", "decoder.layers.0.feed_forward.w2.weight"),
+        KeyMapping("layers.0.input_layernorm.weight", "decoder.layers.0.attention_norm.weight"),
+        KeyMapping("layers.0.post_attention_layernorm.weight", "decoder.layers.0.ffn_norm.weight"),
     ]
 
 

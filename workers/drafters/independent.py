@@ -8,7 +8,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
-from workers.models.pieces import build_ar_model, read_with_config
+from workers.models.families.scenes import build_ar_model
+from workers.models.own_files import read_module
 from workers.models.target import Conditioner, Prompt, Target
 from workers.models.transformer import Body, Transformer
 
@@ -25,7 +26,7 @@ class IndependentDrafter(CachedDrafter):
 
     @classmethod
     def load(cls, path: Path, target: Target) -> IndependentDrafter:
-        modules = read_with_config(path, "an AR model", build_ar_model)[0]
+        modules = read_module(path, "an AR model", build_ar_model)[0]
         transformer = modules["transformer"]
         assert isinstance(transformer, Transformer)
         return cls(target, transformer, modules["conditioner"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workers.decoding.drafter import Drafter
 from workers.decoding.sampling import stream_rows
 from workers.decoding.state import Batch
-from workers.models.pieces import read_with_config
+from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 
 
@@ -53,7 +53,7 @@ class MedusaDrafter(Drafter):
 
     @classmethod
     def load(cls, path: Path, target: Target) -> MedusaDrafter:
-        return cls(target, read_with_config(path, "Medusa heads", build_medusa)[0])
+        return cls(target, read_module(path, "Medusa heads", build_medusa)[0])
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         target = self._target[0]

@@ -25,12 +25,13 @@ from torch.utils.flop_counter import flop_registry
 from search_spaces.acceptance import NeighbourTables, neighbour_key
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
-from workers.data.scenes import caption, sample_attributes
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import StatisticsRecorder
-from workers.loading.bundle import Models
+from workers.loading.models import Models
 from workers.models.target import Target
+from workers.scenes.captions import caption
+from workers.scenes.images import sample_attributes
 
 MOST = 4096  # images at once; beyond, nobody asks
 

@@ -1,107 +1,101 @@
-"""Target and drafters from weight files, onto a device."""
+"""Loaded models, and what they can serve."""
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import torch
 
-from workers.loading.bundle import Models
-from workers.loading.manifest import Entry, load_entry
-from workers.models.families.scenes import BUILTIN, load_scenes
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding.drafter import Drafter
 from workers.models.target import Target
-from workers.models.weights import WeightsError, content_hash
-from workers.runtime.specification import WorkerSpec
-
-__all__ = [
-    "AUTO", "BUILTIN_NAME", "Models", "device_name", "image_size", "load_models", "models_of", "pick_device",
-    "versions", "weights_folder",
-]  # fmt: skip
-
-BUILTIN_NAME, AUTO = "builtin", "auto"
 
 
-def weights_folder(weights: str) -> Path:
-    """The folder that `weights` means: "builtin" is the one that comes with the package.
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the meta device)."""
 
-    Raises:
-        WeightsError: no such folder.
+    target: Target
+    drafters: Mapping[str, Drafter]
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a target and its drafters can serve, without their weights.
+
+    target: its name. vocab_size: codes. rows, cols: of the token grid. image_size: pixels along the longer side.
+    sampling: the target's defaults. drafters: kinds with weights. medusa_heads: None without a Medusa drafter.
     """
-    folder = BUILTIN if weights == BUILTIN_NAME else Path(weights).expanduser()
-    if not folder.is_dir():
-        raise WeightsError(f"{folder}: no such folder of weights; give one that `specfrontier train` made, or builtin")
-    return folder
+
+    target: str
+    vocab_size: int
+    rows: int
+    cols: int
+    image_size: int
+    sampling: Sampling
+    drafters: tuple[str, ...]
+    medusa_heads: int | None = None
+
+    @classmethod
+    def of(cls, models: Models) -> Self:
+        """The capabilities of models, loaded or on the meta device.
+
+        Raises:
+            ValueError: the target has no codec.
+        """
+        target, medusa = models.target, models.drafters.get("medusa")
+        return cls(
+            target=target.name,
+            vocab_size=target.vocab_size,
+            rows=target.grid.rows,
+            cols=target.grid.cols,
+            image_size=_image_size(target),
+            sampling=target.sampling,
+            drafters=tuple(sorted(models.drafters)),
+            medusa_heads=medusa.max_levels if medusa else None,
+        )
+
+    def check(self, config: DecodingConfig) -> None:
+        """Refuse a setting that the models cannot serve.
+
+        Raises:
+            ConfigError: the key, and what it exceeds or which drafter is missing.
+        """
+        config.check_model(
+            self.vocab_size,
+            image_tokens=self.rows * self.cols,
+            drafters=self.drafters,
+            medusa_heads=self.medusa_heads,
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data that `from_mapping` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        drafters, sampling = tuple(mapping["drafters"]), Sampling(**mapping["sampling"])
+        return cls(**{**mapping, "drafters": drafters, "sampling": sampling})
 
 
-def load_models(folder: Path, device: torch.device) -> Models:
-    """The model of a folder on a device.
-
-    Raises:
-        WeightsError: a weight file is missing, truncated or of another family.
-    """
-    models = load_scenes(folder)
-    for module in (models.target, *models.drafters.values()):
-        module.to(device)
-    hashes = {path.name: content_hash(path) for path in sorted(folder.glob("*.safetensors"))}
-    return Models(models.target, models.drafters, hashes)
-
-
-def models_of(spec: WorkerSpec, device: torch.device) -> tuple[Models, Path]:
-    """The models that a worker is told to load, on a device, and the folder where nets of their own would lie.
-
-    Raises:
-        WeightsError: a file is missing, damaged or of another family.
-    """
-    if spec.models is None:
-        folder = weights_folder(spec.weights)
-        return load_models(folder, device), folder
-    entry = Entry.from_mapping(spec.models)
-    return load_entry(entry, device), entry.folder
+def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int, str]]:
+    """Indices of the captions that a target cannot read, with the reasons."""
+    with suppress(ValueError):  # one call for all captions is fast, and usually enough
+        target.check(texts)
+        return []
+    found = []
+    for index, text in enumerate(texts):
+        try:
+            target.check([text])
+        except ValueError as error:
+            found.append((index, str(error)))
+    return found
 
 
-def pick_device(name: str) -> torch.device:
-    """The device by name; "auto" is a GPU if torch can use one.
-
-    Raises:
-        ValueError: no such device, or not one that decoding runs on.
-    """
-    if name == AUTO:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"{name}: use cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: use cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"{name}: torch sees {count} CUDA devices here")
-    return device
-
-
-def image_size(target: Target) -> int:
-    """Pixels along the longer side of the images that a target draws.
-
-    Raises:
-        ValueError: the target has no codec.
-    """
-    grid = target.grid
-    return max(target.decode(torch.zeros(1, grid.tokens, dtype=torch.int64, device=target.device)).shape[2:])
-
-
-def device_name(device: torch.device) -> str:
-    """The device as a result file names it: "cpu (x86_64)", or the GPU's own name."""
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"{device.type} ({platform.machine()})"
-
-
-def versions() -> dict[str, str]:
-    """The software that a result comes from."""
-    try:
-        own = version("specfrontier")
-    except PackageNotFoundError:
-        own = "not installed"
-    return {"specfrontier": own, "python": platform.python_version(), "torch": torch.__version__}
+def _image_size(target: Target) -> int:
+    tokens = torch.zeros(1, target.grid.tokens, dtype=torch.int64, device=target.device)
+    return max(target.decode(tokens).shape[2:])

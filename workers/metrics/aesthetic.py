@@ -18,7 +18,8 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
 from workers.metrics.linear_head import LinearHead
 from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
+from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 KEY, CLIP_KEY = "aesthetic", "clip_l14"
 
@@ -29,8 +30,8 @@ def load_head(path: Path, inputs: int) -> LinearHead:
     Raises:
         WeightsError: the file is missing, damaged, or another model's; it is named.
     """
-    head = unfilled(lambda: LinearHead(inputs))
-    load_into(head, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    head = skip_init(lambda: LinearHead(inputs))
+    load_weights(head, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
     return head.eval().requires_grad_(False)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.data.scenes import SLOTS, parse
 from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, mean_estimate
 from workers.metrics.features import SceneFeatures
 from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
+from workers.scenes.captions import SLOTS, parse
 
 _NAMES = [name for name, _ in SLOTS]
 _RELATION, _POSITION = _NAMES.index("relation"), _NAMES.index("position")

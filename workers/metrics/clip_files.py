@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input
-from workers.models.checkpoint_files import read_object
-from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, unfilled
+from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors, read_json_object
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
     from transformers import CLIPConfig, CLIPTokenizer
@@ -28,7 +28,7 @@ AT_ONCE = 64
 WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Older files hold the numbers 0, 1, 2, ... of the positions as well.
-FOLDER_TABLE = (Row("{...}.position_ids", None), Row("{...}", "{...}"))
+FOLDER_TABLE = (KeyMapping("{...}.position_ids", None), KeyMapping("{...}", "{...}"))
 
 
 def _turned(parts: Sequence[Tensor]) -> Tensor:
@@ -36,27 +36,27 @@ def _turned(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].T
 
 
-def _open_clip_block(source: str, target: str) -> tuple[Row, ...]:
+def _open_clip_block(source: str, target: str) -> tuple[KeyMapping, ...]:
     """One transformer layer {i} of open_clip, whose joint projection `_separated` has cut into three."""
     names = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2"}
     names |= {f"attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
     names |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
-    return tuple(Row(f"{source}.{{i}}.{a}.{{...}}", f"{target}.{{i}}.{b}.{{...}}") for a, b in names.items())
+    return tuple(KeyMapping(f"{source}.{{i}}.{a}.{{...}}", f"{target}.{{i}}.{b}.{{...}}") for a, b in names.items())
 
 
 OPEN_CLIP_TABLE = (
-    Row("logit_scale", "logit_scale"),
-    Row("attn_mask", None),  # a constant that older files hold
-    Row("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
-    Row("positional_embedding", "text_model.embeddings.position_embedding.weight"),
-    Row("text_projection", "text_projection.weight", _turned),
-    Row("ln_final.{...}", "text_model.final_layer_norm.{...}"),
-    Row("visual.class_embedding", "vision_model.embeddings.class_embedding"),
-    Row("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
-    Row("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
-    Row("visual.ln_pre.{...}", "vision_model.pre_layrnorm.{...}"),
-    Row("visual.ln_post.{...}", "vision_model.post_layernorm.{...}"),
-    Row("visual.proj", "visual_projection.weight", _turned),
+    KeyMapping("logit_scale", "logit_scale"),
+    KeyMapping("attn_mask", None),  # a constant that older files hold
+    KeyMapping("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
+    KeyMapping("positional_embedding", "text_model.embeddings.position_embedding.weight"),
+    KeyMapping("text_projection", "text_projection.weight", _turned),
+    KeyMapping("ln_final.{...}", "text_model.final_layer_norm.{...}"),
+    KeyMapping("visual.class_embedding", "vision_model.embeddings.class_embedding"),
+    KeyMapping("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
+    KeyMapping("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
+    KeyMapping("visual.ln_pre.{...}", "vision_model.pre_layrnorm.{...}"),
+    KeyMapping("visual.ln_post.{...}", "vision_model.post_layernorm.{...}"),
+    KeyMapping("visual.proj", "visual_projection.weight", _turned),
     *_open_clip_block("visual.transformer.resblocks", "vision_model.encoder.layers"),
     *_open_clip_block("transformer.resblocks", "text_model.encoder.layers"),
 )
@@ -127,7 +127,7 @@ def load_clip_folder(folder: Path, *, texts: bool = True) -> Clip:
     """
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder; give a CLIP's own, with config.json and its weights in it")
-    fields = read_object(folder / "config.json")
+    fields = read_json_object(folder / "config.json")
     if fields.get("model_type") != "clip":
         raise WeightsError(f"{folder / 'config.json'}: of a model of type {fields.get('model_type')!r}, not clip")
     config = clip_config(fields, folder / "config.json")
@@ -135,8 +135,8 @@ def load_clip_folder(folder: Path, *, texts: bool = True) -> Clip:
     if weights is None:
         raise WeightsError(f"{folder}: no weights in it; it needs one of {', '.join(WEIGHT_FILES)}")
     tokenizer = load_clip_tokenizer(folder, config) if texts else None
-    model = unfilled(lambda: Clip(config, tokenizer, _scaling(folder)))
-    load_into(model.clip, load_tensors(weights), FOLDER_TABLE, where=weights)
+    model = skip_init(lambda: Clip(config, tokenizer, _scaling(folder)))
+    load_weights(model.clip, load_tensors(weights), FOLDER_TABLE, where=weights)
     return model.eval().requires_grad_(False)
 
 
@@ -146,8 +146,8 @@ def load_open_clip(path: Path, config: CLIPConfig, tokenizer: CLIPTokenizer) -> 
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; it is named.
     """
-    model = unfilled(lambda: Clip(config, tokenizer))
-    load_into(model.clip, _separated(load_tensors(path)), OPEN_CLIP_TABLE, where=path)
+    model = skip_init(lambda: Clip(config, tokenizer))
+    load_weights(model.clip, _separated(load_tensors(path)), OPEN_CLIP_TABLE, where=path)
     return model.eval().requires_grad_(False)
 
 
@@ -221,7 +221,7 @@ def _scaling(folder: Path) -> Scaling:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return Scaling()
-    fields = read_object(path)
+    fields = read_json_object(path)
     try:
         mean, std = (tuple(float(x) for x in fields[key]) for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError) as error:

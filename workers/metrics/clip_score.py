@@ -18,12 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse
 from workers.metrics.clip_files import folder_identity, load_clip_folder
 from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, mean_estimate
 from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
-from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
+from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
+from workers.models.own_files import read_config
+from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.scenes.captions import SLOTS, caption, parse
+from workers.scenes.images import IMAGE_SIZE
 
 if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
     from transformers import CLIPConfig
@@ -159,8 +162,8 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
         WeightsError: the file is missing, damaged, or of another family.
     """
     config = ClipConfig.from_mapping(read_config(path))
-    model = unfilled(lambda: SceneClip(config, content_hash(path)))
-    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    model = skip_init(lambda: SceneClip(config, content_hash(path)))
+    load_weights(model, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
     return model.eval().requires_grad_(False)
 
 

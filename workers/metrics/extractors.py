@@ -17,8 +17,7 @@ from workers.metrics.extractor import Classifier, Extractor, ExtractorFactory, E
 from workers.metrics.features import SceneFeatures, announce_features, load_features
 from workers.metrics.metric import BASELINE, MANIFOLD, NET, REFERENCE, TIMINGS, ScoreContext, Scorer
 from workers.metrics.registry import extractors, required_inputs, scorers
-from workers.models.checkpoint_files import shapes_only
-from workers.models.weights import WeightsError
+from workers.models.checkpoint_files import WeightsError, shapes_only
 
 
 @dataclass(frozen=True, slots=True)

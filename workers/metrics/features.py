@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.data.scene_captions import SLOT_INDEX
-from workers.data.scenes import IMAGE_SIZE, SLOTS
 from workers.metrics.extractor import ExtractorInfo
-from workers.models.weights import Row, WeightsError, content_hash, load_into, load_tensors, read_config, unfilled
+from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
+from workers.models.own_files import read_config
+from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.scenes.captions import SLOT_INDEX, SLOTS
+from workers.scenes.images import IMAGE_SIZE
 
 NAME, COLUMN = "scenes-features", "scenes"
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "features.safetensors"
@@ -175,8 +177,8 @@ def load_features(path: Path = BUILTIN) -> SceneFeatures:
         WeightsError: the file is missing, damaged, or of another family.
     """
     config = FeatureConfig.from_mapping(read_config(path))
-    net = unfilled(lambda: SceneFeatures(config, content_hash(path)))
-    load_into(net, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    net = skip_init(lambda: SceneFeatures(config, content_hash(path)))
+    load_weights(net, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
     return net.eval().requires_grad_(False)
 
 

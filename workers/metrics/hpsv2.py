@@ -19,7 +19,7 @@ from workers.metrics.clip_score import KEY as CLIP_KEY
 from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
 from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import squares
-from workers.models.weights import WeightsError
+from workers.models.checkpoint_files import WeightsError
 
 if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
     from transformers import CLIPConfig

@@ -21,7 +21,8 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
 from workers.metrics.linear_head import LinearHead
 from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
 from workers.metrics.pixels import clip_input, squares
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
+from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
@@ -58,19 +59,19 @@ _BLOCK = {
     "mlp.fc2": "mlp.fc2",
 }
 TABLE = (
-    Row("blip.visual_encoder.cls_token", "vision.embeddings.class_embedding"),
-    Row("blip.visual_encoder.pos_embed", "vision.embeddings.position_embedding"),
-    Row("blip.visual_encoder.patch_embed.proj.{...}", "vision.embeddings.patch_embedding.{...}"),
+    KeyMapping("blip.visual_encoder.cls_token", "vision.embeddings.class_embedding"),
+    KeyMapping("blip.visual_encoder.pos_embed", "vision.embeddings.position_embedding"),
+    KeyMapping("blip.visual_encoder.patch_embed.proj.{...}", "vision.embeddings.patch_embedding.{...}"),
     *(
-        Row(f"blip.visual_encoder.blocks.{{i}}.{a}.{{...}}", f"vision.encoder.layers.{{i}}.{b}.{{...}}")
+        KeyMapping(f"blip.visual_encoder.blocks.{{i}}.{a}.{{...}}", f"vision.encoder.layers.{{i}}.{b}.{{...}}")
         for a, b in _BLOCK.items()
     ),
-    Row("blip.visual_encoder.norm.{...}", "vision.post_layernorm.{...}"),
-    Row("blip.text_encoder.embeddings.position_ids", None),
-    Row("blip.text_encoder.{...}", "text.{...}"),
-    Row("blip.vision_proj.{...}", None),  # of BLIP's own training
-    Row("blip.text_proj.{...}", None),
-    Row("mlp.{...}", "head.{...}"),
+    KeyMapping("blip.visual_encoder.norm.{...}", "vision.post_layernorm.{...}"),
+    KeyMapping("blip.text_encoder.embeddings.position_ids", None),
+    KeyMapping("blip.text_encoder.{...}", "text.{...}"),
+    KeyMapping("blip.vision_proj.{...}", None),  # of BLIP's own training
+    KeyMapping("blip.text_proj.{...}", None),
+    KeyMapping("mlp.{...}", "head.{...}"),
 )
 
 
@@ -129,8 +130,8 @@ def load_image_reward(
             f"{path.parent}: a tokenizer of {len(tokenizer)} words, but the model knows {reading.vocab_size}; give "
             "BERT's, uncased"
         )
-    model = unfilled(lambda: ImageReward(seeing, reading, tokenizer))
-    load_into(model, tensors, TABLE, where=path)
+    model = skip_init(lambda: ImageReward(seeing, reading, tokenizer))
+    load_weights(model, tensors, TABLE, where=path)
     return model.eval().requires_grad_(False)
 
 

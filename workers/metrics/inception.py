@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
-from workers.models.weights import Row, content_hash, load_into, load_tensors, unfilled
+from workers.models.checkpoint_files import content_hash, load_tensors
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 FEATURES, CLASSES, INPUT = 2048, 1008, 299
 NAMES = {"clean": "inception-clean256", "tensorflow": "inception-tf256"}
 # Both sets of names: of the file itself, and with the counter that newer versions of torch save beside it.
-TABLE = (Row("{...}.num_batches_tracked", None), Row("{...}", "{...}"))
+TABLE = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
 
 Resize = Literal["clean", "tensorflow"]
 Pool = Literal["average", "maximum", "stride"]
@@ -241,8 +242,8 @@ def load_inception(path: Path, resize: Resize = "clean") -> InceptionFeatures:
     Raises:
         WeightsError: the file is missing, damaged, or another net's; it is named.
     """
-    net = unfilled(lambda: InceptionFeatures(resize, content_hash(path)))
-    load_into(net, load_tensors(path), TABLE, where=path)
+    net = skip_init(lambda: InceptionFeatures(resize, content_hash(path)))
+    load_weights(net, load_tensors(path), TABLE, where=path)
     return net.eval().requires_grad_(False)
 
 

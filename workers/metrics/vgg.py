@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
 from workers.metrics.pixels import SIDE, squares, squashed_input
-from workers.models.weights import Row, content_hash, load_into, load_tensors, unfilled
+from workers.models.checkpoint_files import content_hash, load_tensors
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 NAME, FEATURES, INPUT = "vgg16-fc2", 4096, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # a maximum of 2 x 2 after each
-TABLE = (Row("classifier.6.{...}", None), Row("{...}", "{...}"))  # the classes are not needed
+TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # the classes are not needed
 
 
 class VggFeatures(nn.Module):
@@ -66,8 +67,8 @@ def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = STAGES, width: int
     Raises:
         WeightsError: the file is missing, damaged, or another net's; it is named.
     """
-    net = unfilled(lambda: VggFeatures(content_hash(path), stages=stages, width=width))
-    load_into(net, load_tensors(path), TABLE, where=path)
+    net = skip_init(lambda: VggFeatures(content_hash(path), stages=stages, width=width))
+    load_weights(net, load_tensors(path), TABLE, where=path)
     return net.eval().requires_grad_(False)
 
 

@@ -1,7 +1,7 @@
 """The key-value cache: one preallocated block for all layers, written and moved by flat row indices.
 
-Columns are handed out by the caller. Nothing is ever cleared: what a query may see is decided by its attention mask,
-so a rejected draft costs nothing but the column that the next round overwrites.
+The caller assigns columns. Nothing is ever cleared: the attention mask decides what a query sees, so a rejected draft
+only leaves a column that the next round overwrites.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.rows, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, head_dim
-        self._room = rows  # sequences that the block was made for
-        self._hold(torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device))
+        self._capacity = rows  # sequences that the block has space for
+        self._set_storage(torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device))
 
-    def _hold(self, storage: Tensor) -> None:
-        """Take `storage` and the views of it that every pass needs, by layer: keys and values to write and to read."""
+    def _set_storage(self, storage: Tensor) -> None:
+        """Set `storage` and its per-layer views for writing (flat) and reading (by head)."""
         self.storage = storage
         self._flat = [layer.unbind() for layer in storage]
         blocks = storage.view(*storage.shape[:2], self.rows, self.columns, self.kv_heads, self.head_dim)
@@ -54,9 +54,7 @@ class KVCache:
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy in all layers what stands at columns `source` [R, n] to columns `target` [R, n]. The two may overlap:
-        read first, then write.
-        """
+        """Copy columns `source` [R, n] to columns `target` [R, n] in all layers. The two may overlap."""
         self.storage.index_copy_(2, self.flat(target), self.storage.index_select(2, self.flat(source)))
 
     def put(self, rows: Tensor, other: KVCache) -> None:
@@ -68,17 +66,17 @@ class KVCache:
     def keep(self, rows: Tensor) -> None:
         """Keep only `rows` [n] (sequence indices), in that order.
 
-        They close ranks within the block, layer by layer; once they fill half of it or less they get one of their own,
-        and the others' memory is free.
+        They move to the front of the block, layer by layer. Once they fill at most half of it, they get a new block,
+        and the old one's memory is freed.
         """
         layers, two, _, width = self.storage.shape
         block = self.storage.view(layers, two, self.rows, self.columns * width)
         self.rows = int(rows.numel())
-        if 2 * self.rows <= self._room:
+        if 2 * self.rows <= self._capacity:
             block = block.index_select(2, rows)
-            self._room = self.rows
+            self._capacity = self.rows
         else:
             for layer in block:
                 layer[:, : self.rows] = layer.index_select(1, rows)
             block = block[:, :, : self.rows]
-        self._hold(block.view(layers, two, self.rows * self.columns, width))
+        self._set_storage(block.view(layers, two, self.rows * self.columns, width))

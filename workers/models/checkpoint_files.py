@@ -1,18 +1,20 @@
-"""Weight files on disk: opened lazily, never unpickled, and diagnosed in words when they cannot be read.
+"""Weight files on disk: opened lazily, never unpickled, with error messages that say why a file is unreadable.
 
-Read are one `.safetensors` file, a folder of shards with its `*.index.json`, and what `torch.save` wrote (`.pt`,
-`.pth`, `.bin`, `.ckpt`), the last through `torch.load(weights_only=True)` only.
+Formats: one `.safetensors` file, a folder of shards with its `*.index.json`, and files of `torch.save` (`.pt`, `.pth`,
+`.bin`, `.ckpt`), which are read with `torch.load(weights_only=True)` only.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch import Tensor
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("model", "module", "state_dict")  # plain training, DeepSpeed, Lightning; FSDP files are the dict itself
-
+HASH_NOT_READ = "0" * 16  # stands for a file of which only the shapes are read
 
 _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
 _TYPES = {
@@ -33,14 +35,14 @@ _TYPES = {
 
 
 class WeightsError(ValueError):
-    """A weight file that cannot be used; the message names the file, what is wrong and how to mend it."""
+    """A weight file is not usable; the message names the file, the problem and the fix."""
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, checkpoints give tensors with shape and type but without numbers (on the meta device).
+    """Inside, checkpoints give tensors on the meta device, with shape and dtype but no values.
 
-    So whatever loads a model checks its files, names and shapes, in a moment and in no memory.
+    Code that loads a model then checks its files, names and shapes, in milliseconds and without memory.
     """
     token = _SHAPES_ONLY.set(True)
     try:
@@ -49,25 +51,25 @@ def shapes_only() -> Iterator[None]:
         _SHAPES_ONLY.reset(token)
 
 
-def reading_shapes() -> bool:
-    """Whether `shapes_only` is in force."""
+def is_shapes_only() -> bool:
+    """Whether the caller runs inside `shapes_only`."""
     return _SHAPES_ONLY.get()
 
 
 class SafetensorsFiles(Mapping[str, Tensor]):
-    """The tensors of one or more safetensors files by name; each is read from the disk when it is asked for."""
+    """The tensors of one or more safetensors files by name; each is read from disk on access."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
-        """`files` says which file holds which tensor. The files must have been checked (see `safetensors_names`)."""
+        """files: the file of each tensor; all must have been checked (see `safetensors_names`)."""
         self._files = files
         self._open = {path: safe_open(path, framework="pt") for path in sorted(set(files.values()))}
 
     def __getitem__(self, name: str) -> Tensor:
-        if reading_shapes():
+        if is_shapes_only():
             part = self._open[self._files[name]].get_slice(name)  # type: ignore[no-untyped-call]
             if (kind := part.get_dtype()) not in _TYPES:
                 raise WeightsError(
-                    f"{self._files[name]}: {name} is of type {kind}, as quantised weights are; give the original ones"
+                    f"{self._files[name]}: {name} has the quantised type {kind}; give the original weights"
                 )
             return torch.empty(part.get_shape(), dtype=_TYPES[kind], device="meta")
         tensor: Tensor = self._open[self._files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
@@ -81,10 +83,10 @@ class SafetensorsFiles(Mapping[str, Tensor]):
 
 
 def load_tensors(path: str | Path) -> Mapping[str, Tensor]:
-    """The named tensors of a checkpoint: a file, or a folder of safetensors. Large ones stay on disk until asked for.
+    """The named tensors of a checkpoint: a file, or a folder of safetensors. Large ones are read on access.
 
     Raises:
-        WeightsError: nothing is there, or it is damaged, or it is not a weight file, or it holds more than tensors.
+        WeightsError: the path does not exist, or is damaged, not a weight file, or contains more than tensors.
     """
     path = Path(path)
     if path.is_dir():
@@ -99,14 +101,16 @@ def load_tensors(path: str | Path) -> Mapping[str, Tensor]:
         return SafetensorsFiles(dict.fromkeys(safetensors_names(path), path))
     if path.suffix in PICKLED:
         return _pickled(path)
-    raise WeightsError(f"{path}: the ending {path.suffix!r} is none of .safetensors, {', '.join(PICKLED)}; convert it")
+    raise WeightsError(
+        f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or {', '.join(PICKLED)}"
+    )
 
 
 def safetensors_names(path: Path) -> list[str]:
-    """Names of the tensors of one safetensors file, whose header is checked against its length.
+    """Names of the tensors of one safetensors file. Checks its header against its length.
 
     Raises:
-        WeightsError: no file, or not a whole safetensors file.
+        WeightsError: the file is missing or not a complete safetensors file.
     """
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; check the path")
@@ -121,28 +125,69 @@ def safetensors_metadata(path: Path) -> dict[str, str]:
     """The free metadata of a safetensors file's header.
 
     Raises:
-        WeightsError: no file, or not a whole safetensors file.
+        WeightsError: the file is missing or not a complete safetensors file.
     """
     safetensors_names(path)
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata() or {})
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file that lies beside weights, such as config.json.
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file such as config.json.
 
     Raises:
-        WeightsError: no such file, or not a JSON object.
+        WeightsError: the file is missing or not a JSON object.
     """
     if not path.is_file():
-        raise WeightsError(f"{path}: no such file; give the folder of a model as Hugging Face lays it out")
+        raise WeightsError(f"{path}: no such file; give the folder of a model in Hugging Face's layout")
     try:
-        said = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise WeightsError(f"{path}: not JSON ({error}); download it again") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise WeightsError(f"{path}: not a JSON object; download it again")
-    return said
+    return content
+
+
+def content_hash(path: str | Path) -> str:
+    """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a folder's files.
+
+    Hidden files of a folder do not count. A process reads a file once, unless its size or time changes; inside
+    `shapes_only` it reads none.
+
+    Raises:
+        WeightsError: the path does not exist, or an index is damaged.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise WeightsError(f"{path}: no such file or folder; check the path")
+    if is_shapes_only():
+        return HASH_NOT_READ
+    if path.is_dir():
+        relative = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        return _files_hash(path, sorted(f.as_posix() for f in relative if not any(p.startswith(".") for p in f.parts)))
+    if path.name.endswith(".index.json"):
+        return _files_hash(path.parent, [path.name, *sorted(set(_weight_map(path).values()))])
+    return _file_hash(path)
+
+
+def _files_hash(folder: Path, names: list[str]) -> str:
+    for name in names:
+        if not (folder / name).is_file():
+            raise WeightsError(f"{folder / name}: no such file; download it")
+    listing = "".join(f"{name}\0{_file_hash(folder / name)}\n" for name in names)
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+def _file_hash(path: Path) -> str:
+    status = path.stat()
+    return _cached_hash(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _cached_hash(path: Path, _size: int, _time: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _folder(path: Path) -> dict[str, Path]:
@@ -151,7 +196,7 @@ def _folder(path: Path) -> dict[str, Path]:
         return _shards(indices[0])
     if not indices and len(singles) == 1:
         return dict.fromkeys(safetensors_names(singles[0]), singles[0])
-    found = [file.name for file in (indices or singles)] or "neither"
+    found = [file.name for file in (indices or singles)] or "none"
     raise WeightsError(
         f"{path}: a checkpoint folder needs one *.safetensors.index.json, or one .safetensors file; found {found}. "
         "Give the path of the file itself"
@@ -159,49 +204,54 @@ def _folder(path: Path) -> dict[str, Path]:
 
 
 def _shards(index: Path) -> dict[str, Path]:
-    """Tensor name -> shard, after checking that every shard is there, whole, and holds its share."""
-    try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        files = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index}: not an index of shards (JSON with `weight_map`); download it again") from error
+    """Tensor name -> shard. Checks that every shard exists, is complete, and contains its tensors."""
+    files = _weight_map(index)
     shards = sorted(set(files.values()))
     if outside := [file for file in shards if Path(file).name != file]:
-        raise WeightsError(f"{index}: shards must lie beside the index; {outside[0]!r} points elsewhere")
+        raise WeightsError(f"{index}: shards must be in the folder of the index; {outside[0]!r} is not")
     if missing := [file for file in shards if not (index.parent / file).is_file()]:
-        raise WeightsError(f"{index}: {len(missing)} of {len(shards)} shards missing: {some(missing)}; download them")
+        raise WeightsError(f"{index}: {len(missing)} of {len(shards)} shards missing: {preview(missing)}; download")
     held = {file: set(safetensors_names(index.parent / file)) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
-        raise WeightsError(f"{index}: the shards lack {some(absent)}, which the index lists; download both again")
+        raise WeightsError(f"{index}: the shards lack {preview(absent)}, which the index lists; download both again")
     if unlisted := sorted({name for names in held.values() for name in names} - files.keys()):
-        raise WeightsError(f"{index}: lacks {some(unlisted)}, which the shards hold; download the index again")
+        raise WeightsError(f"{index}: lacks {preview(unlisted)}, which the shards hold; download the index again")
     return {name: index.parent / file for name, file in files.items()}
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> name of its shard, as an index lists them."""
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index}: not an index of shards (JSON with `weight_map`); download it again") from error
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
     zipped = zipfile.is_zipfile(path)
     try:
-        # argparse.Namespace: training scripts store their arguments beside the weights; it is a bag of plain values
+        # training scripts store their arguments with the weights, as an argparse.Namespace of plain values
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # a damaged pickle stream can raise anything at all
+    except Exception as error:  # a damaged pickle stream can raise any exception
         raise WeightsError(f"{path}: {_broken_pickle(path, zipped, error)}") from error
     for wrapper in WRAPPERS:
         if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
             loaded = loaded[wrapper]
             break
     if not isinstance(loaded, dict) or not loaded:
-        raise WeightsError(f"{path}: holds a {type(loaded).__name__}, no named tensors; give a checkpoint's state dict")
-    if strange := [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]:
+        raise WeightsError(f"{path}: contains a {type(loaded).__name__}, not named tensors; give a state dict")
+    if others := [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]:
         raise WeightsError(
-            f"{path}: {some(strange)} {'is' if len(strange) == 1 else 'are'} no tensor; the weights are expected "
-            f"under one of the keys {', '.join(WRAPPERS)}, or alone"
+            f"{path}: {preview(others)}: not a tensor; the weights must be the whole file, or under one of the keys "
+            f"{', '.join(WRAPPERS)}"
         )
-    return {str(name): value.to("meta") if reading_shapes() else value for name, value in loaded.items()}
+    return {str(name): value.to("meta") if is_shapes_only() else value for name, value in loaded.items()}
 
 
-def _foreign(path: Path) -> str | None:
-    """What a file that is no weight file looks like, from its first bytes."""
+def _other_format(path: Path) -> str | None:
+    """What a file is, from its first bytes, if it is not a weight file."""
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
@@ -212,16 +262,16 @@ def _foreign(path: Path) -> str | None:
 
 
 def _broken_safetensors(path: Path) -> str:
-    if foreign := _foreign(path):
-        return foreign
+    if other := _other_format(path):
+        return other
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size > 8 and file.read(1) != b"{":
-            return "not a safetensors file, whatever its name says; give it its true ending, or convert it"
+            return "not a safetensors file in spite of its name; correct its ending, or convert it"
         file.seek(8)
         if size < 8 + length:
-            return f"the file is truncated within its header ({size} bytes); copy or download it again"
+            return f"the file is truncated inside its header ({size} bytes); copy or download it again"
         try:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
@@ -234,26 +284,26 @@ def _broken_safetensors(path: Path) -> str:
 
 
 def _broken_pickle(path: Path, zipped: bool, error: Exception) -> str:
-    if foreign := _foreign(path):
-        return foreign
+    if other := _other_format(path):
+        return other
     if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return (
-            f"the file would run code ({found[1]}) when it is read, which is refused; "
+            f"reading the file would run code ({found[1]}), which is refused; "
             "save only the tensors (`torch.save(model.state_dict(), ...)`), or convert it to safetensors"
         )
     if "TorchScript" in str(error):
         return (
-            "a TorchScript archive, which is a program and not only weights; give a file of the weights alone "
+            "a TorchScript archive, which is a program; give a file with only the weights "
             "(for FID: pt_inception-2015-12-05-6726825d.pth)"
         )
     with path.open("rb") as file:
         head = file.read(4)
     if head == b"PK\x03\x04" and not zipped:
-        return f"the file is truncated: it ends after {path.stat().st_size} bytes without its table; download it again"
-    return "not a readable PyTorch weight file: damaged, cut short, or something else by this name; download it again"
+        return f"the file is truncated: it ends after {path.stat().st_size} bytes without its index; download it again"
+    return "not a readable PyTorch weight file: damaged, truncated, or of another format; download it again"
 
 
-def some(names: list[str], show: int = 4) -> str:
-    """The first few names, and how many more there are."""
-    listed = ", ".join(names[:show])
-    return listed if len(names) <= show else f"{listed} and {len(names) - show} more"
+def preview(names: Sequence[str], limit: int = 4) -> str:
+    """The first names, and the number of the others."""
+    listed = ", ".join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"

@@ -1,6 +1,4 @@
-"""A target: the transformer, the conditioner that turns captions into its prompt, and the codec that turns tokens into
-images.
-"""
+"""A target: a transformer, the conditioner that makes its prompts from captions, and the codec that decodes tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from search_spaces.trial import Sampling
 from workers.models.transformer import Body
 
-_AT_ONCE = 64  # captions
+_CHECK_BATCH = 64  # captions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt embeddings [R, P, D] and which of their positions exist [R, P] (bool; padding is False)."""
+    """Prompt embeddings [R, P, D] and their validity [R, P] (bool; padding is False)."""
 
     embeds: Tensor
     valid: Tensor
@@ -42,10 +40,10 @@ class Prompt:
 
 
 class Conditioner(Protocol):
-    """Captions (or class names) to prompt rows, and the unconditional rows that stand beside them under guidance.
+    """Captions (or class names) to prompt rows, and to the unconditional rows for classifier-free guidance.
 
-    Where reading a caption is dear (a large text encoder), `check(captions)` refuses without reading, and
-    `read_together(count)` lets so many be read at once.
+    Two optional methods for large text encoders: `check(captions)` raises without encoding, and
+    `set_encoder_batch(count)` encodes `count` captions at once.
     """
 
     def __call__(self, captions: Sequence[str]) -> Prompt: ...
@@ -54,9 +52,7 @@ class Conditioner(Protocol):
 
 
 class Codec(Protocol):
-    """Tokens to images. `codebook` [V, d] holds the codes as they are decoded (normalised, where the codec does
-    that).
-    """
+    """Tokens to images. `codebook` [V, d] contains the codes as they are decoded (normalised, if the codec does so)."""
 
     @property
     def codebook(self) -> Tensor: ...
@@ -67,8 +63,8 @@ class Codec(Protocol):
 class Target(nn.Module):
     """A visual AR model, ready to decode. `name` identifies it in results; `sampling` are its own defaults.
 
-    row_end [D]: the embedding of the fixed token that follows every row of the image, where the family has one (see
-    `workers.decoding.row_ends`); it is no token of the image.
+    row_end [D]: the embedding of the fixed token after every row of the image, if the family has one (see
+    `workers.decoding.row_ends`); it does not count as a token of the image.
     """
 
     row_end: Tensor | None
@@ -87,7 +83,7 @@ class Target(nn.Module):
         if transformer.embed is None or transformer.head is None:
             raise ValueError(f"target {name}: the transformer needs a token embedding and a head (vocab_size > 0)")
         if transformer.config.row_ends != (row_end is not None):
-            raise ValueError(f"target {name}: rows end in a token exactly where the transformer's config says row_ends")
+            raise ValueError(f"target {name}: row_end must be given exactly if the transformer's config has row_ends")
         self.name = name
         self.transformer = transformer
         self.embed, self.head = transformer.embed, transformer.head
@@ -103,7 +99,7 @@ class Target(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the transformer's numbers."""
+        """Of the transformer."""
         return self.embed.weight.dtype
 
     @property
@@ -118,30 +114,27 @@ class Target(nn.Module):
     def codebook(self) -> Tensor:
         """[V, d]; neighbourhoods are measured here."""
         if self.codec is None:
-            raise ValueError(
-                f"target {self.name} was loaded without its codec: there is no codebook to measure distances in"
-            )
+            raise ValueError(f"target {self.name} was loaded without its codec, so it has no codebook")
         return cast("Codec", self.codec).codebook
 
     def check(self, captions: Sequence[str]) -> None:
-        """Refuse captions that this model cannot read.
+        """Raise for captions that this model cannot read.
 
         Raises:
             ValueError: see `encode`.
         """
-        look = getattr(self.conditioner, "check", None)
-        for at in range(0, len(captions), _AT_ONCE):
-            some = captions[at : at + _AT_ONCE]
-            self.encode(some, guided=False) if look is None else look(some)
+        check = getattr(self.conditioner, "check", None)
+        for at in range(0, len(captions), _CHECK_BATCH):
+            batch = captions[at : at + _CHECK_BATCH]
+            self.encode(batch, guided=False) if check is None else check(batch)
 
-    def read_together(self, count: int) -> None:
-        """Let a text encoder take so many captions at once, though their company then shows in the last bits: for
-        training, never for drawing."""
-        if (allow := getattr(self.conditioner, "read_together", None)) is not None:
-            allow(count)
+    def set_encoder_batch(self, count: int) -> None:
+        """Encode `count` captions at once. This changes the last bits of features: use it in training only."""
+        if (set_batch := getattr(self.conditioner, "set_encoder_batch", None)) is not None:
+            set_batch(count)
 
     def encode(self, captions: Sequence[str], *, guided: bool) -> Prompt:
-        """Prompt rows of the captions; with guidance, the unconditional rows follow them (R = 2B).
+        """Prompt rows of the captions; with `guided`, the unconditional rows follow (R = 2B).
 
         Raises:
             ValueError: a caption that this model cannot read.
@@ -154,6 +147,6 @@ class Target(nn.Module):
     def decode(self, tokens: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [0, 1] of token rows [B, rows * cols]."""
         if self.codec is None:
-            raise ValueError(f"target {self.name} was loaded without its codec: tokens cannot be turned into images")
+            raise ValueError(f"target {self.name} was loaded without its codec, so it cannot decode images")
         images = cast("Codec", self.codec).decode_ids(tokens.view(-1, self.grid.rows, self.grid.cols))
         return images.float().add(1).div(2).clamp(0, 1)

@@ -1,10 +1,10 @@
 """Captions for text-conditional targets: LlamaGen's caption cleaning, and T5 features.
 
-`clean_caption` follows the rules that LlamaGen inherited from DeepFloyd IF, with which its T5 features were made.
-Covered: URL quoting, URLs and bare domains, HTML tags and entities, @nicknames, CJK characters, typographic dashes and
-quotes, IP addresses, article ids and `#numbers`, file names, resolutions, shop boiler-plate, runs of punctuation, and
-loose punctuation at the ends. Not covered: ftfy's repair of wrongly decoded text ("Ã©"), which passes through as it is;
-and URLs go as a whole, where the original leaves the query string of some.
+`clean_caption` follows the rules that LlamaGen took from DeepFloyd IF for its T5 features.
+It handles URL quoting, URLs and bare domains, HTML tags and entities, @nicknames, CJK characters, typographic dashes
+and quotes, IP addresses, article ids and `#numbers`, file names, resolutions, shop boiler-plate, runs of punctuation,
+and loose punctuation at the ends. Two differences: there is no repair of wrongly decoded text ("Ã©") by ftfy, and URLs
+are removed completely, while the original leaves the query string of some.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, reading_shapes, some
+from workers.models.checkpoint_files import WeightsError, is_shapes_only, load_tensors, preview
 
-_KEPT = 128  # captions whose features stay at hand; flan-t5-xl's take up half a megabyte each in bfloat16
+_CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
 
 
 class TextEncoder(Protocol):
-    """Captions to features [B, L, F] and which of them exist [B, L] (bool; the padding is at the right)."""
+    """Captions to features [B, L, F] and their validity [B, L] (bool; padding is at the right)."""
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]: ...
 
@@ -36,14 +36,14 @@ class TextEncoder(Protocol):
 class T5Encoder:
     """T5's encoder and tokenizer from a local folder, as `save_pretrained` lays it out.
 
-    Captions are encoded one at a time, each padded to `tokens`: then a caption's features do not depend on its company.
-    Beside the drawing of an image this pass is small; those of the latest captions are remembered.
+    Captions are encoded one at a time, each padded to `tokens`, so a caption's features do not depend on its batch.
+    This takes little time compared with drawing an image. The features of the latest captions are cached.
 
-    together: captions encoded at once. More than 1 is faster, and a caption's company then shows in the last bits.
+    batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a caption's features.
     width: of the features.
     """
 
-    together: int = 1
+    batch_size: int = 1
 
     def __init__(
         self,
@@ -57,21 +57,21 @@ class T5Encoder:
         Raises:
             WeightsError: the folder holds no T5 encoder with its tokenizer.
         """
-        # here, because it takes seconds and class-conditional targets need neither
+        # lazy: the import takes seconds, and class-conditional targets need neither
         from transformers import AutoTokenizer, T5EncoderModel
 
         if not Path(folder).is_dir():
             raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
         self.tokens = tokens
         self._device = torch.device(device)
-        self._known: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
-        if reading_shapes():
-            self._model: nn.Module = _outlined(Path(folder), dtype)
+        self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
+        if is_shapes_only():
+            self._model: nn.Module = _build_on_meta(Path(folder), dtype)
             self.width = int(cast("Any", self._model.config).d_model)
             return
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            # a pair because of output_loading_info, which the stubs do not know
+            # output_loading_info makes it a pair, which the stubs do not know
             loaded: Any = T5EncoderModel.from_pretrained(
                 folder, local_files_only=True, dtype=dtype, output_loading_info=True
             )
@@ -80,7 +80,7 @@ class T5Encoder:
             raise WeightsError(f"{folder}: not a readable T5 encoder with its tokenizer ({reason})") from error
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
-            raise WeightsError(f"{folder}: no T5 encoder: {len(missing)} of its weights are missing: {some(missing)}")
+            raise WeightsError(f"{folder}: not a T5 encoder: {len(missing)} weights missing: {preview(missing)}")
         self._model = model.to(device).eval()
         self.width = int(model.config.d_model)
 
@@ -91,26 +91,28 @@ class T5Encoder:
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
-        if next(self._model.parameters()).is_meta:  # a sketch: `_outlined`
+        if next(self._model.parameters()).is_meta:  # see `_build_on_meta`
             shape = (len(captions), self.tokens)
             return torch.empty(*shape, self.width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
-        if self.together > 1:  # nothing is remembered: what is remembered would depend on earlier company
-            parts = [self._encoded(captions[at : at + self.together]) for at in range(0, len(captions), self.together)]
+        if self.batch_size > 1:  # not cached: features would depend on earlier batches
+            parts = [
+                self._encode(captions[at : at + self.batch_size]) for at in range(0, len(captions), self.batch_size)
+            ]
         else:
-            parts = [self._remembered(caption) for caption in captions]
+            parts = [self._encode_cached(caption) for caption in captions]
         features, valid = zip(*parts, strict=True)
         return torch.cat(features), torch.cat(valid)
 
-    def _remembered(self, caption: str) -> tuple[Tensor, Tensor]:
-        if caption not in self._known:
-            self._known[caption] = self._encoded([caption])
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(caption)
-        return self._known[caption]
+    def _encode_cached(self, caption: str) -> tuple[Tensor, Tensor]:
+        if caption not in self._cache:
+            self._cache[caption] = self._encode([caption])
+            if len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(caption)
+        return self._cache[caption]
 
     @torch.inference_mode()
-    def _encoded(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         inputs = self._tokenizer(
             [clean_caption(clean_caption(caption)) for caption in captions],  # twice, as LlamaGen does
             max_length=self.tokens,
@@ -122,31 +124,31 @@ class T5Encoder:
         return features, inputs.attention_mask.bool()
 
 
-def _outlined(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The encoder by its config, on the meta device, held against the names and shapes of its weights.
+def _build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The encoder on the meta device, from its config; checked against the names and shapes of its weights.
 
     Raises:
-        WeightsError: no config of a T5, no tokenizer, or the weights lack something or are of another size.
+        WeightsError: no T5 config or tokenizer; weights are missing or of another size.
     """
     from transformers import T5Config, T5EncoderModel
 
     if not (folder / "config.json").is_file():
         raise WeightsError(f"{folder}: config.json is missing; give the folder of a T5 encoder with its tokenizer")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
-        raise WeightsError(f"{folder}: neither tokenizer.json nor spiece.model is there; download T5's tokenizer too")
+        raise WeightsError(f"{folder}: tokenizer.json and spiece.model are missing; download T5's tokenizer too")
     config = T5Config.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = cast("nn.Module", T5EncoderModel(config)).to(dtype)
     pickled = folder / "pytorch_model.bin"
     if not [*folder.glob("*.safetensors")] and not pickled.is_file():
         if [*folder.glob("pytorch_model*.bin.index.json")]:
-            return model  # sharded and pickled: the names of the shards are all that could be looked at
+            return model  # sharded pickles: shapes cannot be read without loading them
         raise WeightsError(f"{folder}: no *.safetensors and no pytorch_model.bin; download the encoder's weights")
     tensors = load_tensors(folder if [*folder.glob("*.safetensors")] else pickled)
-    wanted = {name: value.shape for name, value in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
-    if missing := [name for name in wanted if name not in tensors]:
-        raise WeightsError(f"{folder}: no T5 encoder: {len(missing)} of its weights are missing: {some(missing)}")
-    for name, shape in wanted.items():
+    shapes = {name: value.shape for name, value in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
+    if missing := [name for name in shapes if name not in tensors]:
+        raise WeightsError(f"{folder}: not a T5 encoder: {len(missing)} weights missing: {preview(missing)}")
+    for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise WeightsError(f"{folder}: {name} has shape {list(tensors[name].shape)}, its config says {list(shape)}")
     return model
@@ -177,7 +179,7 @@ _DASHES = (
 )
 _SYMBOLS = r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+"
 
-# Each list is applied in order: _BEFORE, then tags and entities are resolved, then the others.
+# Applied in order: _BEFORE, then tags and entities are resolved, then the other lists.
 _BEFORE = (
     (r"<person>", "person"),
     (r"\bhttps?:/{1,3}[\w./?&=%#+~:;,@!-]*", ""),

@@ -9,7 +9,9 @@ Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, save, unfilled
+from workers.models.own_files import read_module, save
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,34 @@ class VQConfig:
 
 #: Chameleon's and Anole's VQGAN (512 px -> 32x32 codes).
 CHAMELEON = VQConfig(codebook_size=8192, code_dim=256, l2_normalised=False, level_attention=False)
+
+
+def infer_config(tensors: Mapping[str, Tensor], defaults: VQConfig, down: str, up: str, block: str) -> VQConfig:
+    """A codec's sizes from the names and shapes of its tensors, or `defaults` if they are incomplete: loading will then
+    report what is missing.
+
+    down, up: prefixes of the encoder's and decoder's levels. block: name of a level's residual blocks.
+    """
+
+    def count(prefix: str) -> int:
+        return len({hit[1] for name in tensors if (hit := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
+
+    try:
+        channels, blocks = tensors["encoder.conv_in.weight"].shape[0], count(f"{down}.0.{block}")
+        widths = [tensors[f"{down}.{level}.{block}.0.conv1.weight"].shape[0] for level in range(count(down))]
+        codes, dim = tensors["quantize.embedding.weight"].shape
+        return replace(
+            defaults,
+            codebook_size=codes,
+            code_dim=dim,
+            channels=channels,
+            multipliers=tuple(width // channels for width in widths),
+            encoder_blocks=blocks,
+            decoder_blocks=count(f"{up}.0.{block}") or blocks + 1,
+            z_channels=tensors["encoder.conv_out.weight"].shape[0],
+        )
+    except (KeyError, ValueError):
+        return defaults
 
 
 class ResBlock(nn.Module):
@@ -276,15 +306,9 @@ def save_vq(model: VQModel, path: Path) -> None:
 
 
 def load_vq(path: Path) -> VQModel:
-    """A codec written by `save_vq`, in fp32 and in eval mode.
+    """A codec written by `save_vq`, in fp32 and eval mode.
 
     Raises:
         WeightsError: the file is missing, damaged, or carries no VQ config that fits its weights.
     """
-    config = read_config(path)
-    unknown = set(config) - {field.name for field in fields(VQConfig)}
-    if unknown:
-        raise WeightsError(f"{path}: not a VQ tokenizer; its header has {sorted(unknown)}, which no VQConfig knows")
-    model = unfilled(lambda: VQModel(VQConfig(**config)))
-    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
-    return model.eval()
+    return read_module(path, "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))[0]

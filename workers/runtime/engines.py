@@ -10,7 +10,7 @@ from workers.decoding.accept import AcceptResult
 from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree
-from workers.loading.models import Models
+from workers.loading.models import Capabilities, Models
 from workers.runtime.memory import OutOfMemory, free_memory, is_out_of_memory
 
 KEPT = 4  # engines: their tables and shapes are worth keeping between the shards of a trial
@@ -36,6 +36,7 @@ class Engines:
 
     def __init__(self, models: Models, seed: int, stopped: Callable[[], bool]) -> None:
         self.models, self.seed, self.stopped = models, seed, stopped
+        self.capabilities = Capabilities.of(models)
         self._kept: OrderedDict[str, StoppableEngine] = OrderedDict()
 
     def get(self, config: DecodingConfig) -> StoppableEngine:
@@ -46,15 +47,9 @@ class Engines:
         """
         key = config.digest()
         if key not in self._kept:
-            target, drafters = self.models.target, self.models.drafters
-            medusa = drafters.get("medusa")
-            config.check_model(
-                target.vocab_size,
-                image_tokens=target.grid.tokens,
-                drafters=drafters.keys(),
-                medusa_heads=medusa.max_levels if medusa else None,
-            )
-            engine = StoppableEngine(target, config, drafters.get(config.drafter.kind), seed=self.seed)
+            self.capabilities.check(config)
+            drafter = self.models.drafters.get(config.drafter.kind)
+            engine = StoppableEngine(self.models.target, config, drafter, seed=self.seed)
             engine.stopped = self.stopped
             self._kept[key] = engine
             if len(self._kept) > KEPT:

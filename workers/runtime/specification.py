@@ -1,4 +1,4 @@
-"""What a worker is told when it starts, as plain data: where the store is, what to load, what the sweep is about."""
+"""A worker's configuration as plain data: the store, the models to load, captions, reference, seed and metrics."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from search_spaces.params import unknown_key
 class WorkerSpec:
     """The start of a worker.
 
-    store: the sweep's folder or URI. weights: a folder, or "builtin". models: instead of weights, an entry of
-    models.yaml as plain data (`Entry.to_mapping`). metric_weights: files of nets that metrics need, by name. device:
-    "auto", "cpu", "cuda" or "cuda:N". threads: of torch. captions, reference: those sections of the sweep (no
-    reference: None). seed: of all images. metrics: names that are asked for; None: all. worker: its name in results.
-    token: what the store's file store.id says, if the store is the driver's.
+    store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
+    built-in model. device: "auto", "cpu", "cuda" or "cuda:N". threads: of torch. captions, reference: those sections of
+    the sweep (None: no reference). seed: of all images. metrics: requested names; None: all. worker: its name in
+    results. token: content of the store's file store.id, if the driver wrote one.
     """
 
     store: str
     token: str | None = None
-    weights: str = "builtin"
     models: Mapping[str, Any] | None = None
-    metric_weights: Mapping[str, str] | None = None
     device: str = "auto"
     threads: int = 1
     captions: Mapping[str, Any] = field(default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1})
@@ -36,7 +33,10 @@ class WorkerSpec:
     @property
     def what(self) -> str:
         """What is loaded, for people."""
-        return self.weights if self.models is None else f"{self.models['name']} ({self.models['where']})"
+        if self.models is None:
+            return "builtin"
+        name, where = self.models["name"], self.models["where"]
+        return f"{name} ({where})" if where else name
 
     def __post_init__(self) -> None:
         if self.threads < 1:

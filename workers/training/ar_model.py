@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.models.checkpoint_files import WeightsError, load_tensors
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import SAMPLING
+from workers.models.own_files import read_config, save
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, read_config, save
+from workers.models.weights import KeyMapping, load_weights
 from workers.training.evaluate import evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
@@ -81,7 +83,7 @@ def load_model(path: Path) -> ARModel:
     if "conditioner" not in config:
         raise WeightsError(f"{path}: no AR model with captions; is it another piece's file?")
     model = build_model(TransformerConfig(**config["transformer"]), config["conditioner"], 0)
-    load_into(model, load_tensors(path), [Row("{...}", "{...}")], where=path)
+    load_weights(model, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
     return model
 
 

@@ -19,10 +19,10 @@ from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
-from workers.loading.manifest import Entry, load_entry
-from workers.loading.models import Models, load_models, weights_folder
+from workers.loading.models import Models
+from workers.loading.models_yaml import Entry, load_entry
+from workers.models.own_files import read_config, save
 from workers.models.target import Target
-from workers.models.weights import read_config, save
 from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
@@ -99,7 +99,7 @@ def train_drafter(
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
     """
     target.requires_grad_(False)
-    target.read_together(config.batch)
+    target.set_encoder_batch(config.batch)
     group.share(config.batch)
     name = "eagle" if isinstance(drafter, EagleLayer) else "medusa"
     stem, weights = f"{name}-{phase + 1}" if phase else name, out / f"{name}.safetensors"
@@ -132,17 +132,16 @@ def _held_out(weights: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """An EAGLE drafter for the target of `weights` (a folder, or "builtin"), on images that it draws of `captions`.
+    """An EAGLE drafter for a target, trained on images that the target draws of `captions`.
 
-    models: an entry of models.yaml as plain data (`Entry.to_mapping`), used instead of `weights`; its drafters are not
-    loaded. out: a folder for weights, checkpoint, journal and drawn images; all processes of a group see it.
+    models: the target's entry as plain data (`Entry.to_mapping`); its drafters are not loaded. out: a folder for
+    weights, checkpoint, journal and drawn images; all processes of a group see it.
     """
 
-    weights: str
+    models: Mapping[str, Any]
     captions: tuple[Caption, ...]
     out: Path
     recipe: EagleRecipe
-    models: Mapping[str, Any] | None = None
 
     def load(self, device: torch.device) -> Models:
         """The target, with its weights' hashes.
@@ -150,16 +149,13 @@ class DrafterJob:
         Raises:
             WeightsError: a weight file is missing, truncated or of another family.
         """
-        if self.models is None:
-            return load_models(weights_folder(self.weights), device)
         return load_entry(replace(Entry.from_mapping(self.models), drafters={}), device)
 
     def facts(self, models: Models) -> dict[str, Any]:
         """What the result depends on, as plain data."""
-        own = {name: value for name, value in models.hashes.items() if Path(name).stem not in models.drafters}
         return {
             "target": models.target.name,
-            "models": own,
+            "models": dict(models.hashes),
             "captions": captions_hash(self.captions),
             "count": len(self.captions),
             "recipe": asdict(self.recipe),

@@ -23,7 +23,8 @@ from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
-from workers.models.families.scenes import BUILTIN, load_scenes
+from workers.loading.models_yaml import load_folder
+from workers.models.families.scenes import BUILTIN
 from workers.models.target import Target
 from workers.models.vq import VQModel
 from workers.training.drafters import Drafter, combine, draft_levels, encode_pairs, head_logits
@@ -86,7 +87,7 @@ def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -
     Raises:
         WeightsError: a file that is missing or damaged.
     """
-    models = load_scenes(folder)
+    models = load_folder(folder)
     target = models.target
     assert isinstance(target.codec, VQModel)
     data = tokenize_scenes(target.codec, seed, range(images))

@@ -23,8 +23,9 @@ from workers.data.captions import Caption
 from workers.data.shards import digest
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
+from workers.models.checkpoint_files import load_tensors
+from workers.models.own_files import save
 from workers.models.target import Target
-from workers.models.weights import load_tensors, save
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 _IMAGES_PER_FILE = 64

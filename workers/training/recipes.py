@@ -18,7 +18,7 @@ from torch import Tensor
 
 from workers.data.captions import scene_captions
 from workers.data.folder import load_images, read_folder
-from workers.data.scenes import IMAGE_SIZE
+from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
     ClassConditioner,
     SceneConditioner,
@@ -28,7 +28,7 @@ from workers.models.families.conditioners import (
 )
 from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
 from workers.models.vq import VQModel, load_vq
-from workers.models.weights import content_hash
+from workers.scenes.images import IMAGE_SIZE
 from workers.training.ar_model import build_model, load_model, train_target
 from workers.training.drafters import Distillation, new_eagle, new_medusa
 from workers.training.eagle import train_drafter

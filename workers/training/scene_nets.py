@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from workers.data.scenes import SLOTS, caption
 from workers.metrics.caption_accuracy import applicable
 from workers.metrics.clip_score import ClipConfig, SceneClip
 from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures, attribute_loss
-from workers.models.weights import save
+from workers.models.own_files import save
+from workers.scenes.captions import SLOTS, caption
 from workers.training.scene_set import SceneSet, amounts, corrupt
 
 _RELATION = [name for name, _ in SLOTS].index("relation")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from workers.data.scenes import render, sample_attributes
+from workers.scenes.images import render, sample_attributes
 
 _NOISE_STD = 0.08  # standard deviation of the noise at amount 1, images lie in [0, 1]
 _WOBBLE_STD = 1.0  # standard deviation of the displacement at amount 1, in pixels

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.data.scenes import caption, render, sample_attributes
 from workers.models.vq import VQConfig, VQModel, save_vq
+from workers.scenes.captions import caption
+from workers.scenes.images import render, sample_attributes
 from workers.training.examples import Examples
 
 #: Step -> images, float [B, 3, H, W] in [0, 1].

@@ -19,8 +19,8 @@ from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.loading.manifest import load_entry, read_entry
-from workers.models.weights import WeightsError
+from workers.loading.models_yaml import load_entry, read_entry
+from workers.models.checkpoint_files import WeightsError
 from workers.training.eagle import DrafterJob, EagleRecipe
 
 
@@ -43,7 +43,7 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
     assert result.code == 0, result.err
     ((job, options),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
-    assert (job.weights, len(job.captions), job.out) == ("builtin", 2, tmp_path / "out")
+    assert (job.models["name"], len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
     uri = "sqlite:///x.db"
     assert options == TrainingOptions(device="cpu", workers=2, address="auto", tracking_uri=uri, resume=True)
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out

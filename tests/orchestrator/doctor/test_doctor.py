@@ -24,7 +24,7 @@ from orchestrator.doctor.machine import cores, examine, examine_weights, local_w
 from orchestrator.doctor.plan import Gpu, gpu_of, plan_in_words
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Work
-from workers.models.weights import content_hash
+from workers.models.checkpoint_files import content_hash
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -61,7 +61,7 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == []
     assert {weight["state"] for weight in found["weights"]} == {"whole"}
-    assert {weight["file"] for weight in found["weights"]} >= set(scenes.FILES)
+    assert {weight["file"] for weight in found["weights"]} >= {f"{part}.safetensors" for part in scenes.BUILTIN_PARTS}
     assert found["torch"]["version"] == torch.__version__
     assert all(found["libraries"].values())
     assert set(found["sweeps"]["libraries"]) == {"ray", "optuna", "mlflow", "pyarrow", "torchmetrics"}

@@ -23,9 +23,9 @@ from search_spaces.sweep import SweepConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
 from workers.data.storage import Storage
-from workers.loading.manifest import Entry
+from workers.loading.models_yaml import Entry
 from workers.metrics.extractors import Extractors
-from workers.models.checkpoint_files import load_tensors, reading_shapes, safetensors_metadata
+from workers.models.checkpoint_files import is_shapes_only, load_tensors, safetensors_metadata
 from workers.models.families.scenes import BUILTIN
 from workers.runtime.specification import WorkerSpec
 
@@ -199,7 +199,7 @@ def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> N
     load, calls = Extractors.load, []
 
     def observed(*arguments: Any, **options: Any) -> Extractors:
-        calls.append((reading_shapes(), options["device"].type))
+        calls.append((is_shapes_only(), options["device"].type))
         return load(*arguments, **options)
 
     monkeypatch.setattr(Extractors, "load", observed)
@@ -307,5 +307,5 @@ def test_workers_get_the_entry_with_absolute_paths(models_yaml: Path) -> None:
     spec = WorkerSpec.from_mapping(json.loads(json.dumps(worker_spec(sweep, Storage("sweeps/tested"), 1))))
     assert spec.models is not None
     assert Entry.from_mapping(spec.models).files["transformer"] == str(Path("mine/ckpt/t2i.pt").absolute())
-    assert spec.metric_weights == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}
+    assert Entry.from_mapping(spec.models).metrics == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}
     assert spec.what == "captions (mine/models.yaml:9)"

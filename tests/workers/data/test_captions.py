@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from workers.data.captions import Caption, Choose, captions_hash, read_captions, scene_captions
-from workers.data.scenes import render, sample_attributes
 from workers.decoding.rng import image_keys
-from workers.models.families.scenes import load_scenes
+from workers.scenes.images import render, sample_attributes, sample_captions
 
 PUBLISHED = Path(os.environ.get("SPECFRONTIER_CAPTIONS", "captions"))  # holds captions_val2017.json, PartiPrompts.tsv
 TEXTS = ['a "quoted" cat, asleep', "two dogs", "ein Käfer im Gras", "四つの花"]
@@ -180,7 +179,7 @@ def test_a_caption_is_one_line(tmp_path: Path) -> None:
 def test_scenes_are_those_that_the_model_holds_out() -> None:
     captions = scene_captions(20, 1)
     assert [caption.id for caption in captions] == list(range(20))
-    assert [caption.text for caption in captions] == load_scenes().held_out_captions(20, 1)
+    assert [caption.text for caption in captions] == sample_captions(1, 20)
     assert read_captions("scenes", count=20, seed=1) == captions
     with pytest.raises(ValueError, match="say how many"):
         read_captions("scenes")

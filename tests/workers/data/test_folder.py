@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from workers.data.folder import load_images, read_folder
-from workers.models.families.scenes import load_scenes
+from workers.loading.models_yaml import load_folder
 from workers.training import recipes
 from workers.training.recipes import PIECES, train_piece
 from workers.training.tokenizer import TokenizerConfig
@@ -180,7 +180,7 @@ def test_every_piece_trains_on_a_users_folder(
         path = train_piece(piece, out, data, steps=2, device="cpu", log=quiet)
         assert path == out / f"{piece}.safetensors"
         assert path.exists()
-    models = load_scenes(out)
+    models = load_folder(out)
     assert set(models.drafters) == {"eagle", "medusa", "independent"}
     assert models.target.encode([caption], guided=True).embeds.shape[0] == 2
     with pytest.raises(ValueError, match="'purple"):

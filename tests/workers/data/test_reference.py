@@ -23,9 +23,9 @@ from workers.data.reference import (
     reference_facts,
     write_reference,
 )
-from workers.data.scenes import render, sample_attributes
 from workers.data.storage import Storage
 from workers.metrics.features import load_features
+from workers.scenes.images import render, sample_attributes
 
 
 class Means:

@@ -24,9 +24,11 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.files import load_drafter
-from workers.models.families.scenes import BUILTIN, load_scenes
+from workers.loading.models_yaml import load_folder
+from workers.models.checkpoint_files import WeightsError
+from workers.models.families.scenes import BUILTIN
+from workers.models.own_files import save
 from workers.models.target import Target
-from workers.models.weights import WeightsError, save
 
 LLAMAGEN = replace(BASE, prompt_rope="zero")
 CHAMELEON = replace(BASE, rope="line", qk_norm=True)
@@ -214,7 +216,7 @@ def test_broken_folders_say_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_the_projects_own_file_and_folder() -> None:
-    target = load_scenes().target
+    target = load_folder().target
     for path in (BUILTIN / "eagle.safetensors", BUILTIN):
         drafter = load_eagle(path, target)
         assert (drafter.filler, drafter.masked, drafter.layer.embed) == (0, True, None)

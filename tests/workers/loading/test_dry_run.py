@@ -20,10 +20,10 @@ from tests.fakes.tiny_llamagen import Size, official, write_models
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.loading.bundle import Models
 from workers.loading.dry_run import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
-from workers.loading.manifest import load_entry, published_entries, read_entry, sketch_entry
-from workers.loading.outlines import Outline, outline_of, with_drafter
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_entry, load_on_meta, published_entries, read_entry
+from workers.loading.shape_only import ShapeOnlyModels, add_drafter, shape_only_models
 from workers.models.families.llamagen import SIZES
 from workers.models.target import Target
 from workers.models.transformer import Transformer
@@ -152,7 +152,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
             measured[dim, layers] = (body, real_caches(models, DecodingConfig(sampling=CFG), 2))
     for name in ("llamagen-b-c2i", "llamagen-xl-c2i"):
         entry = published_entries()[name]
-        outline = outline_of(entry, torch.float32)
+        outline = shape_only_models(entry, torch.float32)
         size, target = SIZES[entry.settings.size], outline.models.target  # type: ignore[attr-defined]
         # one layer is a d^2 + b d (ffn being 8/3 of the width), from three widths by least squares
         widths = torch.tensor([[float(d * d), float(d)] for d in (96, 192, 288)], dtype=torch.float64)
@@ -189,7 +189,7 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
     """But for ADT-Tree's others, which are one tree to a dry run."""
     config = preset(name)
     models = on_meta(toys(vocab_size=1200, rows=10, cols=10))
-    ready = with_drafter(Outline(models), config)
+    ready = add_drafter(ShapeOnlyModels(models), config)
     assert ready is not None
     found = footprint(ready.models, config.with_sampling(CFG), 2, 1)
     body = models.target.transformer.config
@@ -200,7 +200,7 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
 def test_pictures_are_counted(tmp_path: Path) -> None:
     """Convolutions count, and twice the images take twice the room."""
     entry = read_entry(write_models(tmp_path / "made"), "classes")
-    models = sketch_entry(entry)
+    models = load_on_meta(entry)
     one, two = (footprint(models, DecodingConfig(sampling=CFG), 1, count) for count in (8, 16))
     assert two.pictures == pytest.approx(2 * one.pictures, rel=0.05)
     assert two.picture.flops == pytest.approx(2 * one.picture.flops, rel=0.01)
@@ -209,7 +209,7 @@ def test_pictures_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_parts_share_counts_once(tmp_path: Path) -> None:
-    models = sketch_entry(read_entry(write_models(tmp_path / "made"), "captions"))
+    models = load_on_meta(read_entry(write_models(tmp_path / "made"), "captions"))
     alone = Models(models.target, {}, {})
     layer = sum(p.nbytes for p in models.drafters["eagle"].parameters())
     tables = sum(b.nbytes for b in models.drafters["eagle"].buffers())

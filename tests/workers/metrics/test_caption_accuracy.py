@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.data.scenes import SLOTS, caption, parse, render, sample_attributes
 from workers.metrics.caption_accuracy import applicable, caption_accuracy, image_accuracies
 from workers.metrics.features import FeatureConfig, SceneFeatures, load_features
+from workers.scenes.captions import SLOTS, caption, parse
+from workers.scenes.images import render, sample_attributes
 
 LONE = "a small red ring at the top on a striped blue background"
 PAIR = "a large red circle left of a small blue striped square on a cloudy green background"

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 import workers.metrics.extractors as extractors_module
-from workers.data.scenes import caption, render, sample_attributes
-from workers.loading import manifest
+from workers.loading import models_yaml
 from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
 from workers.metrics.extractors import Extractors, check_keys, feature_info, manifold_infos
 from workers.metrics.features import announce_features, load_features
 from workers.metrics.metric import MANIFOLD, NET
 from workers.metrics.registry import extractors, scorers
+from workers.models.checkpoint_files import WeightsError
 from workers.models.families.scenes import BUILTIN
-from workers.models.weights import WeightsError
+from workers.scenes.captions import caption
+from workers.scenes.images import render, sample_attributes
 
 ROWS = sample_attributes(1, range(4))
 CAPTIONS = [caption(row) for row in ROWS.tolist()]
@@ -124,7 +125,7 @@ def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[st
 def test_keys_are_checked() -> None:
     known = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
     assert known == {*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)}
-    assert known == set(manifest.METRICS), "what an entry of models.yaml may name"
+    assert known == set(models_yaml.METRICS), "what an entry of models.yaml may name"
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
         load({"inceptoin": "a.pth"})
     with pytest.raises(WeightsError, match="inception and inception_tf are two answers to one question"):

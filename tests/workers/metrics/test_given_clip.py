@@ -14,7 +14,6 @@ from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from tests.fakes import tiny_clip
-from workers.data.scenes import render, sample_attributes
 from workers.metrics import aesthetic, clip_score, hpsv2
 from workers.metrics.aesthetic import aesthetic_scores, load_head
 from workers.metrics.clip_files import load_clip_folder
@@ -24,8 +23,9 @@ from workers.metrics.hpsv2 import VIT_H_14, load_hpsv2, tokenizer_for
 from workers.metrics.metric import MetricInputs, Rows, ScoreContext, Scorer
 from workers.metrics.pixels import squares
 from workers.metrics.registry import measure, scorers
+from workers.models.checkpoint_files import WeightsError
 from workers.models.families.scenes import BUILTIN
-from workers.models.weights import WeightsError
+from workers.scenes.images import render, sample_attributes
 
 CAPTIONS = ("a red star", "A blue ring, near  a red one", "red " * 40)
 

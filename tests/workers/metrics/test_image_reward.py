@@ -11,13 +11,13 @@ from PIL import Image
 from torch import Tensor
 from transformers import BlipTextConfig, BlipVisionConfig
 
-from workers.data.scenes import render, sample_attributes
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.image_reward import TEXT, VISION, ImageReward, load_image_reward
 from workers.metrics.metric import MetricInputs, Rows, ScoreContext
 from workers.metrics.pixels import squares
 from workers.metrics.registry import measure, scorers
-from workers.models.weights import WeightsError
+from workers.models.checkpoint_files import WeightsError
+from workers.scenes.images import render, sample_attributes
 
 SEEN, READ, HEADS, LAYERS, IMAGE, PATCH = 12, 8, 2, 2, 32, 16
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "star", "##s", "on", "blue")

@@ -13,16 +13,18 @@ from torch import Tensor
 import workers.data.reference
 from tests.oracles.plain_inception import PlainInception
 from workers.data.records import features_of, read_shard
-from workers.data.scenes import render, sample_attributes
 from workers.data.shards import MeasureTask, QualityShard
 from workers.evaluate import Evaluator
+from workers.loading.models_yaml import folder_entry
 from workers.metrics.extractors import feature_info
 from workers.metrics.frechet import FeatureStatistics, frechet_distance
 from workers.metrics.inception import InceptionFeatures, announce_inception, load_inception
 from workers.metrics.metric import MetricInputs, Reference, Rows
 from workers.metrics.registry import measure
-from workers.models.weights import WeightsError, unfilled
+from workers.models.checkpoint_files import WeightsError
+from workers.models.weights import skip_init
 from workers.runtime.specification import WorkerSpec
+from workers.scenes.images import render, sample_attributes
 
 IMAGES = range(8)
 
@@ -104,7 +106,7 @@ def test_images_of_any_size_are_prepared(net: InceptionFeatures, scenes: Tensor)
     assert small.min() >= 0
     flat = torch.full((1, 3, 20, 30), 0.25)  # not square: its centre is taken
     torch.testing.assert_close(net.prepare(flat), torch.full((1, 3, 299, 299), 64.0))
-    other = unfilled(lambda: InceptionFeatures("tensorflow"))
+    other = skip_init(lambda: InceptionFeatures("tensorflow"))
     torch.testing.assert_close(other.prepare(flat), torch.full((1, 3, 299, 299), 64.0))
     with pytest.raises(ValueError, match=r"shape \[n, 3, H, W\]"):
         net.prepare(torch.zeros(3, 48, 48))
@@ -173,9 +175,9 @@ def test_a_sweep_is_measured_on_it(
     monkeypatch.setattr(workers.data.reference, "_fills", lambda *_: None)  # 2049 images would take minutes
     section = {"source": "scenes", "count": len(IMAGES), "seed": 1}
     captions = {"source": "scenes", "count": 8, "seed": 1}
-    given = {"inception": str(file)}
+    models = {**folder_entry().to_mapping(), "metrics": {"inception": str(file)}}
     sweep = Evaluator(
-        WorkerSpec(store=str(tmp_path), device="cpu", captions=captions, reference=section, metric_weights=given)
+        WorkerSpec(store=str(tmp_path), device="cpu", captions=captions, reference=section, models=models)
     )
     assert sweep.experiment.extractors["features"] == net.identity
     assert sweep.reference is not None

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torchmetrics.image.inception import InceptionScore
 
-from workers.data.scenes import render, sample_attributes
 from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.features import load_features
 from workers.metrics.inception_score import inception_score
+from workers.scenes.images import render, sample_attributes
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torchmetrics: its buffer, and the spread of one split

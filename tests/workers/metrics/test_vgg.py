@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from workers.data.scenes import render, sample_attributes
 from workers.metrics.metric import MANIFOLD, MetricInputs, Reference, Rows
 from workers.metrics.pixels import squares
 from workers.metrics.registry import measure
 from workers.metrics.vgg import VggFeatures, load_vgg
-from workers.models.weights import WeightsError
+from workers.models.checkpoint_files import WeightsError
+from workers.scenes.images import render, sample_attributes
 
 STAGES, WIDTH = ((4, 4), (6, 6), (8, 8, 8), (8, 8, 8), (8, 8, 8)), 16
 PLACES = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))  # of the convolutions in the official file

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ from tests.fakes.tiny_chameleon import (
     write_tokenizer,
 )
 from tests.fakes.watched import Replay, draw
-from workers.models.families.chameleon import FAMILY, AnoleFiles, load_anole, load_tokenizer
+from workers.models.checkpoint_files import WeightsError
+from workers.models.families.chameleon import ANOLE, Anole, Tokenizer, load_target, load_tokenizer
 from workers.models.families.chameleon_files import load_vqgan
 from workers.models.target import Target
-from workers.models.weights import WeightsError
 
 SIDE, ROOM = 4, 12
 CAPTIONS = ["a red ball", "a blue cat : a ball"]
@@ -58,7 +59,21 @@ def language(reference: ChameleonForConditionalGeneration) -> State:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Target:
-    return load_anole(folder, side=SIDE, prompt_tokens=ROOM)
+    return load_anole(folder)
+
+
+def load_anole(
+    path: Path,
+    vq: Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    side: int = SIDE,
+    prompt_tokens: int = ROOM,
+    dtype: torch.dtype = torch.float32,
+) -> Target:
+    return load_target(
+        replace(ANOLE, rows=side, cols=side), path, vq, tokenizer, prompt_tokens=prompt_tokens, dtype=dtype
+    )
 
 
 def read(text: str) -> list[int]:
@@ -66,7 +81,7 @@ def read(text: str) -> list[int]:
 
 
 def attempt(path: Path, **options: object) -> Target:
-    return load_anole(path, None, read, **{"side": SIDE, "prompt_tokens": ROOM, **options})  # type: ignore[arg-type]
+    return load_anole(path, None, read, **options)  # type: ignore[arg-type]
 
 
 # loading
@@ -89,7 +104,7 @@ def test_official_names(language: State, reference: ChameleonForConditionalGener
 
 
 def test_shards_one_file_and_pickles_give_the_same_model(folder: Path, language: State, tmp_path: Path) -> None:
-    whole = load_anole(folder, side=SIDE, prompt_tokens=ROOM).state_dict()
+    whole = load_anole(folder).state_dict()
     save_file(language, tmp_path / "one.safetensors")
     torch.save(language, tmp_path / "one.pt")
     torch.save({"state_dict": language, "epoch": 3}, tmp_path / "wrapped.bin")
@@ -123,7 +138,7 @@ def test_every_weight_is_used(language: State, target: Target) -> None:
 
 def test_prompts(target: Target) -> None:
     """[0] text [8710, 8197], padded on the left with 1; the unconditional stream is [0, 8197]; cond rows first."""
-    ids = target.conditioner.ids(CAPTIONS)  # type: ignore[operator]
+    ids = target.conditioner.padded_ids(CAPTIONS)  # type: ignore[operator]
     texts = [[0, *read(caption), 8710, 8197] for caption in CAPTIONS]
     assert ids.tolist() == [[1] * (ROOM - len(text)) + text for text in texts]
     prompt = target.encode(CAPTIONS, guided=True)
@@ -134,7 +149,7 @@ def test_prompts(target: Target) -> None:
     assert torch.equal(target.encode(CAPTIONS, guided=False).embeds, prompt.embeds[:2])
     with pytest.raises(ValueError, match="caption 1 is empty"):
         target.encode(["a", " "], guided=True)
-    with pytest.raises(ValueError, match=r"'a a a.*makes a prompt of 13 tokens; there is room for 12.*prompt_tokens"):
+    with pytest.raises(ValueError, match=r"'a a a.*needs a prompt of 13 tokens, the limit is 12.*prompt_tokens"):
         target.encode(["a " * 10], guided=True)
 
 
@@ -153,7 +168,7 @@ def test_streams_are_transformers_with_the_documented_positions(
     mask = (seen | torch.eye(length).bool())[:, None]
     with torch.no_grad():
         logits = target.head(target.transformer(x, torch.arange(length), mask=mask))
-    ids = torch.cat([target.conditioner.ids(CAPTIONS), codes + 4], dim=1)  # type: ignore[operator]
+    ids = torch.cat([target.conditioner.padded_ids(CAPTIONS), codes + 4], dim=1)  # type: ignore[operator]
     streams = torch.cat([ids, torch.cat([torch.tensor([[1] * (ROOM - 2) + [0, 8197]] * 2), codes + 4], dim=1)])
     real = streams != 1
     positions = (real.cumsum(1) - 1).clamp(min=0)
@@ -265,38 +280,37 @@ def test_codecs_that_do_not_fit(folder: Path, reference: ChameleonForConditional
     def refuse(state: State, match: str) -> None:
         torch.save({"state_dict": state}, path)
         with pytest.raises(WeightsError, match=match):
-            load_anole(folder, path, read, side=SIDE, prompt_tokens=ROOM)
+            load_anole(folder, path, read)
 
     state = vqgan(reference)
     small = {**state, "quantize.embedding.weight": state["quantize.embedding.weight"][:1024]}
     refuse(small, r"vqgan\.pt: quantize\.embedding\.weight has shape \[1024, 6\].*needs \[8192, 6\].*another size")
-    refuse({**state, "quantize.embedding.weight": torch.randn(8192, 6)}, "its codebook is not the one in.*no pair")
+    refuse({**state, "quantize.embedding.weight": torch.randn(8192, 6)}, "its codebook differs from the one in")
     short = {name: value for name, value in state.items() if name != "decoder.up.2.block.1.conv1.bias"}
     refuse(short, r"missing weights \(1\): .*\(decoder\.up\.2\.block\.1\.conv1\.bias\)")
     refuse(
         {**state, "decoder.up.0.attn.0.q.bias": torch.ones(1)},
-        r"without a place.*\(1\): decoder\.up\.0\.attn\.0\.q\.bias",
+        r"unknown to this model.*\(1\): decoder\.up\.0\.attn\.0\.q\.bias",
     )
     torch.save(state, path)
-    assert load_anole(folder, path, read, side=SIDE).codec is not None
+    assert load_anole(folder, path, read).codec is not None
 
 
 # the family and its files
 
 
 def test_an_entry_of_the_family(folder: Path, language: State, tmp_path: Path) -> None:
-    assert (FAMILY.name, FAMILY.entry) == ("anole", AnoleFiles)
     write_sharded(tmp_path / "hf", language)
     write_tokenizer(tmp_path / "hf")
-    whole = FAMILY.load(AnoleFiles(transformer=str(folder)), torch.device("cpu"), torch.float32)
+    whole = Anole(transformer=str(folder)).load(torch.device("cpu"), torch.float32)
     assert (whole.grid.rows, whole.grid.cols, whole.prompt_len) == (32, 32, 128)
     assert whole.encode(["a red ball"], guided=True).valid.sum(1).tolist() == [6, 2]  # by the tokenizer that lies there
     assert whole.codebook.shape == (8192, VQ.code_dim)
-    entry = AnoleFiles(transformer=str(tmp_path / "hf"), prompt_tokens=16)
-    with pytest.raises(WeightsError, match=r"hf: holds no VQGAN decoder.*give `vq`"):
-        FAMILY.load(entry, torch.device("cpu"), torch.bfloat16)
+    entry = Anole(transformer=str(tmp_path / "hf"), prompt_tokens=16)
+    with pytest.raises(WeightsError, match=r"hf: contains no VQGAN decoder.*give `vq`"):
+        entry.load(torch.device("cpu"), torch.bfloat16)
     with pytest.raises(ValueError, match="prompt_tokens"):
-        AnoleFiles(transformer="x", prompt_tokens=2)
+        Anole(transformer="x", prompt_tokens=2)
     loaded = attempt(tmp_path / "hf", dtype=torch.bfloat16, side=32)
     assert loaded.head.weight.dtype == loaded.conditioner.words.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
     assert loaded.grid.tokens == 1024
@@ -319,7 +333,7 @@ FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
     ),
     "unknown": (
         lambda state: {**state, "model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
-        r"without a place in this model \(1\): model\.layers\.0\.self_attn\.q_proj\.bias",
+        r"unknown to this model \(1\): model\.layers\.0\.self_attn\.q_proj\.bias",
     ),
     "unknown in the codec": (
         lambda state: {**state, "model.vqmodel.encoder.extra.weight": torch.ones(3)},
@@ -338,11 +352,11 @@ FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
     ),
     "a LLaMA model": (
         lambda state: {name: value for name, value in state.items() if "_norm." not in name},
-        "no Chameleon model in Hugging Face's layout: model.layers.0.self_attn.q_norm.weight is not in it",
+        "not a Chameleon model in Hugging Face's layout: model.layers.0.self_attn.q_norm.weight is missing",
     ),
     "a LlamaGen model": (
         lambda state: {"tok_embeddings.weight": torch.ones(3, 3)},
-        "no Chameleon model.*begins with tok_embeddings.weight",
+        "not a Chameleon model.*first tensor is tok_embeddings.weight",
     ),
 }  # fmt: skip
 
@@ -391,10 +405,10 @@ def test_tokenizers(tmp_path: Path) -> None:
     other = write_tokenizer(tmp_path / "other", {"<reserved08706>": 8711})
     with pytest.raises(WeightsError, match="not Chameleon's tokenizer: <reserved08706> is 8711 in it, not 8710"):
         load_tokenizer(other)
-    with pytest.raises(WeightsError, match="<new> is not in it"):
+    with pytest.raises(WeightsError, match="<new> is missing"):
         load_tokenizer(file, {"<new>": 5})
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(WeightsError, match="not a tokenizer"):
         load_tokenizer(tmp_path / "text.json")
-    with pytest.raises(ValueError, match="prompt_tokens 2: a prompt has 3 beside its caption"):
+    with pytest.raises(ValueError, match="prompt_tokens 2: the template alone takes 3"):
         attempt(tmp_path, prompt_tokens=2)

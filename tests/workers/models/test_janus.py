@@ -18,11 +18,11 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
 from tests.fakes.watched import Replay, draw
 from workers.drafters.eagle import EagleDrafter
-from workers.loading.bundle import Models
 from workers.loading.dry_run import footprint
+from workers.loading.models import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
-from workers.models.families.janus import FAMILY, JanusFiles
-from workers.models.hf_decoder import body_config
+from workers.models.families.janus import Janus
+from workers.models.hf_decoder import decoder_config
 from workers.models.target import Target
 from workers.training.drafters import new_eagle
 
@@ -47,7 +47,7 @@ def target(folder: Path, reference: Any) -> Target:
 
 
 def load(folder: Path) -> Target:
-    return FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.float32)
+    return Janus(str(folder), prompt_tokens=40).load(torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_images_are_the_models_own(target: Target, reference: Any) -> None:
 
 
 def test_half_precision_keeps_rotations_whole(folder: Path, reference: Any) -> None:
-    target = FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.bfloat16)
+    target = Janus(str(folder), prompt_tokens=40).load(torch.device("cpu"), torch.bfloat16)
     buffers = {name: b.dtype for name, b in target.transformer.named_buffers() if "inv_freq" in name}
     assert buffers
     assert set(buffers.values()) == {torch.float32}
@@ -134,7 +134,7 @@ def test_half_precision_keeps_rotations_whole(folder: Path, reference: Any) -> N
 
 def test_shapes_can_be_had_without_numbers(folder: Path, reference: Any) -> None:
     with shapes_only():
-        sketch = FAMILY.load(JanusFiles(str(folder)), torch.device("meta"), torch.bfloat16)
+        sketch = Janus(str(folder)).load(torch.device("meta"), torch.bfloat16)
     assert sketch.device.type == "meta"
     assert sketch.transformer.config.dim == 32
     assert {value.dtype for value in sketch.transformer.parameters()} == {torch.bfloat16}
@@ -193,12 +193,12 @@ def break_size(copy: Path) -> None:
     ("broken", "words"),
     [
         (break_nothing, "config.json: no such file"),
-        (break_family, "a 'emu3', not a 'janus': another family"),
+        (break_family, "a 'emu3', not a 'janus'"),
         (break_tokenizer, "no tokenizer that can be read|has no bos_token"),
         (break_file, "truncated"),
         (break_tensor, "lacks model.generation_head.proj_out.weight"),
         (break_unknown, "unknown to its config.json: model.generation_head.extra.weight"),
-        (break_size, "of another size than config.json says"),
+        (break_size, "another size than in config.json"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -224,22 +224,22 @@ def test_numbers_that_are_not_finite_are_refused(folder: Path, reference: Any, t
 
 
 def test_the_codec_keeps_the_files_own_numbers(folder: Path, reference: Any, target: Target) -> None:
-    half = FAMILY.load(JanusFiles(str(folder), prompt_tokens=40), torch.device("cpu"), torch.bfloat16)
+    half = Janus(str(folder), prompt_tokens=40).load(torch.device("cpu"), torch.bfloat16)
     assert torch.equal(half.codebook, target.codebook)
 
 
 def test_rotations_and_layers_that_trees_cannot_do_are_refused() -> None:
     sizes: dict[str, Any] = {"codes": 8, "prompt_len": 1, "rows": 2, "cols": 2}
-    assert body_config(LlamaConfig(), **sizes).dim == 4096
+    assert decoder_config(LlamaConfig(), **sizes).dim == 4096
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
-    with pytest.raises(ValueError, match="depend on the length so far"):
-        body_config(LlamaConfig(rope_parameters=rope), **sizes)
+    with pytest.raises(ValueError, match="depend on the sequence length"):
+        decoder_config(LlamaConfig(rope_parameters=rope), **sizes)
     with pytest.raises(ValueError, match="do not attend to all positions"):
-        body_config(Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), **sizes)
+        decoder_config(Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), **sizes)
 
 
 def test_captions_that_do_not_fit_are_refused(target: Target) -> None:
     with pytest.raises(ValueError, match="caption 0 is empty"):
         target.encode([" "], guided=False)
-    with pytest.raises(ValueError, match="there is room for 40: shorten it"):
+    with pytest.raises(ValueError, match="the limit is 40: shorten it"):
         target.encode(["a ball " * 40], guided=False)

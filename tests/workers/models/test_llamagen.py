@@ -18,20 +18,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from tests.fakes.watched import Replay, draw
 from workers.models import text
+from workers.models.checkpoint_files import WeightsError
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,
     SIZES,
     TEXT_SAMPLING,
-    ClassConditioner,
     LlamaGenSize,
     load_llamagen,
-    pad_left,
 )
+from workers.models.families.llamagen_prompts import ClassConditioner, pad_left
 from workers.models.target import Target
 from workers.models.text import T5Encoder, clean_caption
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import VQConfig, VQModel
-from workers.models.weights import WeightsError, unfilled
+from workers.models.weights import skip_init
 
 DIM, LAYERS, HEADS, FFN, CODES, SIDE, PROMPT, FEATURES = 32, 2, 2, 256, 48, 3, 120, 2048
 SIZE = LlamaGenSize(DIM, LAYERS, HEADS)
@@ -116,7 +116,7 @@ def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None)
         path = tmp_path / f"{kind}.pt"
         torch.save({"model": state, "steps": 1}, path)
     text = Words() if kind == "t2i" else None
-    return load_llamagen(path, vq, image_size=16 * SIDE, text=text, size=SIZE, vq_config=VQ)
+    return load_llamagen(path, vq, image_size=16 * SIDE, text=text, size=SIZE)
 
 
 # the formulas
@@ -207,7 +207,7 @@ def test_published_sizes(name: str, ffn: int, millions: int) -> None:
     config = TransformerConfig(
         dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=16384, rows=24, cols=24
     )
-    model = unfilled(lambda: Transformer(config))
+    model = skip_init(lambda: Transformer(config))
     count = sum(parameter.numel() for parameter in model.parameters()) + 1001 * size.dim
     assert count / 1e6 == pytest.approx(millions, rel=0.01)
 
@@ -235,7 +235,7 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
 
     state = official("c2i")
     attempt(state)
-    with pytest.raises(WeightsError, match=r"tensors without a place in this model \(1\): layers\.0\.freqs"):
+    with pytest.raises(WeightsError, match=r"tensors unknown to this model \(1\): layers\.0\.freqs"):
         attempt({**state, "layers.0.freqs": torch.ones(1)})
     with pytest.raises(WeightsError, match=r"missing weights \(1\): layers\.1\.feed_forward\.w3\.weight"):
         attempt({name: value for name, value in state.items() if name != "layers.1.feed_forward.w3.weight"})
@@ -243,7 +243,7 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
         attempt({**state, "layers.2.attention.wo.weight": rand(DIM, DIM)}, size=LlamaGenSize(DIM, 3, HEADS))
     with pytest.raises(WeightsError, match="another size"):
         attempt(state, size=LlamaGenSize(64, LAYERS, HEADS))
-    with pytest.raises(WeightsError, match="no published LlamaGen size"):
+    with pytest.raises(WeightsError, match="not a published LlamaGen size"):
         attempt(state, size=None)
     with pytest.raises(WeightsError, match="width 32 and 2 layers are not size XL"):
         attempt(state, size="XL")
@@ -253,12 +253,12 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
         attempt(state, image_size=250)
     with pytest.raises(ValueError, match="draws from captions"):
         attempt(official("t2i"))
-    with pytest.raises(WeightsError, match="change places"):
+    with pytest.raises(WeightsError, match="swapped"):
         attempt(VQModel(VQ).state_dict())
     torch.save(state, tmp_path / "x.pt")
     torch.save({"model": VQModel(VQConfig(codebook_size=9, channels=32)).state_dict()}, tmp_path / "vq.pt")
-    with pytest.raises(WeightsError, match=r"vq\.pt: tensors without.*the file is a VQ tokenizer"):
-        load_llamagen(tmp_path / "x.pt", tmp_path / "vq.pt", image_size=48, size=SIZE, vq_config=VQ)
+    with pytest.raises(WeightsError, match=r"x\.pt has 48 codes, .*vq\.pt has 9"):
+        load_llamagen(tmp_path / "x.pt", tmp_path / "vq.pt", image_size=48, size=SIZE)
 
 
 def test_tokens_become_images(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_tokens_become_images(tmp_path: Path) -> None:
     big = VQConfig(codebook_size=49, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
     torch.save(VQModel(big).state_dict(), tmp_path / "vq49.pt")
     with pytest.raises(WeightsError, match="48 codes"):
-        load_llamagen(tmp_path / "c2i.pt", tmp_path / "vq49.pt", image_size=48, size=SIZE, vq_config=big)
+        load_llamagen(tmp_path / "c2i.pt", tmp_path / "vq49.pt", image_size=48, size=SIZE)
 
 
 # conditions
@@ -455,7 +455,7 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     assert torch.equal(again[1], features[1])
     assert torch.equal(again[0], again[2])
     assert len(passes) == 1  # "cat" is remembered, and so is the first "a ball"
-    fresh.together = 16
+    fresh.batch_size = 16
     torch.testing.assert_close(fresh(["a ball", "cat"])[0], again[:2], atol=1e-5, rtol=1e-4)
     assert len(passes) == 2
     torch.save(official("t2i"), tmp_path / "x.pt")
@@ -468,11 +468,11 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
 
 
 def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_KEPT", 2)
+    monkeypatch.setattr(text, "_CACHE_SIZE", 2)
     encoder = T5Encoder(t5_folder(tmp_path / "t5"))
     for caption in ("a", "cat", "a", "ball"):
         encoder([caption])
-    assert list(encoder._known) == ["a", "ball"]
+    assert list(encoder._cache) == ["a", "ball"]
 
 
 def test_captions_are_checked_without_their_encoder(tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:
     tensors = load_file(weights)
     del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]
     save_file({**tensors, "decoder.final_layer_norm.weight": torch.ones(4)}, weights, metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match=r"1 of its weights are missing: encoder\.block\.0"):  # a decoder is ignored
+    with pytest.raises(WeightsError, match=r"1 weights missing: encoder\.block\.0"):  # a decoder is ignored
         T5Encoder(tmp_path / "t5")
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(WeightsError, match="not a readable T5 encoder"):

@@ -20,7 +20,8 @@ from workers.decoding.engine import Result
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
-from workers.models.families.lumina import FAMILY, LuminaFiles, load_lumina, sequence, size_token, wording
+from workers.models.families.chameleon import load_target
+from workers.models.families.lumina import Lumina, image_format, sequence, size_token
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 
@@ -54,12 +55,12 @@ def reference() -> ChameleonForConditionalGeneration:
 
 
 def load(folder: Path, size: tuple[int, int]) -> Target:
-    return load_lumina(folder, width=size[0], height=size[1], prompt_tokens=28)
+    return load_target(image_format(*size), folder, prompt_tokens=28)
 
 
 def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:
     """Both streams' prompts without padding, the forced size tokens at their ends."""
-    ids = target.conditioner.ids([caption])[0].tolist()  # type: ignore[operator]
+    ids = target.conditioner.padded_ids([caption])[0].tolist()  # type: ignore[operator]
     start = [8197, 8804 + target.grid.rows // 2, 8804 + target.grid.cols // 2]
     real = [i for i in ids if i != 1]
     assert real[-3:] == start
@@ -79,11 +80,11 @@ def drafter_for(mode: str, known: dict[str, Tensor], errors: int = 0) -> Drafter
 
 
 def test_prompt_and_official_sequence(folder: Path) -> None:
-    target = load_lumina(folder, prompt_tokens=28)
+    target = load(folder, (768, 768))
     assert target.name == f"lumina-mgpt-768-{SIZE}"
     assert (target.grid.rows, target.grid.cols, target.vocab_size) == (48, 48, 8192)
     assert target.sampling == Sampling(temperature=1.0, top_k=2000, cfg=3.0)
-    ids = target.conditioner.ids(["a red ball"])  # type: ignore[operator]
+    ids = target.conditioner.padded_ids(["a red ball"])  # type: ignore[operator]
     lead = "Generate an image of 768x768 according to the following prompt : a red ball"
     text = [WORD_IDS.get(word, 3) for word in lead.replace("768x768", "768 x 768").split()]
     assert ids.shape == (1, 28)
@@ -106,7 +107,7 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
 
 def test_wide_images_name_width_first_and_height_token_first(folder: Path) -> None:
     target = load(folder, (96, 64))
-    assert wording(96, 64).lead.startswith("Generate an image of 96x64 according")
+    assert image_format(96, 64).template.prefix.startswith("Generate an image of 96x64 according")
     assert prompts(target, "a cat")[0][-2:] == [8806, 8807]
     assert (target.grid.rows, target.grid.cols) == (4, 6)
 
@@ -252,20 +253,19 @@ def test_teacher_forcing_is_decoding(folder: Path, reference: ChameleonForCondit
 
 def test_sizes_and_files_are_refused_in_words(folder: Path) -> None:
     for width in (48, 0, 4096):
-        with pytest.raises(ValueError, match=f"cannot be {width} px"):
-            load_lumina(folder, width=width, height=64)
+        with pytest.raises(ValueError, match=f"no images of {width} px"):
+            image_format(width, 64)
     with pytest.raises(ValueError, match="width: must be a multiple of 32, got 100"):
-        LuminaFiles(transformer="x", width=100)
+        Lumina(transformer="x", width=100)
     with pytest.raises(ValueError, match="height"):
-        LuminaFiles(transformer="x", height=20000)
-    assert FAMILY.name == "lumina"
-    whole = LuminaFiles(transformer=str(folder), tokenizer=str(folder / "tokenizer.json"), width=64, height=32)
-    target = FAMILY.load(whole, torch.device("cpu"), torch.float32)
+        Lumina(transformer="x", height=20000)
+    whole = Lumina(transformer=str(folder), tokenizer=str(folder / "tokenizer.json"), width=64, height=32)
+    target = whole.load(torch.device("cpu"), torch.float32)
     assert (target.name, target.grid.rows, target.grid.cols) == (f"lumina-mgpt-64x32-{SIZE}", 2, 4)
     assert target.decode(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 3, 2 * VQ.factor, 4 * VQ.factor)
-    entry = LuminaFiles(transformer=str(folder / "none"))
+    entry = Lumina(transformer=str(folder / "none"))
     with pytest.raises(ValueError, match="none: no such file or folder"):
-        FAMILY.load(entry, torch.device("cpu"), torch.float32)
+        entry.load(torch.device("cpu"), torch.float32)
     body = load(folder, (64, 64)).transformer
-    with pytest.raises(ValueError, match="exactly where the transformer's config says row_ends"):
+    with pytest.raises(ValueError, match="row_end must be given exactly if"):
         Target("x", body, torch.nn.Identity(), None, Sampling())

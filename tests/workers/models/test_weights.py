@@ -15,22 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from workers.models.checkpoint_files import shapes_only
+from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors, shapes_only
+from workers.models.own_files import read_config, save
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.weights import (
-    Row,
-    WeightsError,
-    content_hash,
-    interleave,
-    load_into,
-    load_tensors,
-    read_config,
-    save,
-    unfilled,
-)
+from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
 
 TENSORS = {"a.weight": torch.arange(12.0).view(4, 3), "a.bias": torch.ones(4), "b.weight": torch.ones(2, 4)}
-SAME = [Row("{...}", "{...}")]
+SAME = [KeyMapping("{...}", "{...}")]
 
 
 class Toy(nn.Module):
@@ -111,8 +102,8 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty": (lambda d: broken(d / "x.safetensors", b""), "is empty"),
     "empty pt": (lambda d: broken(d / "x.pt", b""), "is empty"),
     "truncated data": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda n: n - 8), "truncated.* of the "),
-    "truncated header": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 40), "within its header"),
-    "five bytes": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 5), "truncated within its header"),
+    "truncated header": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 40), "inside its header"),
+    "five bytes": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 5), "truncated inside its header"),
     "text": (lambda d: broken(d / "x.safetensors", b"hello, I am a text file\n" * 9), "not a safetensors file"),
     "git-lfs": (lambda d: broken(d / "x.pt", b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
     "web page": (lambda d: broken(d / "x.pt", b"<!doctype html><html>404</html>"), "web page"),
@@ -154,10 +145,10 @@ def test_a_pickle_with_code_is_refused_and_not_run(
 def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save([torch.ones(2)], path)
-    with pytest.raises(WeightsError, match="holds a list, no named tensors"):
+    with pytest.raises(WeightsError, match="contains a list, not named tensors"):
         load_tensors(path)
     torch.save({"optimizer": {"lr": 1}, "a": torch.ones(2)}, path)
-    with pytest.raises(WeightsError, match="optimizer is no tensor"):
+    with pytest.raises(WeightsError, match="optimizer: not a tensor"):
         load_tensors(path)
 
 
@@ -166,7 +157,7 @@ def test_broken_shards(tmp_path: Path) -> None:
     index = tmp_path / "m" / "m.safetensors.index.json"
     good = index.read_text()
     index.write_text(good.replace('"m-2.safetensors"', '"../m-2.safetensors"'))
-    with pytest.raises(WeightsError, match="points elsewhere"):
+    with pytest.raises(WeightsError, match="in the folder of the index"):
         load_tensors(tmp_path / "m")
     index.write_text(good.replace('"a.bias"', '"a.bias2"'))
     with pytest.raises(WeightsError, match=r"lack a\.bias2"):
@@ -189,41 +180,41 @@ def test_broken_shards(tmp_path: Path) -> None:
 
 def test_rows_rename_merge_transform_and_ignore() -> None:
     table = [
-        Row(("{...}.up", "{...}.down"), "{...}.weight"),
-        Row("{layer}.flat", "{layer}.weight", lambda parts: parts[0].view(2, 4)),
-        Row("a.shift", "a.bias"),
-        Row("counter", None),
+        KeyMapping(("{...}.up", "{...}.down"), "{...}.weight"),
+        KeyMapping("{layer}.flat", "{layer}.weight", lambda parts: parts[0].view(2, 4)),
+        KeyMapping("a.shift", "a.bias"),
+        KeyMapping("counter", None),
     ]
     source = {"a.down": torch.full((2, 3), 2.0), "a.up": torch.full((2, 3), 1.0), "a.shift": torch.zeros(4)}
-    toy = unfilled(Toy)
-    load_into(toy, {**source, "b.flat": torch.arange(8.0), "counter": torch.ones(9)}, table, where="x.pt")
+    toy = skip_init(Toy)
+    load_weights(toy, {**source, "b.flat": torch.arange(8.0), "counter": torch.ones(9)}, table, where="x.pt")
     assert toy.a.weight[:, 0].tolist() == [1, 1, 2, 2]  # in the order of the row, not of the file
     assert toy.b.weight[1].tolist() == [4, 5, 6, 7]
     assert not any(value.is_meta for value in toy.state_dict().values())
 
 
 def test_the_first_row_that_matches_counts_and_dots_are_literal() -> None:
-    toy = unfilled(Toy)
-    table = [Row("a{x}bias", "nowhere"), Row("a.bias", "a.bias"), *SAME]
-    load_into(toy, TENSORS, table, where="x.pt")  # {x} matches no dot, so the first row does not apply
+    toy = skip_init(Toy)
+    table = [KeyMapping("a{x}bias", "nowhere"), KeyMapping("a.bias", "a.bias"), *SAME]
+    load_weights(toy, TENSORS, table, where="x.pt")  # {x} matches no dot, so the first row does not apply
     assert toy.a.bias.tolist() == [1, 1, 1, 1]
 
 
 def test_dtypes() -> None:
     half = {name: value.half() for name, value in TENSORS.items()}
     toy = Toy()
-    load_into(toy, half, SAME, where="x")
+    load_weights(toy, half, SAME, where="x")
     assert toy.a.weight.dtype == torch.float32  # what exists keeps its own
-    new = unfilled(Toy)
-    load_into(new, TENSORS, SAME, where="x", dtype=torch.bfloat16)
+    new = skip_init(Toy)
+    load_weights(new, TENSORS, SAME, where="x", dtype=torch.bfloat16)
     assert {value.dtype for value in new.state_dict().values()} == {torch.bfloat16}
     assert isinstance(new.a.weight, nn.Parameter)
 
 
 FAULTS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "missing": ({"b.weight": None}, r"x\.pt: missing weights \(1\): b\.weight"),
-    "unknown": ({"c.weight": torch.ones(1)}, r"tensors without a place in this model \(1\): c\.weight"),
-    "both": ({"a.bias": None, "a.b": torch.ones(1)}, r"missing.*: a\.bias; tensors without.*: a\.b"),
+    "unknown": ({"c.weight": torch.ones(1)}, r"tensors unknown to this model \(1\): c\.weight"),
+    "both": ({"a.bias": None, "a.b": torch.ones(1)}, r"missing.*: a\.bias; tensors unknown.*: a\.b"),
     "shape": ({"b.weight": torch.ones(3, 4)}, r"b\.weight has shape \[3, 4\], b\.weight needs \[2, 4\].*another size"),
     "nan": ({"a.bias": torch.tensor([0, 1, torch.nan, 2])}, r"a\.bias holds NaN"),
     "family": ({"a.bias": None, "encoder.conv_blocks.0.x": torch.ones(1)}, r"file is a VQ tokenizer.*\. Give a file"),
@@ -237,22 +228,22 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_words(fault: str) -> None:
     changed: dict[str, Tensor | None] = {**TENSORS, **change}
     tensors = {name: value for name, value in changed.items() if value is not None}
     with pytest.raises(WeightsError, match=words):
-        load_into(unfilled(Toy), tensors, SAME, where="x.pt")
+        load_weights(skip_init(Toy), tensors, SAME, where="x.pt")
 
 
 def test_half_a_merge_and_two_claims_are_refused() -> None:
-    table = [Row(("{...}.up", "{...}.down"), "{...}.weight"), *SAME]
+    table = [KeyMapping(("{...}.up", "{...}.down"), "{...}.weight"), *SAME]
     tensors = {**TENSORS, "a.up": TENSORS["a.weight"]}
     del tensors["a.weight"]
     with pytest.raises(WeightsError, match=r"missing.*: a\.down"):
-        load_into(unfilled(Toy), tensors, table, where="x")
-    both = [Row("other", "a.bias"), *SAME]
-    with pytest.raises(WeightsError, match=r"without a place.*a\.bias"):
-        load_into(unfilled(Toy), {"other": torch.ones(4), **TENSORS}, both, where="x")
+        load_weights(skip_init(Toy), tensors, table, where="x")
+    both = [KeyMapping("other", "a.bias"), *SAME]
+    with pytest.raises(WeightsError, match=r"unknown to this model.*a\.bias"):
+        load_weights(skip_init(Toy), {"other": torch.ones(4), **TENSORS}, both, where="x")
 
 
 def test_forgetting_to_load_is_loud() -> None:
-    toy = unfilled(Toy)
+    toy = skip_init(Toy)
     assert toy.a.weight.is_meta
     with pytest.raises((RuntimeError, NotImplementedError)):
         toy.a(torch.ones(1, 3)).sum().item()
@@ -260,7 +251,7 @@ def test_forgetting_to_load_is_loud() -> None:
 
 def test_unfilled_keeps_computed_buffers() -> None:
     config = TransformerConfig(dim=16, n_layers=1, n_heads=2, ffn_dim=24, vocab_size=5, rows=2, cols=2)
-    model = unfilled(lambda: Transformer(config))
+    model = skip_init(lambda: Transformer(config))
     assert torch.equal(model.rotations, Transformer(config).rotations)
     assert model.layers[0].feed_forward.w2.weight.is_meta  # type: ignore[union-attr]
 
@@ -287,26 +278,26 @@ def test_the_transformer_is_llama_after_interleaving(kv_heads: int) -> None:
 
     def wqkv(parts: Sequence[Tensor]) -> Tensor:
         q, k, v = parts
-        return torch.cat([interleave(q, channels), interleave(k, channels), v])
+        return torch.cat([interleave_rotary(q, channels), interleave_rotary(k, channels), v])
 
     attention, mlp = "model.layers.{l}.self_attn", "model.layers.{l}.mlp"
     table = [
-        Row("model.embed_tokens.weight", "embed.weight"),
-        Row("lm_head.weight", "head.weight"),
-        Row("model.norm.weight", "norm.weight"),
-        Row(tuple(f"{attention}.{p}_proj.weight" for p in "qkv"), "layers.{l}.attention.wqkv.weight", wqkv),
-        Row(f"{attention}.o_proj.weight", "layers.{l}.attention.wo.weight"),
-        Row((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), "layers.{l}.feed_forward.w13.weight"),
-        Row(f"{mlp}.down_proj.weight", "layers.{l}.feed_forward.w2.weight"),
-        Row("model.layers.{l}.input_layernorm.weight", "layers.{l}.attention_norm.weight"),
-        Row("model.layers.{l}.post_attention_layernorm.weight", "layers.{l}.ffn_norm.weight"),
+        KeyMapping("model.embed_tokens.weight", "embed.weight"),
+        KeyMapping("lm_head.weight", "head.weight"),
+        KeyMapping("model.norm.weight", "norm.weight"),
+        KeyMapping(tuple(f"{attention}.{p}_proj.weight" for p in "qkv"), "layers.{l}.attention.wqkv.weight", wqkv),
+        KeyMapping(f"{attention}.o_proj.weight", "layers.{l}.attention.wo.weight"),
+        KeyMapping((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), "layers.{l}.feed_forward.w13.weight"),
+        KeyMapping(f"{mlp}.down_proj.weight", "layers.{l}.feed_forward.w2.weight"),
+        KeyMapping("model.layers.{l}.input_layernorm.weight", "layers.{l}.attention_norm.weight"),
+        KeyMapping("model.layers.{l}.post_attention_layernorm.weight", "layers.{l}.ffn_norm.weight"),
     ]
     config = TransformerConfig(
         dim=32, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads, ffn_dim=48, vocab_size=37, rope="line",
         prompt_len=1, rows=4, cols=4,
     )  # fmt: skip
-    ours = unfilled(lambda: Transformer(config))
-    load_into(ours, reference.state_dict(), table, where="llama")
+    ours = skip_init(lambda: Transformer(config))
+    load_weights(ours, reference.state_dict(), table, where="llama")
     assert ours.embed is not None
     assert ours.head is not None
     tokens = torch.randint(37, (3, 13))
@@ -314,8 +305,8 @@ def test_the_transformer_is_llama_after_interleaving(kv_heads: int) -> None:
         logits = ours.head(ours(ours.embed(tokens), torch.arange(13).expand(3, -1)))
         torch.testing.assert_close(logits, reference(tokens).logits, atol=1e-4, rtol=1e-4)
         # and the permutation is what makes it so
-        plain = unfilled(lambda: Transformer(config))
-        load_into(plain, reference.state_dict(), [row._replace(merge=None) for row in table], where="llama")
+        plain = skip_init(lambda: Transformer(config))
+        load_weights(plain, reference.state_dict(), [row._replace(merge=None) for row in table], where="llama")
         assert plain.embed is not None
         assert plain.head is not None
         wrong = plain.head(plain(plain.embed(tokens), torch.arange(13).expand(3, -1)))
@@ -331,8 +322,8 @@ def test_save_and_read_back(tmp_path: Path) -> None:
     assert read_config(path) == {"dim": 3, "what": "toy"}
     assert {value.dtype for value in load_tensors(path).values()} == {torch.float16}
     assert [file.name for file in tmp_path.iterdir()] == ["toy.safetensors"]
-    back = unfilled(Toy)
-    load_into(back, load_tensors(path), SAME, where=path)
+    back = skip_init(Toy)
+    load_weights(back, load_tensors(path), SAME, where=path)
     torch.testing.assert_close(back.state_dict(), toy.state_dict(), atol=1e-3, rtol=1e-3)
     save(path, {"n": torch.arange(3), "tied": toy.a.weight, "twice": toy.a.weight}, {}, dtype=torch.float32)
     kept = load_tensors(path)

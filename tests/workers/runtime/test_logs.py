@@ -39,7 +39,7 @@ class Broken:
     """An evaluator that fails in the way that a task names."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        if spec.weights == "nowhere":
+        if spec.models is not None:
             raise ValueError("nowhere: no such folder of weights")
         self.spec = spec
 
@@ -85,7 +85,7 @@ def test_tasks_and_errors_stand_in_the_workers_own_log(tmp_path: Path, broken: N
 
 def test_a_worker_that_does_not_come_up_says_why_in_its_log(tmp_path: Path, broken: None) -> None:
     with pytest.raises(ValueError, match="no such folder"):
-        Worker({"store": str(tmp_path), "worker": "worker-0", "weights": "nowhere"})
+        Worker({"store": str(tmp_path), "worker": "worker-0", "models": {"name": "nowhere", "where": ""}})
     text = read(tmp_path, "worker-0")
     assert "ERROR loading nowhere for auto: failed after" in text
     assert "ValueError: nowhere: no such folder of weights" in text

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.data.scenes import caption, sample_attributes
 from workers.models.families.conditioners import ClassConditioner, WordConditioner
 from workers.models.transformer import Transformer, TransformerConfig
+from workers.scenes.captions import caption
+from workers.scenes.images import sample_attributes
 from workers.training.ar_model import ARModel, build_model, load_model, save_model, target_loss, train_target
 from workers.training.evaluate import evaluate_drafter, evaluate_target
 from workers.training.examples import Examples

@@ -19,7 +19,8 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.files import load_drafter
-from workers.models.weights import read_config
+from workers.loading.models_yaml import folder_entry, load_folder
+from workers.models.own_files import read_config
 from workers.training.drafters import new_eagle
 from workers.training.eagle import CHECKPOINT, IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe, train_eagle
 from workers.training.evaluate import evaluate_drafter
@@ -88,7 +89,8 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 def job(tmp_path: Path, recipe: EagleRecipe = QUICK, captions: int = 70) -> DrafterJob:
     weights = tiny_folder(tmp_path / "weights")
     found = read_captions(captions_file(tmp_path / "captions.txt", captions))
-    return DrafterJob(weights=str(weights), captions=tuple(found), out=tmp_path / "out", recipe=recipe)
+    models = folder_entry(weights).to_mapping()
+    return DrafterJob(models=models, captions=tuple(found), out=tmp_path / "out", recipe=recipe)
 
 
 def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> None:
@@ -111,11 +113,9 @@ def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> Non
 
 
 def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:
-    from workers.loading.models import load_models
-
     done = job(tmp_path, captions=12).run(torch.device("cpu"), log=quiet)
     done.replace(tmp_path / "weights" / "eagle.safetensors")
-    models = load_models(tmp_path / "weights", torch.device("cpu"))
+    models = load_folder(tmp_path / "weights")
     (result,) = Engine(models.target, SETTING, models.drafters["eagle"]).run([Request(0, "red small star")])
     assert result.statistics.mean_accepted_length >= 1
 

@@ -14,6 +14,7 @@ import torch
 
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.data.captions import read_captions
+from workers.loading.models_yaml import folder_entry
 from workers.training.eagle import IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
@@ -36,7 +37,8 @@ print(group.rank, group.size)
 
 def job(folder: Path, out: str) -> DrafterJob:
     captions = tuple(read_captions(folder / "captions.txt"))
-    return DrafterJob(weights=str(folder / "weights"), captions=captions, out=folder / out, recipe=RECIPE)
+    models = folder_entry(folder / "weights").to_mapping()
+    return DrafterJob(models=models, captions=captions, out=folder / out, recipe=RECIPE)
 
 
 def curve(folder: Path, key: str) -> list[float]:

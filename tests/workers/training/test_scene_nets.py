@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.data.scenes import render, sample_attributes
 from workers.metrics.clip_score import ClipConfig, load_clip
 from workers.metrics.features import FeatureConfig, load_features
+from workers.scenes.images import render, sample_attributes
 from workers.training.scene_nets import ClipTraining, FeatureTraining, train_clip, train_features
 from workers.training.scene_set import SceneSet, amounts, corrupt, scene_set
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.data.scenes import caption, render, sample_attributes
 from workers.models.vq import VQConfig, load_vq
+from workers.scenes.captions import caption
+from workers.scenes.images import render, sample_attributes
 from workers.training.tokenizer import (
     TokenizerConfig,
     evaluate_tokenizer,

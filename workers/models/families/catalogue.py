@@ -1,57 +1,72 @@
-"""All families of targets. Each module of this package may define FAMILY; nothing lists them by hand.
+"""Families of targets. A family is one class in one file: its keys in models.yaml, and how its files are loaded.
 
-A new family is one file here and its test: what an entry of models.yaml says of it, and how its files are loaded.
+Every module of this package registers its own; plugins register others.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 import workers.models.families
 from search_spaces.params import Params
+from search_spaces.plugins import Registry
 from workers.models.target import Target
+
+FAMILIES: Registry[type[Family]] = Registry("model family")
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """A family of targets.
+class Family(Params):
+    """A family of targets; an instance is what one entry of models.yaml says about its target.
 
-    entry: its own keys in an entry of models.yaml; a text that has no fixed list of words is a path. load: the target
-    of such an entry on a device; raises WeightsError or ValueError naming the file. outline: the same target by its
-    architecture alone, on the meta device, for entries that name a published size. published: such entries by name,
-    the paths being the official files' names. beside: drafters that lie with an entry's own files, by kind.
+    Fields are the family's keys in the entry. A string without a fixed list of choices is a path. published: entries of
+    published models by name, with the official names of their files.
     """
 
-    name: str
-    entry: type[Params]
-    load: Callable[[Any, torch.device, torch.dtype], Target]
-    outline: Callable[[Any, torch.dtype], Target] | None = None
-    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    beside: Callable[[Any], Mapping[str, str]] | None = None
+    kind: ClassVar[str]
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Target:
+        """The target on a device.
+
+        Raises:
+            WeightsError, ValueError: a file is missing, damaged, or of another family or size; the message names it.
+        """
+        raise NotImplementedError
+
+    def build_on_meta(self, dtype: torch.dtype) -> Target:
+        """The target on the meta device, from the published architecture and without files.
+
+        Raises:
+            ValueError: the entry does not determine the architecture.
+        """
+        raise ValueError(f"the architecture of the family {self.kind} is not known without its files")
+
+    @property
+    def paths(self) -> dict[str, str | None]:
+        """The values of the keys that are paths."""
+        values = {field.key: getattr(self, field.name) for field in self.fields().values() if not field.words}
+        return {key: value for key, value in values.items() if value is None or isinstance(value, str)}
+
+    @property
+    def target_files(self) -> dict[str, str]:
+        """The files and folders that the target is loaded from, by key."""
+        return {key: path for key, path in self.paths.items() if path is not None}
+
+    def drafter_file(self, kind: str) -> Path | None:
+        """Where the target's own folder may hold a drafter of a kind; None for families without such a folder."""
+        return None
 
 
-@cache
-def families() -> Mapping[str, Family]:
-    """Every family by name.
-
-    Raises:
-        ValueError: two modules define one name.
-    """
-    found: dict[str, Family] = {}
+def families() -> Registry[type[Family]]:
+    """Every family by name."""
     for module in sorted(pkgutil.iter_modules(workers.models.families.__path__), key=lambda info: info.name):
-        name = f"workers.models.families.{module.name}"
-        family = getattr(importlib.import_module(name), "FAMILY", None)
-        if family is None:
-            continue
-        if family.name in found:
-            raise ValueError(f"{name}: a family {family.name!r} is there already; choose another name")
-        found[family.name] = family
-    return MappingProxyType(found)
+        importlib.import_module(f"workers.models.families.{module.name}")
+    return FAMILIES

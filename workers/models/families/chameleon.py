@@ -1,63 +1,94 @@
-"""Chameleon's architecture as a target, and Anole-7B (Chern et al., 2024; Chameleon Team, 2024) as it is drawn from.
+"""Chameleon's architecture as a target (Chameleon Team, 2024), and Anole-7B (Chern et al., 2024).
 
-Captions become token ids; prompts are padded on the left, and padding is hidden. The image's tokens are codes of the
-VQGAN (id - 4): the head is cut down to them, which is what masking all other ids before every filter comes to.
+Captions become token ids. Prompts are padded on the left, and padding is masked. Image tokens are codes of the VQGAN
+(id - 4): the head is cut down to them, which equals masking all other ids before every filter.
 
-Rotary angles enter attention as differences of positions only, so that a stream may start anywhere: the unconditional
-stream, which officially counts from its own first token, stands here at the end of the prompt's room as the others do.
+Attention sees rotary angles only as differences of positions, so a stream may start at any position. The official code
+counts the unconditional stream from its own first token; here it ends at the same position as the conditional one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 
-from search_spaces.params import Params, Range
+from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError
-from workers.models.families.catalogue import Family
-from workers.models.families.chameleon_files import ChameleonCheckpoint
-from workers.models.families.word_prompts import WordPrompts
+from workers.models.families.catalogue import FAMILIES, Family
+from workers.models.families.chameleon_files import CODES, ChameleonCheckpoint
+from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
-from workers.models.transformer import Transformer
-from workers.models.weights import unfilled
+from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.vq import CHAMELEON, VQModel
+from workers.models.weights import skip_init
 
 BEGIN_TEXT, PADDING, END_IMAGE, BEGIN_IMAGE, END_TURN = 0, 1, 8196, 8197, 8710
-NAMED = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}  # as the tokenizer spells them
+SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}  # tokenizer spelling
 SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)  # LANTERN's, for all models of this architecture
 PROMPT_TOKENS = 128
-ANOLE_SIDE = 32  # codes; 512 px
+VOCABULARY_7B = 65536
 
-Tokenize = Callable[[str], list[int]]
+Tokenizer = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """A prompt's parts: `lead` before the caption, ids `ending` after it; ids `null` are the unconditional prompt."""
+class PromptTemplate:
+    """prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt."""
 
-    lead: str
-    ending: tuple[int, ...]
+    prefix: str
+    suffix: tuple[int, ...]
     null: tuple[int, ...]
 
-    def ids(self, caption: str, tokenize: Tokenize) -> list[int]:
-        return [BEGIN_TEXT, *tokenize(self.lead + caption), *self.ending]
+    def encode(self, caption: str, tokenizer: Tokenizer) -> list[int]:
+        return [BEGIN_TEXT, *tokenizer(self.prefix + caption), *self.suffix]
 
 
-ANOLE_WORDING = Wording(lead="", ending=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE))
+@dataclass(frozen=True, slots=True)
+class ImageFormat:
+    """What a model of this architecture draws, and how it is prompted.
+
+    rows, cols: of the grid of codes. row_end: id of the fixed token after every row, if there is one. special_tokens:
+    spelling and id of tokens that the tokenizer must have.
+    """
+
+    name: str
+    template: PromptTemplate
+    rows: int
+    cols: int
+    row_end: int | None = None
+    special_tokens: Mapping[str, int] = field(default_factory=SPECIAL_TOKENS.copy)
+
+    def conditioner(self, vocabulary: int, dim: int, prompt_tokens: int, tokenizer: Tokenizer) -> TokenPrompts:
+        words, template = nn.Embedding(vocabulary, dim), self.template
+        return TokenPrompts(words, prompt_tokens, lambda text: template.encode(text, tokenizer), template.null, PADDING)
+
+    def target(self, size: str, parts: nn.ModuleDict, codec: VQModel | None) -> Target:
+        """The target of a loaded `transformer` and `conditioner`."""
+        body, conditioner = parts["transformer"], parts["conditioner"]
+        assert isinstance(body, Transformer)
+        assert isinstance(conditioner, TokenPrompts)
+        end = None if self.row_end is None else conditioner.words.weight[self.row_end].detach().clone()
+        target = Target(f"{self.name}-{size}", body, conditioner, codec, SAMPLING, row_end=end)
+        return target.eval().requires_grad_(False)
 
 
-def load_tokenizer(path: str | Path, named: Mapping[str, int] = NAMED) -> Tokenize:
-    """A text's token ids, without special ones, by a `tokenizer.json` (or the folder that holds it).
+ANOLE_TEMPLATE = PromptTemplate(prefix="", suffix=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE))
+ANOLE = ImageFormat("anole", ANOLE_TEMPLATE, rows=32, cols=32)  # 512 px
+
+
+def load_tokenizer(path: str | Path, special_tokens: Mapping[str, int] = SPECIAL_TOKENS) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`, or of the folder that holds it. It adds no special tokens.
 
     Raises:
-        WeightsError: no such file, not a tokenizer, or another model's (`named`: tokens with ids that it must have).
+        WeightsError: the file is missing or not a tokenizer, or it lacks one of `special_tokens`.
     """
-    from transformers import PreTrainedTokenizerFast  # here, because it takes seconds and other families need none
+    from transformers import PreTrainedTokenizerFast  # lazy: the import takes seconds and other families skip it
 
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -65,122 +96,119 @@ def load_tokenizer(path: str | Path, named: Mapping[str, int] = NAMED) -> Tokeni
         raise WeightsError(f"{file}: no such file; give `tokenizer`, the tokenizer.json that came with the model")
     try:
         loaded: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))  # type: ignore[no-untyped-call]
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise WeightsError(f"{file}: not a tokenizer ({str(error).partition(chr(10))[0]})") from error
-    tokenizer = loaded.backend_tokenizer
-    for name, number in named.items():
-        if (found := tokenizer.token_to_id(name)) != number:
-            what = "is not in it" if found is None else f"is {found} in it"
-            raise WeightsError(f"{file}: not Chameleon's tokenizer: {name} {what}, not {number}")
+    backend = loaded.backend_tokenizer
+    for token, expected in special_tokens.items():
+        if (found := backend.token_to_id(token)) != expected:
+            problem = "is missing" if found is None else f"is {found} in it"
+            raise WeightsError(f"{file}: not Chameleon's tokenizer: {token} {problem}, not {expected}")
 
-    def tokenize(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    def tokenizer(text: str) -> list[int]:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    return tokenize
+    return tokenizer
 
 
 def load_target(
-    name: str,
-    transformer: str | Path,
-    vq: str | Path | None,
-    tokenize: Tokenize | str | Path | None,
-    *,
-    wording: Wording,
-    rows: int,
-    cols: int,
-    row_end: int | None = None,
-    named: Mapping[str, int] = NAMED,
-    prompt_tokens: int = PROMPT_TOKENS,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Target:
-    """A target of this architecture from local files.
-
-    `name` gets the size behind it. `tokenize` is a tokenizer or its file; None: it lies beside the transformer's.
-    `row_end`: id of the fixed token after every row. Without `vq`, and without a decoder in the checkpoint, the target
-    has no codec.
-
-    Raises:
-        WeightsError: files that are missing, damaged, of another family or size.
-        ValueError: no room for any prompt.
-    """
-    least = len(wording.ending) + 2
-    if prompt_tokens < max(least, len(wording.null)):
-        raise ValueError(f"prompt_tokens {prompt_tokens}: a prompt has {least - 1} beside its caption; give 64 or more")
-    highest = max(END_TURN, row_end or 0, *wording.ending)
-    checkpoint = ChameleonCheckpoint(transformer, highest_id=highest)
-    if tokenize is None:
-        tokenize = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    read = load_tokenizer(tokenize, named) if isinstance(tokenize, str | Path) else tokenize
-    config = checkpoint.config(prompt_len=prompt_tokens, rows=rows, cols=cols, row_ends=row_end is not None)
-
-    def build() -> nn.ModuleDict:
-        words = nn.Embedding(checkpoint.vocabulary, config.dim)
-        conditioner = WordPrompts(words, prompt_tokens, lambda text: wording.ids(text, read), wording.null, PADDING)
-        return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
-
-    parts = unfilled(build)
-    checkpoint.fill(parts, config.channels, dtype)
-    body, conditioner = parts["transformer"], parts["conditioner"]
-    assert isinstance(body, Transformer)
-    assert isinstance(conditioner, WordPrompts)
-    end = None if row_end is None else conditioner.words.weight[row_end].detach().clone()
-    size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
-    target = Target(f"{name}-{size}", body, conditioner, checkpoint.codec(vq), SAMPLING, row_end=end)
-    return target.to(device).eval().requires_grad_(False)
-
-
-def load_anole(
+    image: ImageFormat,
     transformer: str | Path,
     vq: str | Path | None = None,
-    tokenizer: Tokenize | str | Path | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
     *,
-    side: int = ANOLE_SIDE,
     prompt_tokens: int = PROMPT_TOKENS,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Target:
-    """Anole: square images in raster order, nothing between the rows. For the rest see `load_target`."""
-    return load_target(
-        "anole", transformer, vq, tokenizer, wording=ANOLE_WORDING, rows=side, cols=side,
-        prompt_tokens=prompt_tokens, dtype=dtype, device=device,
+    """A target of this architecture from local files; its name is the image format's, followed by the size.
+
+    tokenizer: a tokenizer or its file; None: the file is in the transformer's folder. Without `vq`, and without a
+    decoder in the checkpoint, the target has no codec.
+
+    Raises:
+        WeightsError: a file is missing, damaged, or of another family or size.
+        ValueError: prompt_tokens leaves no space for a caption.
+    """
+    template = image.template
+    fixed = len(template.suffix) + 1
+    if prompt_tokens < max(fixed + 1, len(template.null)):
+        raise ValueError(f"prompt_tokens {prompt_tokens}: the template alone takes {fixed}; give 64 or more")
+    highest = max(END_TURN, image.row_end or 0, *template.suffix)
+    checkpoint = ChameleonCheckpoint(transformer, highest_id=highest)
+    if tokenizer is None:
+        tokenizer = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    tokenize = load_tokenizer(tokenizer, image.special_tokens) if isinstance(tokenizer, str | Path) else tokenizer
+    row_ends = image.row_end is not None
+    config = checkpoint.config(prompt_len=prompt_tokens, rows=image.rows, cols=image.cols, row_ends=row_ends)
+
+    def build() -> nn.ModuleDict:
+        conditioner = image.conditioner(checkpoint.vocabulary, config.dim, prompt_tokens, tokenize)
+        return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
+
+    parts = skip_init(build)
+    checkpoint.fill(parts, config.channels, dtype)
+    size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
+    return image.target(size, parts, checkpoint.codec(vq)).to(device)
+
+
+def build_on_meta(image: ImageFormat, prompt_tokens: int, dtype: torch.dtype) -> Target:
+    """The 7B target on the meta device, without files: 32 layers of width 4096 (Chameleon Team, 2024). Its tokenizer
+    ignores the caption.
+    """
+    config = TransformerConfig(
+        dim=4096, n_layers=32, n_heads=32, ffn_dim=11008, vocab_size=CODES, rope="line", qk_norm=True,
+        prompt_len=prompt_tokens, rows=image.rows, cols=image.cols, row_ends=image.row_end is not None,
     )  # fmt: skip
 
+    def build() -> nn.ModuleDict:
+        conditioner = image.conditioner(VOCABULARY_7B, config.dim, prompt_tokens, lambda text: [])
+        return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
+
+    codec = skip_init(lambda: VQModel(CHAMELEON)).to("meta")
+    return image.target("7b", skip_init(build).to("meta", dtype), codec)
+
 
 @dataclass(frozen=True, slots=True)
-class ChameleonFiles(Params):
-    """The files of a model of this architecture."""
+class ChameleonFamily(Family):
+    """Keys and loading of all models of this architecture."""
 
     transformer: Annotated[str, "folder (or file) of the model in Hugging Face's layout"]
-    vq: Annotated[str | None, "the VQGAN's file (vqgan.ckpt); may be left out where the model holds its decoder"] = None
-    tokenizer: Annotated[str | None, "tokenizer.json, or its folder; left out: it lies beside the model"] = None
-    prompt_tokens: Annotated[int, "room for a prompt", Range(8)] = PROMPT_TOKENS
+    vq: Annotated[str | None, "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder"] = None
+    tokenizer: Annotated[str | None, "tokenizer.json, or its folder; default: in the model's folder"] = None
+    prompt_tokens: Annotated[int, "longest prompt", Range(8)] = PROMPT_TOKENS
+
+    @property
+    def image(self) -> ImageFormat:
+        raise NotImplementedError
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Target:
+        """The target, which must have a codec. Raises as `load_target` does; WeightsError without a VQGAN decoder."""
+        target = load_target(
+            self.image, self.transformer, self.vq, self.tokenizer,
+            prompt_tokens=self.prompt_tokens, dtype=dtype, device=device,
+        )  # fmt: skip
+        if target.codec is None:
+            raise WeightsError(
+                f"{self.transformer}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, "
+                "the path of vqgan.ckpt"
+            )
+        return target
+
+    def build_on_meta(self, dtype: torch.dtype) -> Target:
+        return build_on_meta(self.image, self.prompt_tokens, dtype)
 
 
+@FAMILIES.register
 @dataclass(frozen=True, slots=True)
-class AnoleFiles(ChameleonFiles):
-    """An entry of family anole."""
+class Anole(ChameleonFamily):
+    """Anole: square images in raster order, with nothing between the rows."""
 
     kind: ClassVar[str] = "anole"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "anole-7b": {"transformer": "Anole-7b-v0.1", "vq": "vqgan.ckpt"}
+    }
 
-
-def with_codec(target: Target, entry: ChameleonFiles) -> Target:
-    """`target`, if it can turn tokens into images. WeightsError if its files lack the decoder."""
-    if target.codec is None:
-        raise WeightsError(
-            f"{entry.transformer}: holds no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, the "
-            "path of vqgan.ckpt"
-        )
-    return target
-
-
-def load_entry(entry: AnoleFiles, device: torch.device, dtype: torch.dtype) -> Target:
-    """The target of an entry. WeightsError or ValueError as `load_target`."""
-    target = load_anole(
-        entry.transformer, entry.vq, entry.tokenizer, prompt_tokens=entry.prompt_tokens, dtype=dtype, device=device
-    )
-    return with_codec(target, entry)
-
-
-FAMILY = Family(name="anole", entry=AnoleFiles, load=load_entry)
+    @property
+    def image(self) -> ImageFormat:
+        return ANOLE

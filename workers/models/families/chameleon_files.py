@@ -1,7 +1,7 @@
 """Chameleon checkpoints (Chameleon-7B, Anole, Lumina-mGPT) in Hugging Face's layout, and their VQGAN in taming's.
 
-Everything that a checkpoint holds is used or known: the language model's vocabulary beyond the image ids is cut off
-the head (a target draws images), kept in the embedding (it reads captions). Sizes are read off the tensors.
+Every tensor of a checkpoint is loaded or known to be unused. The head keeps only the image ids, because a target draws
+images; the embedding keeps all ids, because prompts need them. Sizes come from the tensors' shapes.
 """
 
 from __future__ import annotations
@@ -16,79 +16,81 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, read_object
+from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object
 from workers.models.transformer import TransformerConfig
-from workers.models.vq import CHAMELEON, VQConfig, VQModel
-from workers.models.weights import Row, interleave, load_into, unfilled
+from workers.models.vq import CHAMELEON, VQConfig, VQModel, infer_config
+from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
 
 FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4
 IMAGE_IDS = slice(FIRST_IMAGE_ID, FIRST_IMAGE_ID + CODES)
 
 _EMBEDDING, _HEAD, _VQ = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
-_IMAGE_EMBEDDING = f"{_EMBEDDING}[image ids]"  # no tensor of its own: rows of the embedding
+_IMAGE_EMBEDDING = f"{_EMBEDDING}[image ids]"  # rows of the embedding, mapped like a tensor of their own
 _LAYER = "model.layers.{l}"
 
 
-def _vq_table(levels: int) -> list[Row]:
-    """taming's names for a codec of so many levels. Its decoder counts them from the finest, ours from the coarsest."""
-    same = [
+def _vq_mappings(levels: int) -> list[KeyMapping]:
+    """taming's names for a codec of n levels. Its decoder counts them from the finest, `VQModel` from the coarsest."""
+    same_names = [
         *(f"{side}.{part}.{{...}}" for side in ("encoder", "decoder") for part in ("conv_in", "norm_out", "conv_out")),
         "quantize.embedding.weight",
         "quant_conv.{...}",
         "post_quant_conv.{...}",
     ]
-    rows = [Row(name, name) for name in same]
+    mappings = [KeyMapping(name, name) for name in same_names]
     for side in ("encoder", "decoder"):
-        for place, name in enumerate(("block_1", "attn_1", "block_2")):
-            rows.append(Row(f"{side}.mid.{name}.{{...}}", f"{side}.mid.{place}.{{...}}"))
+        for index, name in enumerate(("block_1", "attn_1", "block_2")):
+            mappings.append(KeyMapping(f"{side}.mid.{name}.{{...}}", f"{side}.mid.{index}.{{...}}"))
     for level in range(levels):
-        for side, way, ours in (("encoder", "down", level), ("decoder", "up", levels - 1 - level)):
-            theirs, own = f"{side}.{way}.{level}", f"{side}.conv_blocks.{ours}"
-            rows.append(Row(f"{theirs}.block.{{b}}.{{...}}", f"{own}.res.{{b}}.{{...}}"))
-            rows.append(Row(f"{theirs}.{way}sample.conv.{{...}}", f"{own}.{way}sample.conv.{{...}}"))
-    return rows
+        for side, direction, index in (("encoder", "down", level), ("decoder", "up", levels - 1 - level)):
+            source, target = f"{side}.{direction}.{level}", f"{side}.conv_blocks.{index}"
+            mappings.append(KeyMapping(f"{source}.block.{{b}}.{{...}}", f"{target}.res.{{b}}.{{...}}"))
+            mappings.append(
+                KeyMapping(f"{source}.{direction}sample.conv.{{...}}", f"{target}.{direction}sample.conv.{{...}}")
+            )
+    return mappings
 
 
-def _transformer_table(channels: int, levels: int) -> list[Row]:
-    """Hugging Face's names. Its queries and keys, and their norms, turn in halves: see `interleave`."""
+def _transformer_mappings(channels: int, levels: int) -> list[KeyMapping]:
+    """Hugging Face's names. Queries, keys and their norms use half-split rotation there: see `interleave_rotary`."""
 
-    def turned(parts: Sequence[Tensor]) -> Tensor:
+    def interleave_qkv(parts: Sequence[Tensor]) -> Tensor:
         query, key, value = parts
-        return torch.cat([interleave(query, channels), interleave(key, channels), value])
+        return torch.cat([interleave_rotary(query, channels), interleave_rotary(key, channels), value])
 
-    def turned_norm(parts: Sequence[Tensor]) -> Tensor:
-        return interleave(parts[0].reshape(-1), channels).view(parts[0].shape)
+    def interleave_norm(parts: Sequence[Tensor]) -> Tensor:
+        return interleave_rotary(parts[0].reshape(-1), channels).view(parts[0].shape)
 
-    attention, ours = f"{_LAYER}.self_attn", "transformer.layers.{l}"
+    attention, layer = f"{_LAYER}.self_attn", "transformer.layers.{l}"
     projections = tuple(f"{attention}.{part}_proj.weight" for part in "qkv")
     return [
-        Row(_EMBEDDING, "conditioner.words.weight"),
-        Row(_IMAGE_EMBEDDING, "transformer.embed.weight"),
-        Row(_HEAD, "transformer.head.weight", lambda parts: parts[0][IMAGE_IDS]),
-        Row("model.norm.weight", "transformer.norm.weight"),
-        Row(projections, f"{ours}.attention.wqkv.weight", turned),
-        Row(f"{attention}.q_norm.{{part}}", f"{ours}.attention.q_norm.{{part}}", turned_norm),
-        Row(f"{attention}.k_norm.{{part}}", f"{ours}.attention.k_norm.{{part}}", turned_norm),
-        Row(f"{attention}.o_proj.weight", f"{ours}.attention.wo.weight"),
-        Row(
+        KeyMapping(_EMBEDDING, "conditioner.words.weight"),
+        KeyMapping(_IMAGE_EMBEDDING, "transformer.embed.weight"),
+        KeyMapping(_HEAD, "transformer.head.weight", lambda parts: parts[0][IMAGE_IDS]),
+        KeyMapping("model.norm.weight", "transformer.norm.weight"),
+        KeyMapping(projections, f"{layer}.attention.wqkv.weight", interleave_qkv),
+        KeyMapping(f"{attention}.q_norm.{{part}}", f"{layer}.attention.q_norm.{{part}}", interleave_norm),
+        KeyMapping(f"{attention}.k_norm.{{part}}", f"{layer}.attention.k_norm.{{part}}", interleave_norm),
+        KeyMapping(f"{attention}.o_proj.weight", f"{layer}.attention.wo.weight"),
+        KeyMapping(
             (f"{_LAYER}.mlp.gate_proj.weight", f"{_LAYER}.mlp.up_proj.weight"),
-            f"{ours}.feed_forward.w13.weight",
+            f"{layer}.feed_forward.w13.weight",
         ),
-        Row(f"{_LAYER}.mlp.down_proj.weight", f"{ours}.feed_forward.w2.weight"),
-        Row(f"{_LAYER}.input_layernorm.weight", f"{ours}.attention_norm.weight"),
-        Row(f"{_LAYER}.post_attention_layernorm.weight", f"{ours}.ffn_norm.weight"),
-        *(Row(f"{_VQ}{row.source}", None) for row in _vq_table(levels)),  # read by `read_codec`
+        KeyMapping(f"{_LAYER}.mlp.down_proj.weight", f"{layer}.feed_forward.w2.weight"),
+        KeyMapping(f"{_LAYER}.input_layernorm.weight", f"{layer}.attention_norm.weight"),
+        KeyMapping(f"{_LAYER}.post_attention_layernorm.weight", f"{layer}.ffn_norm.weight"),
+        *(KeyMapping(f"{_VQ}{mapping.source}", None) for mapping in _vq_mappings(levels)),  # `codec` loads these
     ]
 
 
 class ChameleonCheckpoint:
-    """The tensors of one checkpoint, a folder or a file, with the sizes that they tell."""
+    """The tensors of one checkpoint, a folder or a file, and the sizes that they imply."""
 
     def __init__(self, path: str | Path, *, highest_id: int) -> None:
         """`highest_id`: the last id that the family's prompts use.
 
         Raises:
-            WeightsError: no such file, a damaged one, or not a Chameleon model in Hugging Face's layout.
+            WeightsError: the file is missing, damaged, or not a Chameleon model in Hugging Face's layout.
         """
         self.path = Path(path)
         self.tensors = load_tensors(path)
@@ -96,10 +98,10 @@ class ChameleonCheckpoint:
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
                 raise WeightsError(
-                    f"{path}: no Chameleon model in Hugging Face's layout: {name} is not in it. It begins with "
-                    f"{next(iter(self.tensors), 'nothing')}; give the folder that holds model.safetensors.index.json"
+                    f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing. Its first tensor is "
+                    f"{next(iter(self.tensors), 'missing')}; give the folder that holds model.safetensors.index.json"
                 )
-        self._refuse_other_norms()
+        self._check_norms()
         for name in (_EMBEDDING, _HEAD):
             if self._shape(name)[0] <= highest_id:
                 raise WeightsError(
@@ -111,7 +113,7 @@ class ChameleonCheckpoint:
         """The transformer's sizes.
 
         Raises:
-            WeightsError: a tensor that tells a size is missing.
+            WeightsError: a tensor that determines a size is missing.
         """
         first = _LAYER.format(l=0)
         heads, channels = self._shape(f"{first}.self_attn.q_norm.weight")
@@ -139,23 +141,23 @@ class ChameleonCheckpoint:
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
         """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""
         image = {_IMAGE_EMBEDDING: self.tensors[_EMBEDDING][IMAGE_IDS]}
-        every = ChainMap(image, cast("MutableMapping[str, Tensor]", self.tensors))
-        table = _transformer_table(channels, len(vqgan_config(self._own_vqgan()).multipliers))
-        load_into(parts, every, table, where=self.path, dtype=dtype)
+        tensors = ChainMap(image, cast("MutableMapping[str, Tensor]", self.tensors))
+        mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan()).multipliers))
+        load_weights(parts, tensors, mappings, where=self.path, dtype=dtype)
 
     def codec(self, vq: str | Path | None) -> VQModel | None:
-        """The codec of a VQGAN file or, without one, of the checkpoint itself; None if that holds no decoder.
+        """The codec from a VQGAN file or, without one, from the checkpoint; None if that has no decoder.
 
         Raises:
-            WeightsError: an unfit file, or one whose codebook is not the one that the checkpoint carries.
+            WeightsError: the file is not usable, or its codebook differs from the checkpoint's.
         """
         own = self._own_vqgan()
         if vq is None:
             return _fill_codec(own, self.path) if "decoder.conv_in.weight" in own else None
         codec = load_vqgan(vq)
-        ours, theirs = own.get("quantize.embedding.weight"), codec.quantize.embedding.weight
-        if ours is not None and (ours.shape != theirs.shape or _far(ours.float(), theirs)):
-            raise WeightsError(f"{vq}: its codebook is not the one in {self.path}: the two are no pair")
+        codebook, other = own.get("quantize.embedding.weight"), codec.quantize.embedding.weight
+        if codebook is not None and (codebook.shape != other.shape or _differ(codebook.float(), other)):
+            raise WeightsError(f"{vq}: its codebook differs from the one in {self.path}: the two do not match")
         return codec
 
     def _own_vqgan(self) -> dict[str, Tensor]:
@@ -165,15 +167,15 @@ class ChameleonCheckpoint:
     def _shape(self, name: str) -> torch.Size:
         if name not in self.tensors:
             raise WeightsError(f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint")
-        if name not in self._shapes:  # large tensors are read from the disk each time
+        if name not in self._shapes:  # reading a large tensor reads the disk
             self._shapes[name] = self.tensors[name].shape
         return self._shapes[name]
 
-    def _refuse_other_norms(self) -> None:
+    def _check_norms(self) -> None:
         folder = self.path if self.path.is_dir() else self.path.parent
-        if (folder / "config.json").is_file() and read_object(folder / "config.json").get("swin_norm"):
+        if (folder / "config.json").is_file() and read_json_object(folder / "config.json").get("swin_norm"):
             raise WeightsError(
-                f"{folder / 'config.json'}: swin_norm is on, as in Chameleon-30B, whose norms stand elsewhere; "
+                f"{folder / 'config.json'}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; "
                 "give a 7B checkpoint"
             )
 
@@ -182,48 +184,27 @@ def load_vqgan(path: str | Path) -> VQModel:
     """Chameleon's VQGAN from its own file (`vqgan.ckpt`, the names under `state_dict`), in fp32.
 
     Raises:
-        WeightsError: a file that is missing, damaged, of another kind, or with another number of codes.
+        WeightsError: the file is missing, damaged, of another kind, or has another number of codes.
     """
     return _fill_codec(load_tensors(path), path)
 
 
-def vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:
-    """A VQGAN's sizes by its tensors' shapes, the official ones where they say nothing: loading finds out what is
-    missing then. The number of codes is always the vocabulary's.
-    """
-
-    def count(pattern: str) -> int:
-        return len({hit[1] for name in tensors if (hit := re.match(pattern, name))})
-
-    levels = range(count(r"encoder\.down\.(\d+)\."))
-    try:
-        base, blocks = tensors["encoder.conv_in.weight"].shape[0], count(r"encoder\.down\.0\.block\.(\d+)\.")
-        widths = [tensors[f"encoder.down.{level}.block.0.conv1.weight"].shape[0] for level in levels]
-        return replace(
-            CHAMELEON,
-            code_dim=tensors["quantize.embedding.weight"].shape[1],
-            channels=base,
-            multipliers=tuple(width // base for width in widths),
-            encoder_blocks=blocks,
-            decoder_blocks=blocks + 1,
-            z_channels=tensors["encoder.conv_out.weight"].shape[0],
-        )
-    except (KeyError, ValueError):
-        return CHAMELEON
+def _vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:
+    """A VQGAN's sizes from its tensors; the number of codes is always the vocabulary's."""
+    config = infer_config(tensors, CHAMELEON, "encoder.down", "decoder.up", "block")
+    return replace(config, codebook_size=CODES)
 
 
 def _fill_codec(tensors: Mapping[str, Tensor], where: str | Path) -> VQModel:
-    config = vqgan_config(tensors)
-    codec = unfilled(lambda: VQModel(config))
-    training = Row("loss.{...}", None)  # the discriminator, where a training file was kept
-    load_into(codec, tensors, [*_vq_table(len(config.multipliers)), training], where=where)
+    config = _vqgan_config(tensors)
+    codec = skip_init(lambda: VQModel(config))
+    training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
+    load_weights(codec, tensors, [*_vq_mappings(len(config.multipliers)), training], where=where)
     return codec.eval()
 
 
-def _far(left: Tensor, right: Tensor) -> bool:
-    """Whether two copies of a codebook differ by more than bfloat16 rounds. Copies without values (on the meta device,
-    where only shapes are checked) never do.
-    """
+def _differ(left: Tensor, right: Tensor) -> bool:
+    """Whether two copies of a codebook differ by more than bfloat16 rounding; False on the meta device."""
     if left.is_meta or right.is_meta:
         return False
     return bool((left - right).abs().max() > 0.01 * right.abs().max())

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from workers.data.scene_captions import SLOTS, parse
 from workers.models.target import Prompt
+from workers.scenes.captions import SLOTS, parse
 
 
 class CodedConditioner(nn.Module, ABC):

@@ -1,8 +1,8 @@
 """Emu3-Gen (Wang et al., 2024) in the layout of `transformers`, through its own forward.
 
 The official sequence is [start, caption and style, image start, "H*W", image token, row, line end, row, line end, ...]:
-the tokens of a row are codes under names of their own in the vocabulary, and the ends of rows are carried along as
-Lumina's are (`workers.decoding.row_ends`). The unconditional stream is the official negative prompt.
+the codes of a row have their own names in the vocabulary, and row ends are processed as Lumina's are
+(`workers.decoding.row_ends`). The unconditional stream is the official negative prompt.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.params import Params, Range
+from search_spaces.params import Range
 from search_spaces.trial import Sampling
-from workers.models.checkpoint_files import WeightsError, read_object
-from workers.models.families.catalogue import Family
-from workers.models.families.hf_files import Tokens, open_model
-from workers.models.families.word_prompts import WordPrompts
+from workers.models.checkpoint_files import WeightsError, read_json_object
+from workers.models.families.catalogue import FAMILIES, Family
+from workers.models.families.hf_files import HFTokenizer, load_pretrained
+from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
 
 SAMPLING = Sampling(temperature=1.0, top_k=2048, cfg=3.0)
@@ -32,41 +32,29 @@ NEGATIVE = (
 CODE, LINE_END = "<|visual token {code:06d}|>", "<|extra_200|>"
 
 
-@dataclass(frozen=True, slots=True)
-class Emu3Files(Params):
-    """An entry of family emu3."""
-
-    kind: ClassVar[str] = "emu3"
-
-    checkpoint: Annotated[str, "folder of an Emu3ForConditionalGeneration with its tokenizer"]
-    width: Annotated[int, "pixels", Range(8)] = 720
-    height: Annotated[int, "pixels", Range(8)] = 720
-    prompt_tokens: Annotated[int, "room for a prompt", Range(8)] = 192
-
-
-def prompts(words: nn.Embedding, prompt_len: int, tokens: Tokens, rows: int, cols: int) -> WordPrompts:
+def build_prompts(words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer, rows: int, cols: int) -> TokenPrompts:
     """Captions to prompts for images of rows x cols codes.
 
     Raises:
-        WeightsError: another model's tokenizer; no room for the negative prompt.
+        WeightsError: another model's tokenizer, or the negative prompt is too long.
     """
-    lead, wrapper = tokens.named("bos_token"), tokens.named("image_wrapper_token")
-    end = f"{tokens.named('boi_token')}{rows}*{cols}{wrapper}"
-    negative = tokens(lead + NEGATIVE + end)
+    start, wrapper = tokenizer.special_token("bos_token"), tokenizer.special_token("image_wrapper_token")
+    end = f"{tokenizer.special_token('boi_token')}{rows}*{cols}{wrapper}"
+    negative = tokenizer(start + NEGATIVE + end)
     if len(negative) > prompt_len:
         raise WeightsError(f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens")
-    return WordPrompts(words, prompt_len, lambda caption: tokens(lead + caption + STYLE + end), negative)
+    return TokenPrompts(words, prompt_len, lambda caption: tokenizer(start + caption + STYLE + end), negative)
 
 
 class Emu3Codec(nn.Module):
-    """The model's own VQ decoder. mean, deviation [3]: those by which its images were normalised."""
+    """The model's own VQ decoder. mean, deviation [3]: its images were normalised with them."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, vq: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
         super().__init__()
-        vq.encoder = vq.quant_conv = nn.Identity()  # they read images, which nothing here does
+        vq.encoder = vq.quant_conv = nn.Identity()  # the encoder is not used
         self.vq = vq.float()
         for name, values in (("mean", mean), ("deviation", deviation)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
@@ -79,65 +67,77 @@ class Emu3Codec(nn.Module):
     def decode_ids(self, ids: Tensor) -> Tensor:
         """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols].
 
-        One at a time: the decoder makes four frames of each at full size, gigabytes at 720 pixels.
+        One image at a time: the decoder makes four frames of each at full size, which are gigabytes at 720 pixels.
         """
-        images = torch.cat([self.vq.decode(one[None]) for one in ids])
+        images = torch.cat([self.vq.decode(image[None]) for image in ids])
         scaled: Tensor = 2 * (images * self.deviation + self.mean) - 1
         return scaled
 
 
-def load_entry(entry: Emu3Files, device: torch.device, dtype: torch.dtype) -> Target:
-    """The target of an entry.
+@FAMILIES.register
+@dataclass(frozen=True, slots=True)
+class Emu3(Family):
+    """Emu3-Gen for images of one size."""
 
-    Raises:
-        WeightsError: files that are missing, damaged, of another family or size.
-        ValueError: a size that is no multiple of the codec's patch; no room for the negative prompt.
-    """
-    from transformers import Emu3ForConditionalGeneration
+    kind: ClassVar[str] = "emu3"
 
-    from workers.models.hf_decoder import ForeignBody, body_config
+    checkpoint: Annotated[str, "folder of an Emu3ForConditionalGeneration with its tokenizer"]
+    width: Annotated[int, "of the images, pixels", Range(8)] = 720
+    height: Annotated[int, "of the images, pixels", Range(8)] = 720
+    prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 192
 
-    folder = Path(entry.checkpoint)
-    whole, tokens = open_model(folder, Emu3ForConditionalGeneration, dtype, codec="model.vqmodel"), Tokens(folder)
-    decoder, vq = whole.model.text_model, whole.model.vqmodel
-    unit = vq.spatial_scale_factor
-    if entry.width % unit or entry.height % unit:
-        raise ValueError(f"width {entry.width} and height {entry.height} must be multiples of {unit} px")
-    ids, line_end = _vocabulary(folder, whole.config, vq.config.codebook_size)
-    rows, cols = entry.height // unit, entry.width // unit
-    config = body_config(
-        decoder.config, codes=len(ids), prompt_len=entry.prompt_tokens, rows=rows, cols=cols, row_ends=True
-    )
-    words, codec = decoder.get_input_embeddings(), Emu3Codec(vq, *_normalised_by(folder))
-    assert isinstance(words, nn.Embedding)
-    decoder.set_input_embeddings(nn.Identity())  # prompts come embedded
-    head = nn.Linear(config.dim, len(ids), bias=False, device=words.weight.device, dtype=dtype)
-    head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
-    body = ForeignBody(config, decoder, words.weight.detach()[ids].clone(), head)
-    conditioner = prompts(words, entry.prompt_tokens, tokens, rows, cols)
-    name, end = f"emu3-{entry.width}x{entry.height}-{config.dim}x{config.n_layers}", words.weight.detach()[line_end]
-    return Target(name, body, conditioner, codec, SAMPLING, row_end=end.clone()).to(device).eval().requires_grad_(False)
+    def load(self, device: torch.device, dtype: torch.dtype) -> Target:
+        """
+        Raises:
+            WeightsError: a file is missing, damaged, or of another family or size.
+            ValueError: a size that is not a multiple of the codec's patch; the negative prompt is too long.
+        """
+        from transformers import Emu3ForConditionalGeneration
+
+        from workers.models.hf_decoder import HFDecoder, decoder_config
+
+        folder = Path(self.checkpoint)
+        whole = load_pretrained(folder, Emu3ForConditionalGeneration, dtype, codec="model.vqmodel")
+        tokenizer = HFTokenizer(folder)
+        decoder, vq = whole.model.text_model, whole.model.vqmodel
+        patch = vq.spatial_scale_factor
+        if self.width % patch or self.height % patch:
+            raise ValueError(f"width {self.width} and height {self.height} must be multiples of {patch} px")
+        ids, line_end = _code_ids(folder, whole.config, vq.config.codebook_size)
+        rows, cols = self.height // patch, self.width // patch
+        config = decoder_config(
+            decoder.config, codes=len(ids), prompt_len=self.prompt_tokens, rows=rows, cols=cols, row_ends=True
+        )
+        words, codec = decoder.get_input_embeddings(), Emu3Codec(vq, *_image_statistics(folder))
+        assert isinstance(words, nn.Embedding)
+        decoder.set_input_embeddings(nn.Identity())  # prompts are embedded already
+        head = nn.Linear(config.dim, len(ids), bias=False, device=words.weight.device, dtype=dtype)
+        head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
+        body = HFDecoder(config, decoder, words.weight.detach()[ids].clone(), head)
+        conditioner = build_prompts(words, self.prompt_tokens, tokenizer, rows, cols)
+        name, end = f"emu3-{self.width}x{self.height}-{config.dim}x{config.n_layers}", words.weight.detach()[line_end]
+        target = Target(name, body, conditioner, codec, SAMPLING, row_end=end.clone())
+        return target.to(device).eval().requires_grad_(False)
 
 
-def _vocabulary(folder: Path, config: Any, codes: int) -> tuple[list[int], int]:
-    """Ids of all codes in their order, and of the token that ends a line."""
-    known = config.vocabulary_map or {}
+def _code_ids(folder: Path, config: Any, codes: int) -> tuple[list[int], int]:
+    """Ids of all codes in order, and of the token that ends a line."""
+    vocabulary = config.vocabulary_map or {}
     names = [CODE.format(code=code) for code in range(codes)]
-    if missing := [name for name in (*names, LINE_END) if name not in known]:
-        raise WeightsError(f"{folder / 'config.json'}: vocabulary_map lacks {len(missing)} tokens, {missing[0]} first")
-    return [known[name] for name in names], known[LINE_END]
+    if missing := [name for name in (*names, LINE_END) if name not in vocabulary]:
+        raise WeightsError(
+            f"{folder / 'config.json'}: vocabulary_map lacks {len(missing)} tokens, the first is {missing[0]}"
+        )
+    return [vocabulary[name] for name in names], vocabulary[LINE_END]
 
 
-def _normalised_by(folder: Path) -> tuple[list[float], list[float]]:
-    """Mean and deviation by channel, which the folder's image processor states."""
+def _image_statistics(folder: Path) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation by channel, from the config of the folder's image processor."""
     names = ("preprocessor_config.json", "processor_config.json")
     path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
-    said = read_object(path)
-    said = said.get("image_processor", said)
+    config = read_json_object(path)
+    config = config.get("image_processor", config)
     for key in ("image_mean", "image_std"):
-        if not isinstance(said.get(key), list) or len(said[key]) != 3:
+        if not isinstance(config.get(key), list) or len(config[key]) != 3:
             raise WeightsError(f"{path}: {key} is missing; without it, decoded images have the wrong colours")
-    return said["image_mean"], said["image_std"]
-
-
-FAMILY = Family(name="emu3", entry=Emu3Files, load=load_entry)
+    return config["image_mean"], config["image_std"]

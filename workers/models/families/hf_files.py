@@ -1,4 +1,4 @@
-"""Folders that `save_pretrained` of `transformers` wrote: read by that library, checked as every other checkpoint."""
+"""Models in folders that `save_pretrained` of `transformers` wrote: the library reads them, this module checks them."""
 
 from __future__ import annotations
 
@@ -10,43 +10,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, read_object, reading_shapes, shapes_only, some
+from workers.models.checkpoint_files import (
+    WeightsError,
+    is_shapes_only,
+    load_tensors,
+    preview,
+    read_json_object,
+    shapes_only,
+)
 
 
-def open_model(folder: str | Path, kind: Any, dtype: torch.dtype, *, codec: str) -> Any:
-    """The model of a folder, ready to run: a `kind`, which is a class of the library. In shapes alone inside
-    `shapes_only`.
+def load_pretrained(folder: str | Path, model_class: Any, dtype: torch.dtype, *, codec: str) -> Any:
+    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: of the library.
 
-    Weights are cast to `dtype`, but for those below `codec`, which stay as the file has them. Buffers are not cast:
-    rotary frequencies stay in fp32 whatever the weights are in.
+    Weights are cast to `dtype`, except those below `codec`, which keep the file's dtype. Buffers are not cast: rotary
+    frequencies stay in fp32.
 
     Raises:
-        WeightsError: files that are missing, damaged, of another model or size; tensors that are missing or unknown.
+        WeightsError: a file is missing, damaged, or of another model or size; tensors are missing or unknown.
     """
     folder = Path(folder)
-    said = read_object(folder / "config.json")
-    wanted = kind.config_class.model_type
-    if said.get("model_type") != wanted:
-        raise WeightsError(f"{folder / 'config.json'}: a {said.get('model_type')!r}, not a {wanted!r}: another family")
-    tensors = load_tensors(folder)  # says in words what is damaged or missing; the library's own words are a traceback
+    found, expected = read_json_object(folder / "config.json").get("model_type"), model_class.config_class.model_type
+    if found != expected:
+        raise WeightsError(f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family")
+    tensors = load_tensors(folder)  # its messages name what is damaged or missing; the library raises a traceback
     try:
-        config = kind.config_class.from_pretrained(folder, local_files_only=True)
+        config = model_class.config_class.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            model = kind(config)
+            model = model_class(config)
     except Exception as error:  # its validation raises errors of several libraries
-        raise WeightsError(f"{folder / 'config.json'}: no {wanted}: {str(error).partition(chr(10))[0]}") from error
-    _refuse(folder, _held(model, tensors))
-    if not reading_shapes():
-        model = _filled(folder, kind, config)
+        raise WeightsError(
+            f"{folder / 'config.json'}: not a valid {expected} config: {str(error).partition(chr(10))[0]}"
+        ) from error
+    _check_report(folder, _compare(model, tensors))
+    if not is_shapes_only():
+        model = _load_checked(folder, model_class, config)
     for name, parameter in model.named_parameters():
         if not name.startswith(f"{codec}."):
             parameter.data = parameter.data.to(dtype)
     return model.eval()
 
 
-def _held(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """What of a folder does not fit a model, as the library reports it. Where names are old ones, which the library
-    renames when it loads, this is seen only then.
+def _compare(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Mismatches between a folder's tensors and a model, in the form of the library's own report.
+
+    If names are both missing and unknown, the library may rename old ones while it loads: then neither is reported.
     """
     slots, tied = model.state_dict(), model._tied_weights_keys or ()
     missing = [name for name in slots if name not in tensors and name not in tied]
@@ -58,29 +66,29 @@ def _held(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
     return {"missing_keys": missing, "unexpected_keys": extra, "mismatched_keys": sizes}
 
 
-def _filled(folder: Path, kind: Any, config: Any) -> Any:
-    """The model with the folder's numbers, which are finite.
+def _load_checked(folder: Path, model_class: Any, config: Any) -> Any:
+    """The model with the folder's weights, which must be finite.
 
     Raises:
-        WeightsError: they are not, or do not fit.
+        WeightsError: they are not finite, or do not match the model.
     """
     try:
-        with _no_bars():
-            model, report = kind.from_pretrained(
+        with _silent_library():
+            model, report = model_class.from_pretrained(
                 folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    _refuse(folder, report)
-    if wrong := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
-        raise WeightsError(f"{folder}: {some(wrong)}: NaN or infinite values; the files are damaged")
+    _check_report(folder, report)
+    if broken := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
+        raise WeightsError(f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged")
     return model
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """The library's progress bars and reports of loading off: they say nothing that is not said here."""
+def _silent_library() -> Iterator[None]:
+    """Turn off the library's progress bars and loading reports; this module reports the problems."""
     from transformers.utils import logging as library
 
     logging: Any = library
@@ -95,26 +103,29 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _refuse(folder: Path, report: Mapping[str, Any]) -> None:
-    """Raise for what the library would only warn of."""
+def _check_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise for mismatches that the library only warns about."""
     if sizes := sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]):
-        raise WeightsError(f"{folder}: {some(sizes)}: of another size than config.json says; the two do not belong")
-    for key, words in (("missing_keys", "lacks"), ("unexpected_keys", "holds, unknown to its config.json:")):
+        raise WeightsError(f"{folder}: {preview(sizes)}: another size than in config.json; the files do not match")
+    for key, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has tensors unknown to its config.json:")):
         if names := sorted(report[key]):
-            raise WeightsError(f"{folder}: the checkpoint {words} {some(names)}")
+            raise WeightsError(f"{folder}: the checkpoint {problem} {preview(names)}")
 
 
-class Tokens:
+class HFTokenizer:
     """A folder's tokenizer: a text with its special tokens spelled out, to ids."""
 
     def __init__(self, folder: str | Path) -> None:
-        """WeightsError: there is none."""
+        """
+        Raises:
+            WeightsError: the folder has no readable tokenizer.
+        """
         from transformers import AutoTokenizer
 
         self.folder = Path(folder)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except Exception as error:  # the library raises anything at all for a folder without one
+        except Exception as error:  # the library raises many types for a folder without one
             raise WeightsError(
                 f"{self.folder}: no tokenizer that can be read ({str(error).partition(chr(10))[0]}); put the model's "
                 "tokenizer.json and tokenizer_config.json there"
@@ -124,7 +135,7 @@ class Tokens:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def named(self, role: str) -> str:
+    def special_token(self, role: str) -> str:
         """The special token of a role, such as boi_token, by the names that the library's processors use.
 
         Raises:

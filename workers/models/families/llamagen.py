@@ -1,8 +1,8 @@
 """LlamaGen (Sun et al., 2024): class- and text-conditional targets of all published sizes, from its official files.
 
-What the family is beyond the one transformer: its sizes, the names in its checkpoints (official ones and those
-converted to Hugging Face naming), a prompt of one class embedding or of 120 caption features, and its VQ-16 tokenizer.
-Prompt positions are rotated by *zero* (`prompt_rope`), so that every image token scores all of them alike.
+The family defines its sizes, the names in its checkpoints (official ones, and those converted to Hugging Face naming),
+a prompt of one class embedding or of 120 caption features, and its VQ-16 tokenizer. Prompt positions are rotated by
+*zero* (`prompt_rope`), so every image token gives all of them the same score.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from search_spaces.params import Choices, ConfigError, Range
 from search_spaces.trial import Sampling
-from workers.models.target import Prompt, Target
+from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.families.catalogue import FAMILIES, Family
+from workers.models.families.llamagen_prompts import (
+    CAPTION_DIM,
+    CAPTION_TOKENS,
+    CLASSES,
+    CaptionConditioner,
+    ClassConditioner,
+    FlanT5XLShapes,
+)
+from workers.models.target import Target
 from workers.models.text import T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.vq import VQConfig, VQModel
-from workers.models.weights import Row, WeightsError, load_into, load_tensors, unfilled
-
-CAPTION_TOKENS, CAPTION_DIM = 120, 2048  # of the T5 features (flan-t5-xl)
-CLASSES = 1000  # of ImageNet
+from workers.models.vq import VQConfig, VQModel, infer_config
+from workers.models.weights import KeyMapping, load_weights, skip_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +60,22 @@ SIZES: Mapping[str, LlamaGenSize] = {
     "7B": LlamaGenSize(4096, 32, 32),
 }
 
-# text: the official demo's; class: the official scale over all codes, as the LANTERN paper has it
+# text: the official demo's; class: the official scale over all codes, as in the LANTERN paper
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
 
-def _names(cells: Mapping[str, str | tuple[str, ...]], condition: str) -> list[Row]:
-    """A transformer's table from the family's names for its parts, `{l}` standing for a layer."""
-    rows = [Row(source, f"transformer.{target}.weight") for target, source in cells.items()]
+def _key_mappings(sources: Mapping[str, str | tuple[str, ...]], condition: str) -> list[KeyMapping]:
+    """A transformer's key mappings from the family's names for its parts, `{l}` standing for a layer."""
     return [
-        *rows,
-        Row(f"{condition}.embedding_table.weight", "conditioner.classes.weight"),
-        Row(f"{condition}.cap_proj.{{fc}}.weight", "conditioner.{fc}.weight"),
-        Row(f"{condition}.uncond_embedding", "conditioner.uncond_embedding"),
+        *(KeyMapping(source, f"transformer.{target}.weight") for target, source in sources.items()),
+        KeyMapping(f"{condition}.embedding_table.weight", "conditioner.classes.weight"),
+        KeyMapping(f"{condition}.cap_proj.{{fc}}.weight", "conditioner.{fc}.weight"),
+        KeyMapping(f"{condition}.uncond_embedding", "conditioner.uncond_embedding"),
     ]
 
 
-OFFICIAL = _names(
+_OFFICIAL = _key_mappings(
     {
         "embed": "tok_embeddings.weight",
         "layers.{l}.attention.wqkv": "layers.{l}.attention.wqkv.weight",
@@ -84,9 +90,9 @@ OFFICIAL = _names(
     "cls_embedding",
 )
 
-# Converted files split wqkv and keep rotating adjacent channels: no permutation.
+# Converted files split wqkv and still rotate adjacent channels, so no permutation is needed.
 _ATTENTION, _MLP = "model.layers.{l}.self_attn", "model.layers.{l}.mlp"
-CONVERTED = _names(
+_CONVERTED = _key_mappings(
     {
         "embed": "model.embed_tokens.weight",
         "layers.{l}.attention.wqkv": tuple(f"{_ATTENTION}.{part}_proj.weight" for part in "qkv"),
@@ -101,114 +107,8 @@ CONVERTED = _names(
     "model.cls_embedding",
 )
 
-# VQModel has the official names; the buffer is a usage counter of training, read by nobody.
-VQ_OFFICIAL = [Row("quantize.codebook_used", None), Row("{...}", "{...}")]
-
-
-class ClassConditioner(nn.Module):
-    """One prompt position: the class's embedding. A caption is a class number, or one of `names` where given."""
-
-    def __init__(self, dim: int, classes: int = CLASSES, names: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.classes = nn.Embedding(classes + 1, dim)  # the last row is the null class
-        self.null_class = classes
-        self._numbers: dict[str, list[int]] = {}
-        for number, name in enumerate(names):
-            self._numbers.setdefault(name.strip().lower(), []).append(number)
-
-    def forward(self, captions: Sequence[str]) -> Prompt:
-        """
-        Raises:
-            ValueError: a caption that is no class.
-        """
-        numbers = [self._number(caption) for caption in captions]
-        embeds = self.classes(torch.tensor(numbers, device=self.classes.weight.device))[:, None]
-        return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device))
-
-    def null(self, prompt: Prompt) -> Prompt:
-        return Prompt(self.classes.weight[self.null_class].expand_as(prompt.embeds), prompt.valid)
-
-    def _number(self, caption: str) -> int:
-        text = caption.strip().lower()
-        if text in self._numbers:
-            number, *others = self._numbers[text]
-            if others:
-                raise ValueError(f"{caption!r} is the name of several classes; say {number} or {others[0]}")
-            return number
-        if text.isascii() and text.isdigit() and int(text) < self.null_class:
-            return int(text)
-        names = f", or one of its {len(self._numbers)} class names" if self._numbers else ""
-        raise ValueError(
-            f"{caption!r} is no class of this class-conditional model: give a number from 0 to "
-            f"{self.null_class - 1}{names}"
-        )
-
-
-class CaptionConditioner(nn.Module):
-    """120 prompt positions: T5 features through a two-layer MLP, the caption's at the end, padding before it."""
-
-    uncond_embedding: Tensor
-
-    def __init__(
-        self, dim: int, encoder: TextEncoder, tokens: int = CAPTION_TOKENS, features: int = CAPTION_DIM
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(features, dim, bias=False)
-        self.fc2 = nn.Linear(dim, dim, bias=False)
-        self.register_buffer("uncond_embedding", torch.empty(tokens, features).fill_(torch.nan))
-        # in a tuple: an encoder that is a module must not become part of this one, it has its own dtype and device
-        self._encoder = (encoder,)
-        self.encoder_bytes: int = getattr(encoder, "bytes", 0)
-
-    def project(self, features: Tensor) -> Tensor:
-        """cap_proj: [..., features] -> [..., dim]. Without biases, so that zeroed padding stays zero."""
-        weight = self.fc1.weight
-        out: Tensor = self.fc2(F.gelu(self.fc1(features.to(weight.device, weight.dtype)), approximate="tanh"))
-        return out
-
-    def check(self, captions: Sequence[str]) -> None:
-        """Refuse captions that cannot be read, without the text encoder.
-
-        Raises:
-            ValueError: an empty caption.
-        """
-        if empty := [number for number, caption in enumerate(captions) if not caption.strip()]:
-            raise ValueError(f"caption {empty[0]} is empty; this model draws from a text")
-
-    def read_together(self, count: int) -> None:
-        """Let a T5 take so many captions at once."""
-        if isinstance(self._encoder[0], T5Encoder):
-            self._encoder[0].together = count
-
-    def forward(self, captions: Sequence[str]) -> Prompt:
-        """
-        Raises:
-            ValueError: an empty caption, or an encoder of another width or length.
-        """
-        self.check(captions)
-        features, valid = self._encoder[0](captions)
-        if features.shape[1:] != self.uncond_embedding.shape:
-            raise ValueError(
-                f"the text encoder gives features {list(features.shape[1:])}, this model reads "
-                f"{list(self.uncond_embedding.shape)}; LlamaGen's encoder is flan-t5-xl"
-            )
-        features, valid = pad_left(features, valid)
-        return Prompt(self.project(features), valid.to(self.fc1.weight.device))
-
-    def null(self, prompt: Prompt) -> Prompt:
-        """The learned null caption for every row, seen through the caption's own mask, as the official code has it."""
-        embeds = self.project(self.uncond_embedding)
-        return Prompt(embeds.expand_as(prompt.embeds), prompt.valid)
-
-
-def pad_left(features: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Right-padded features [B, L, F] with validity [B, L], moved to the end in their order; padding becomes zero."""
-    length = valid.shape[1]
-    gap = length - valid.sum(1, keepdim=True)
-    source = (torch.arange(length, device=valid.device) - gap) % length
-    valid = valid.gather(1, source)
-    moved = features.gather(1, source[..., None].expand_as(features))
-    return moved * valid[..., None], valid
+# VQModel has the official names. The buffer is a usage counter of training.
+_VQ = [KeyMapping("quantize.codebook_used", None), KeyMapping("{...}", "{...}")]
 
 
 def load_llamagen(
@@ -219,28 +119,24 @@ def load_llamagen(
     text: TextEncoder | str | Path | None = None,
     size: str | LlamaGenSize | None = None,
     class_names: Sequence[str] = (),
-    vq_config: VQConfig | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Target:
     """A target from local files: the transformer's checkpoint, the VQ-16 tokenizer's, and T5 for captions.
 
-    Whether it is class- or text-conditional, and its size, are read from the checkpoint; `size` is for unpublished
-    ones. `text` is an encoder or the folder of flan-t5-xl. Without `vq`, tokens cannot be turned into images. The VQ
-    decoder stays in fp32 whatever `dtype` says, as in the official code.
+    The checkpoint determines whether the target is class- or text-conditional, and its size; `size` is for unpublished
+    ones. `text` is an encoder or the folder of flan-t5-xl. Without `vq`, the target has no codec. The VQ decoder stays
+    in fp32, as in the official code.
 
     Raises:
-        WeightsError: a file that is missing, damaged, or of another family or size.
-        ValueError: options that do not go together.
+        WeightsError: a file is missing, damaged, or of another family or size.
+        ValueError: options that cannot be combined.
     """
-    config = vq_config or VQConfig()
-    if image_size < config.factor or image_size % config.factor:
-        raise ValueError(f"image_size {image_size} must be a multiple of {config.factor} (LlamaGen: 256, 384 or 512)")
     tensors = load_tensors(transformer)
-    layout, table = _layout(tensors, transformer)
-    kind: Literal["t2i", "c2i"] = "t2i" if any(".cap_proj." in name for name in tensors) else "c2i"
-    label, sizes = _size(size, tensors, layout, transformer)
-    if kind == "t2i" and text is None:
+    embedding, mappings = _naming(tensors, transformer)
+    label, sizes = _find_size(size, tensors, embedding, transformer)
+    text_conditional = any(".cap_proj." in name for name in tensors)
+    if text_conditional and text is None:
         raise ValueError(f"{transformer} draws from captions: give `text`, the folder of its T5 encoder (flan-t5-xl)")
     if isinstance(text, str | Path):
         text = T5Encoder(folder := text, dtype=dtype, device=device)
@@ -248,28 +144,24 @@ def load_llamagen(
             raise WeightsError(
                 f"{folder}: this T5 gives features of width {text.width}, LlamaGen reads {CAPTION_DIM}; give flan-t5-xl"
             )
-    side = image_size // config.factor
-    vocabulary = tensors[layout].shape[0]
-    encoder = text if kind == "t2i" else None
-    parts = unfilled(lambda: build_parts(sizes, vocabulary, side, encoder, class_names))
-    load_into(parts, tensors, table, where=transformer, dtype=dtype)
-    codec = load_vq16(vq, config) if vq is not None else None
-    if codec is not None and codec.config.codebook_size != vocabulary:
-        raise WeightsError(f"{transformer} has {vocabulary} codes, {vq} has {codec.config.codebook_size}: no pair")
-    body = parts["transformer"]
-    assert isinstance(body, Transformer)
-    sampling = TEXT_SAMPLING if kind == "t2i" else CLASS_SAMPLING
-    target = Target(f"llamagen-{kind}-{label}-{image_size}", body, parts["conditioner"], codec, sampling)
-    return target.to(device).eval().requires_grad_(False)
+    codec = None if vq is None else load_vq16(vq)
+    codes, config = tensors[embedding].shape[0], VQConfig() if codec is None else codec.config
+    side = _grid_side(image_size, config)
+    encoder = text if text_conditional else None
+    parts = skip_init(lambda: build_parts(sizes, codes, side, encoder, class_names))
+    load_weights(parts, tensors, mappings, where=transformer, dtype=dtype)
+    if codec is not None and config.codebook_size != codes:
+        raise WeightsError(f"{transformer} has {codes} codes, {vq} has {config.codebook_size}: they do not match")
+    return _assemble(parts, codec, label, image_size).to(device)
 
 
 def build_parts(
-    size: LlamaGenSize, vocabulary: int, side: int, text: TextEncoder | None, class_names: Sequence[str] = ()
+    size: LlamaGenSize, codes: int, side: int, text: TextEncoder | None, class_names: Sequence[str] = ()
 ) -> nn.ModuleDict:
-    """An untrained transformer over side x side tokens and its conditioner: captions by `text`, or else classes."""
+    """An untrained transformer over side x side tokens and its conditioner: captions with `text`, else classes."""
     body = Transformer(
         TransformerConfig(
-            dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=vocabulary,
+            dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=codes,
             rope="grid", prompt_rope="zero", rows=side, cols=side, prompt_len=1 if text is None else CAPTION_TOKENS,
         )
     )  # fmt: skip
@@ -277,41 +169,138 @@ def build_parts(
     return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
 
 
-def load_vq16(path: str | Path, config: VQConfig | None = None) -> VQModel:
-    """LlamaGen's tokenizer from its official file, in fp32.
+def load_vq16(path: str | Path) -> VQModel:
+    """LlamaGen's tokenizer from its official file, of any width, in fp32.
 
     Raises:
-        WeightsError: a file that is missing, damaged or of another kind.
+        WeightsError: the file is missing, damaged or of another kind.
     """
-    codec = unfilled(lambda: VQModel(config or VQConfig()))
-    load_into(codec, load_tensors(path), VQ_OFFICIAL, where=path)
+    tensors = load_tensors(path)
+    config = infer_config(tensors, VQConfig(), "encoder.conv_blocks", "decoder.conv_blocks", "res")
+    codec = skip_init(lambda: VQModel(config))
+    load_weights(codec, tensors, _VQ, where=path)
     return codec.eval()
 
 
-def _layout(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list[Row]]:
-    """The name of the token embedding, and the table that goes with it."""
-    for row_table in (OFFICIAL, CONVERTED):
-        if row_table[0].sources[0] in tensors:
-            return row_table[0].sources[0], row_table
+def _assemble(parts: nn.ModuleDict, codec: VQModel | None, label: str, image_size: int) -> Target:
+    body, conditioner = parts["transformer"], parts["conditioner"]
+    assert isinstance(body, Transformer)
+    kind, sampling = ("c2i", CLASS_SAMPLING) if isinstance(conditioner, ClassConditioner) else ("t2i", TEXT_SAMPLING)
+    target = Target(f"llamagen-{kind}-{label}-{image_size}", body, conditioner, codec, sampling)
+    return target.eval().requires_grad_(False)
+
+
+def _grid_side(image_size: int, config: VQConfig) -> int:
+    if image_size < config.factor or image_size % config.factor:
+        raise ValueError(f"image_size {image_size} must be a multiple of {config.factor} (LlamaGen: 256, 384 or 512)")
+    return image_size // config.factor
+
+
+def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list[KeyMapping]]:
+    """The name of the token embedding, and the key mappings of the checkpoint's naming."""
+    for mappings in (_OFFICIAL, _CONVERTED):
+        if mappings[0].sources[0] in tensors:
+            return mappings[0].sources[0], mappings
     raise WeightsError(
-        f"{where}: no LlamaGen transformer: neither {OFFICIAL[0].source} nor {CONVERTED[0].source} is in it. "
-        f"It begins with {next(iter(tensors), 'nothing')}; did the VQ file and the transformer's change places?"
+        f"{where}: not a LlamaGen transformer: it has neither {_OFFICIAL[0].source} nor {_CONVERTED[0].source}. "
+        f"Its first tensor is {next(iter(tensors), 'missing')}; are the VQ file and the transformer's swapped?"
     )
 
 
-def _size(
+def _find_size(
     size: str | LlamaGenSize | None, tensors: Mapping[str, Tensor], embedding: str, where: str | Path
 ) -> tuple[str, LlamaGenSize]:
-    """The size asked for, or the published one with the checkpoint's width and depth."""
+    """Label and sizes: the given ones, or the published ones with the checkpoint's width and depth."""
     if isinstance(size, LlamaGenSize):
         return f"{size.dim}x{size.layers}", size
     if size is not None and size not in SIZES:
         raise ValueError(f"unknown LlamaGen size {size!r}; known: {', '.join(SIZES)}")
-    dim = tensors[embedding].shape[1]
-    layers = len({found[1] for name in tensors if (found := re.search(r"layers\.(\d+)\.", name))})
+    dim, layers = tensors[embedding].shape[1], _count_layers(tensors)
     label = next((label for label, known in SIZES.items() if (known.dim, known.layers) == (dim, layers)), None)
     if size is not None and size != label:
         raise WeightsError(f"{where}: width {dim} and {layers} layers are not size {size} ({SIZES[size]})")
     if label is None:
-        raise WeightsError(f"{where}: width {dim} and {layers} layers are no published LlamaGen size; give `size`")
+        raise WeightsError(f"{where}: width {dim} and {layers} layers are not a published LlamaGen size; give `heads`")
     return label, SIZES[label]
+
+
+def _count_layers(tensors: Mapping[str, Tensor]) -> int:
+    return len({found[1] for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))})
+
+
+def _published() -> dict[str, dict[str, Any]]:
+    text = {"vq": "vq_ds16_t2i.pt", "text": "flan-t5-xl", "size": "XL"}
+    entries: dict[str, dict[str, Any]] = {
+        "llamagen-xl-stage1": {**text, "transformer": "t2i_XL_stage1_256.pt", "image_size": 256},
+        "llamagen-xl-stage2": {**text, "transformer": "t2i_XL_stage2_512.pt", "image_size": 512},
+    }
+    for size in ("B", "L", "XL", "XXL", "3B"):
+        for side in (256, 384) if size in ("B", "L") else (384,):
+            keys = {"transformer": f"c2i_{size}_{side}.pt", "vq": "vq_ds16_c2i.pt", "size": size, "image_size": side}
+            entries[f"llamagen-{size.lower()}-c2i" + ("-256" if side == 256 else "")] = keys
+    return entries
+
+
+@FAMILIES.register
+@dataclass(frozen=True, slots=True)
+class LlamaGen(Family):
+    """Text- and class-conditional LlamaGen from official files, or from ones converted to Hugging Face naming."""
+
+    kind: ClassVar[str] = "llamagen"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published()
+
+    transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
+    vq: Annotated[str, "file of the VQ-16 tokenizer"]
+    image_size: Annotated[int, "pixels along a side of its images", Range(16)]
+    text: Annotated[str | None, "folder of the T5 encoder (flan-t5-xl), for text-conditional models"] = None
+    size: Annotated[str | None, "published size; default: read from the checkpoint", Choices(SIZES)] = None
+    heads: Annotated[int | None, "attention heads, for unpublished sizes", Range(1)] = None
+    class_names: Annotated[str | None, "file with one class name per line, for class-conditional models"] = None
+
+    def check(self) -> None:
+        if self.size is not None and self.heads is not None:
+            raise ConfigError(("heads",), f"size {self.size} already determines the heads; remove one of the two")
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> Target:
+        return load_llamagen(
+            self.transformer, self.vq, image_size=self.image_size, text=self.text,
+            size=self.size if self.heads is None else self._unpublished_size(self.heads),
+            class_names=self._read_class_names(), dtype=dtype, device=device,
+        )  # fmt: skip
+
+    def build_on_meta(self, dtype: torch.dtype) -> Target:
+        """A published size; text-conditional if the entry names `text`."""
+        if self.size is None:
+            raise ValueError(f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}")
+        config, label = VQConfig(), self.size
+        side, text = _grid_side(self.image_size, config), None if self.text is None else FlanT5XLShapes(dtype)
+        parts = skip_init(lambda: build_parts(SIZES[label], config.codebook_size, side, text)).to("meta", dtype)
+        return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), label, self.image_size)
+
+    def _unpublished_size(self, heads: int) -> LlamaGenSize:
+        """Width and depth as in the checkpoint.
+
+        Raises:
+            WeightsError: the width is not divisible by the heads, or the file is not a LlamaGen transformer.
+        """
+        tensors = load_tensors(self.transformer)
+        width = tensors[_naming(tensors, self.transformer)[0]].shape[1]
+        if width % heads:
+            raise WeightsError(f"{self.transformer}: its width {width} is not divisible by heads {heads}; fix `heads`")
+        return LlamaGenSize(width, _count_layers(tensors), heads)
+
+    def _read_class_names(self) -> tuple[str, ...]:
+        """One name per line, in the order of the classes.
+
+        Raises:
+            WeightsError: the file is missing, not UTF-8 text, or does not have one name per class.
+        """
+        if self.class_names is None:
+            return ()
+        try:
+            names = tuple(Path(self.class_names).read_text("utf-8").rstrip().splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise WeightsError(f"{self.class_names}: not a readable text file of class names ({error})") from error
+        if len(names) != CLASSES:
+            raise WeightsError(f"{self.class_names}: {len(names)} lines for {CLASSES} classes; give one per class")
+        return names

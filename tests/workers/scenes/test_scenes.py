@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.data.scene_captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_INDEX
-from workers.data.scenes import IMAGE_SIZE, SLOTS, caption, parse, render, sample_attributes
+from workers.scenes.captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_INDEX, SLOTS, caption, parse
+from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 
 def row_of(text: str) -> torch.Tensor:
@@ -67,8 +67,8 @@ def test_every_caption_parses_back() -> None:
         ),
     ],
 )
-def test_loose_captions(is_relaxed: str, canonical: str) -> None:
-    assert caption(parse(is_relaxed)) == canonical
+def test_loose_captions(loose: str, canonical: str) -> None:
+    assert caption(parse(loose)) == canonical
 
 
 @pytest.mark.parametrize(

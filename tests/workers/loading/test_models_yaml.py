@@ -16,23 +16,20 @@ from safetensors.torch import save_file
 
 from search_spaces.params import ConfigError
 from tests.fakes.tiny_llamagen import PROMPT, Size, official, write_models, write_vq
-from workers.loading.manifest import (
+from workers.loading.models_yaml import (
     Entry,
-    checkpoint_hash,
-    hashes_of,
     load_entry,
+    load_on_meta,
     published_entries,
     read_entry,
-    read_manifest,
-    sketch_entry,
+    read_models_yaml,
 )
-from workers.models.checkpoint_files import shapes_only
+from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
 from workers.models.families.catalogue import families
 from workers.models.families.llamagen import SIZES, load_llamagen
-from workers.models.families.llamagen_entry import FlanT5XL
+from workers.models.families.llamagen_prompts import FlanT5XLShapes
 from workers.models.families.scenes import BUILTIN
 from workers.models.vq import VQConfig
-from workers.models.weights import WeightsError, content_hash
 
 CPU = torch.device("cpu")
 
@@ -62,7 +59,7 @@ def change(folder: Path, **keys: Any) -> Path:
 
 def test_every_family_is_found() -> None:
     assert {"llamagen", "scenes"} <= set(families())
-    assert all(name == family.name for name, family in families().items())
+    assert all(name == family.kind for name, family in families().items())
 
 
 def test_paths_are_relative_to_the_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +78,10 @@ def test_paths_are_relative_to_the_file(made: Path, monkeypatch: pytest.MonkeyPa
 
 def test_dtype_follows_the_device(made: Path) -> None:
     entry = read_entry(made / "models.yaml", "classes")
-    assert entry.type_on(CPU) == torch.float32
-    assert entry.type_on(torch.device("cuda")) == torch.bfloat16
+    assert entry.dtype_on(CPU) == torch.float32
+    assert entry.dtype_on(torch.device("cuda")) == torch.bfloat16
     half = Entry.from_mapping(entry.to_mapping() | {"dtype": "float16"})
-    assert half.type_on(CPU) == torch.float16
+    assert half.dtype_on(CPU) == torch.float16
 
 
 @pytest.mark.parametrize("name", ["classes", "captions"])
@@ -95,14 +92,12 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
     kind, text = ("c2i", None) if name == "classes" else ("t2i", made / "ckpt/t5")
     from workers.models.families.llamagen import LlamaGenSize
 
-    vq = VQConfig(codebook_size=1024, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
     by_hand = load_llamagen(
         made / f"ckpt/{kind}.pt",
         made / "ckpt/vq.pt",
         image_size=48,
         text=text,
         size=LlamaGenSize(32, 2, 2),
-        vq_config=vq,
     )
     caption = "7" if kind == "c2i" else "a red ball"
     prompts = [target.encode([caption], guided=True) for target in (models.target, by_hand)]
@@ -117,7 +112,7 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
     tokens = torch.arange(9)[None]
     assert torch.equal(models.target.decode(tokens), by_hand.decode(tokens))
     assert models.drafters["eagle"].kind == "eagle"
-    assert models.hashes == hashes_of(entry)
+    assert models.hashes == entry.hashes
     assert models.hashes["transformer"] == content_hash(made / f"ckpt/{kind}.pt")
 
 
@@ -132,7 +127,7 @@ def test_drafters_have_the_targets_type(made: Path) -> None:
 def test_a_sketch_has_the_shapes_and_no_numbers(made: Path) -> None:
     for name in ("classes", "captions"):
         entry = read_entry(made / "models.yaml", name)
-        sketch, models = sketch_entry(entry), load_entry(entry, CPU)
+        sketch, models = load_on_meta(entry), load_entry(entry, CPU)
         shapes = {key: value.shape for key, value in sketch.target.state_dict().items()}
         assert shapes == {key: value.shape for key, value in models.target.state_dict().items()}
         assert all(value.is_meta for value in sketch.target.state_dict().values())
@@ -153,13 +148,13 @@ def test_the_scenes_family_brings_its_drafters(tmp_path: Path) -> None:
     models = load_entry(entry, CPU)
     assert set(models.drafters) == {"eagle", "medusa", "independent"}
     assert models.target.head.weight.dtype == torch.bfloat16
-    assert {"folder", "drafters.eagle"} <= set(models.hashes)
+    assert {"target", "tokenizer", "drafters.eagle"} <= set(models.hashes)
 
 
 #: models.yaml, and what is said of it: line, key and mend.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "empty": ("", ("models.yaml:1", "at least one entry")),
-    "no entry": ("{}", ("models.yaml:1", "no entry")),
+    "no entries": ("{}", ("models.yaml:1", "no entries")),
     "a list": ("- a\n", ("models.yaml:1", "must be a mapping")),
     "broken": ("a: {b\n", ("models.yaml:2", "not valid YAML")),
     "no family": ("a:\n  vq: x\n", ("models.yaml:1: a.family: missing", "llamagen")),
@@ -202,7 +197,7 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_manifest(path)
+        read_models_yaml(path)
     for part in parts:
         assert part in str(error.value)
     assert "\n" not in str(error.value)
@@ -241,7 +236,7 @@ def shard(folder: Path, *, lose: str = "", truncate: str = "") -> None:
 #: How a folder of good files is spoilt, and what is said. All but the last are seen without reading the numbers.
 FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("c2i.pt: no such file",)),
-    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: no LlamaGen transformer", "places?")),
+    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "swapped?")),
     "a truncated pickle": (lambda f: cut(f / "ckpt/c2i.pt"), ("c2i.pt", "truncated")),
     "a truncated shard": (
         lambda f: shard(f, truncate="model-00002-of-00002.safetensors"), ("model-00002-of-00002", "truncated"),
@@ -252,7 +247,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     ),
     "another family": (
         lambda f: torch.save({"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, f / "ckpt/c2i.pt"),
-        ("c2i.pt: no LlamaGen transformer",),
+        ("c2i.pt: not a LlamaGen transformer",),
     ),
     "another codebook": (
         lambda f: write_vq(f / "ckpt/vq.pt", VQConfig(codebook_size=50, channels=32, z_channels=32,
@@ -260,7 +255,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         ("1024 codes", "vq.pt has 50"),
     ),
     "heads that do not divide": (lambda f: change(f, heads=5), ("width 32", "heads 5")),
-    "an unpublished size": (lambda f: change(f, heads=None), ("no published LlamaGen size",)),
+    "an unpublished size": (lambda f: change(f, heads=None), ("not a published LlamaGen size",)),
     "another size": (lambda f: change(f, heads=None, size="XL"), ("are not size XL",)),
     "an odd image": (lambda f: change(f, image_size=50), ("image_size 50", "multiple of 16")),
     "no drafter": (
@@ -275,7 +270,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     ),
     "class names that are no text": (
         lambda f: ((f / "names.txt").write_bytes(b"\xff\xfe\x00"), change(f, class_names="names.txt")),
-        ("names.txt: no readable text",),
+        ("names.txt: not a readable text",),
     ),
 }  # fmt: skip
 
@@ -285,7 +280,7 @@ def test_broken_checkpoints_are_refused_by_their_headers(name: str, folder: Path
     spoil, parts = FAULTS[name]
     spoil(folder)
     entry = read_entry(folder / "models.yaml", "classes")
-    for look in (partial(sketch_entry, entry), partial(load_entry, entry, CPU)):
+    for look in (partial(load_on_meta, entry), partial(load_entry, entry, CPU)):
         with pytest.raises(WeightsError) as error:
             look()
         for part in ("models.yaml:1: classes: ", *parts):
@@ -296,18 +291,18 @@ def test_a_broken_text_encoder_is_refused_by_its_header(folder: Path) -> None:
     entry, t5 = read_entry(folder / "models.yaml", "captions"), folder / "ckpt/t5"
     cut(t5 / "model.safetensors")
     with pytest.raises(WeightsError, match=r"t5.*truncated"):
-        sketch_entry(entry)
+        load_on_meta(entry)
     config = json.loads((t5 / "config.json").read_text())
     shutil.copy(folder.parent / "mine/ckpt/eagle-t2i.safetensors", t5 / "model.safetensors")
-    with pytest.raises(WeightsError, match="no T5 encoder"):
-        sketch_entry(entry)
+    with pytest.raises(WeightsError, match="not a T5 encoder"):
+        load_on_meta(entry)
     (t5 / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="download the encoder's weights"):
-        sketch_entry(entry)
+        load_on_meta(entry)
     (t5 / "config.json").write_text(json.dumps(config | {"d_model": 64}))
     (t5 / "tokenizer.json").unlink()
     with pytest.raises(WeightsError, match="download T5's tokenizer"):
-        sketch_entry(entry)
+        load_on_meta(entry)
 
 
 def test_only_loading_sees_numbers(folder: Path) -> None:
@@ -315,7 +310,7 @@ def test_only_loading_sees_numbers(folder: Path) -> None:
     state["norm.weight"][3] = torch.nan
     torch.save(state, folder / "ckpt/c2i.pt")
     entry = read_entry(folder / "models.yaml", "classes")
-    sketch_entry(entry)
+    load_on_meta(entry)
     with pytest.raises(WeightsError, match=r"norm\.weight holds NaN"):
         load_entry(entry, CPU)
 
@@ -323,19 +318,17 @@ def test_only_loading_sees_numbers(folder: Path) -> None:
 def test_shards_and_folders_are_hashed_whole(folder: Path) -> None:
     shard(folder)
     index, t5 = folder / "ckpt/model.safetensors.index.json", folder / "ckpt/t5"
-    before = checkpoint_hash(index), checkpoint_hash(t5)
-    assert before == (checkpoint_hash(index), checkpoint_hash(t5))
+    before = content_hash(index), content_hash(t5)
+    assert before == (content_hash(index), content_hash(t5))
     (t5 / ".cache").mkdir()
     (t5 / ".cache/when").write_text("now")
-    assert checkpoint_hash(t5) == before[1], "hidden files are nobody's weights"
+    assert content_hash(t5) == before[1], "hidden files are nobody's weights"
     last = folder / "ckpt/model-00002-of-00002.safetensors"
     last.write_bytes(last.read_bytes()[:-1] + b"x")
     (t5 / "tokenizer.json").write_text("{}")
-    assert checkpoint_hash(index) != before[0]
-    assert checkpoint_hash(t5) != before[1]
-    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == checkpoint_hash(
-        index
-    )
+    assert content_hash(index) != before[0]
+    assert content_hash(t5) != before[1]
+    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == content_hash(index)
 
 
 def test_shapes_only_ends(made: Path) -> None:
@@ -355,8 +348,7 @@ def test_shapes_only_ends(made: Path) -> None:
 def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) -> None:
     """Numbers as the paper's table rounds them (its 343M and 1.4B count the same way)."""
     entry = published_entries()[name]
-    assert entry.family.outline is not None
-    target = entry.family.outline(entry.settings, torch.bfloat16)
+    target = entry.family.build_on_meta(torch.bfloat16)
     numbers = sum(
         parameter.numel() for part in (target.transformer, target.conditioner) for parameter in part.parameters()
     )
@@ -364,7 +356,7 @@ def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) ->
     assert target.grid.tokens == tokens
     assert all(parameter.is_meta for parameter in target.parameters())
     assert target.head.weight.dtype == torch.bfloat16
-    assert SIZES[entry.settings.size].dim == target.transformer.config.dim  # type: ignore[attr-defined]
+    assert SIZES[entry.family.size].dim == target.transformer.config.dim  # type: ignore[attr-defined]
 
 
 def test_flan_t5_xl_weighs_what_transformers_says() -> None:
@@ -375,4 +367,4 @@ def test_flan_t5_xl_weighs_what_transformers_says() -> None:
     )
     with torch.device("meta"):
         numbers = sum(parameter.numel() for parameter in T5EncoderModel(config).parameters())
-    assert FlanT5XL(torch.bfloat16).bytes == 2 * numbers
+    assert FlanT5XLShapes(torch.bfloat16).bytes == 2 * numbers

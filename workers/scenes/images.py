@@ -14,9 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from workers.data.scene_captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_INDEX, SLOTS, caption, parse
-
-__all__ = ["IMAGE_SIZE", "SLOTS", "caption", "parse", "render", "sample_attributes"]
+from workers.scenes.captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_INDEX, SLOTS, caption
 
 IMAGE_SIZE = 48
 GRAIN = 0.026  # standard deviation of the grain, in units of the [0, 1] range
@@ -95,6 +93,11 @@ def sample_attributes(seed: int, indices: range | Tensor) -> Tensor:
     second = slice(column["second_shape"], len(SLOTS))
     rows[:, second] = rows[:, second].masked_fill(~pair[:, None], 0)
     return rows
+
+
+def sample_captions(seed: int, count: int) -> list[str]:
+    """The captions of scenes 0..count-1 of `seed`; the built-in model was trained on seed 0."""
+    return [caption(row) for row in sample_attributes(seed, range(count)).tolist()]
 
 
 def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: bool = True) -> Tensor:

@@ -1,0 +1,266 @@
+"""models.yaml: names for checkpoints, with the paths of their files, and how the models of an entry are loaded.
+
+A model is always an entry. The built-in model, and a folder that `specfrontier train` made, are entries of the family
+`scenes` that no file has to spell out.
+
+mine:
+  family: llamagen
+  transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are relative to this file
+  vq: ckpt/vq_ds16_t2i.pt
+  text: ckpt/flan-t5-xl
+  image_size: 256
+  dtype: auto                                # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
+  drafters: {eagle: ckpt/eagle.safetensors}
+  metrics: {inception: pt_inception.pth}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+
+from search_spaces.documents import Node, as_node, read_document
+from search_spaces.params import ConfigError, Params, not_one_of, unknown_key
+from workers.decoding.drafter import Drafter
+from workers.drafters.files import kinds_with_weights, load_drafter
+from workers.loading.models import Models
+from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
+from workers.models.families.catalogue import Family, families
+from workers.models.families.scenes import BUILTIN, Scenes
+from workers.models.target import Target
+
+METRICS = ("inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic")
+BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
+
+
+@dataclass(frozen=True, slots=True)
+class _CommonKeys(Params):
+    """The keys of an entry that all families share, except `drafters` and `metrics`."""
+
+    family: Annotated[str, "family of the target"]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], "numbers of the target; auto is bfloat16 on a GPU"
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of models.yaml with absolute paths.
+
+    family: its family's own keys. drafters, metrics: paths by drafter kind and by metric key. where: "file:line"; empty
+    for the built-in model and other folders.
+    """
+
+    name: str
+    family: Family
+    dtype: str = "auto"
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The paths that the target and its drafters are loaded from, by key."""
+        return self.family.target_files | {f"drafters.{kind}": path for kind, path in self.drafters.items()}
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The content hash of each of `files`. WeightsError if one does not exist."""
+        return {key: content_hash(path) for key, path in self.files.items()}
+
+    @property
+    def folder(self) -> Path:
+        """The folder that may hold the model's own feature network; the built-in model's for most families."""
+        return Path(getattr(self.family, "folder", BUILTIN))
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        """The target's dtype on a device."""
+        name = ("bfloat16" if device.type == "cuda" else "float32") if self.dtype == "auto" else self.dtype
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for workers."""
+        return {
+            "name": self.name,
+            "family": self.family.kind,
+            "settings": self.family.to_mapping(),
+            "dtype": self.dtype,
+            "drafters": dict(self.drafters),
+            "metrics": dict(self.metrics),
+            "where": self.where,
+        }
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Read what `to_mapping` wrote."""
+        fields = dict(mapping)
+        return cls(**fields | {"family": families().lookup(mapping["family"]).from_mapping(fields.pop("settings"))})
+
+
+def read_models_yaml(file: str | Path) -> dict[str, Entry]:
+    """All entries of a models.yaml by name, in file order. Does not check that their files exist.
+
+    Raises:
+        ConfigError: a mistake in the file, with line, key and fix.
+        OSError: the file cannot be read.
+    """
+    path = Path(file).expanduser()
+    text = path.read_bytes()
+    if not text.strip():
+        raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
+    entries = {name: _entry(name, node, path.parent) for name, node in read_document(text, str(file)).mapping().items()}
+    if not entries:
+        raise ConfigError((), "the file has no entries; give at least one with its family and files", f"{file}:1")
+    return entries
+
+
+def read_entry(file: str | Path, name: str | None = None) -> Entry:
+    """An entry of a models.yaml by its name, which may be omitted if the file has only one.
+
+    Raises:
+        ConfigError, OSError: see `read_models_yaml`; no such entry, or no name although there are several.
+    """
+    entries = read_models_yaml(file)
+    if name is None and len(entries) > 1:
+        raise ConfigError((), f"has several entries; name one, {file}#NAME: {', '.join(entries)}", str(file))
+    if name is not None and name not in entries:
+        raise ConfigError((), f"no entry {name!r}: it {not_one_of(name, entries)}", str(file))
+    return entries[next(iter(entries)) if name is None else name]
+
+
+def split_entry(source: str) -> tuple[str, str | None]:
+    """File and entry name of FILE[#ENTRY]. If a file with the full text as its name exists, there is no entry name."""
+    if Path(source).expanduser().exists():
+        return source, None
+    file, _, name = source.rpartition(ENTRY_SIGN)
+    return (file, name) if file else (source, None)
+
+
+def find_entry(source: str, name: str | None = None) -> Entry:
+    """The entry that `source` stands for: "builtin", a folder that `specfrontier train` made, or FILE[#ENTRY] of a
+    models.yaml. name: the entry's name, unless `source` has one.
+
+    Raises:
+        ValueError: no such file or folder; an entry's name without a models.yaml; see `read_entry`.
+        OSError: the file cannot be read.
+    """
+    file, entry = split_entry(source)
+    path, name = BUILTIN if file == BUILTIN_NAME else Path(file).expanduser(), entry or name
+    if path.is_file():
+        return read_entry(file, name)
+    if not path.is_dir():
+        raise ValueError(
+            f"{path}: no such file or folder; give builtin, a folder that `specfrontier train` made, or a models.yaml"
+        )
+    if name is not None:
+        raise ValueError(f"{file}: a folder, which has no entry {name!r}; give a models.yaml")
+    return folder_entry(path)
+
+
+def folder_entry(folder: Path = BUILTIN) -> Entry:
+    """The entry of the built-in model, or of a folder that `specfrontier train` made. Its dtype is float32."""
+    family = Scenes(folder=str(folder.absolute()))
+    return Entry(folder.name, family, "float32", _folder_drafters(family))
+
+
+def published_entries() -> dict[str, Entry]:
+    """The published models by their usual names. Their files need not exist: this is enough to plan with."""
+    return {
+        name: Entry(name, family.from_mapping(keys), where="published models")
+        for family in families().values()
+        for name, keys in family.published.items()
+    }
+
+
+def load_entry(entry: Entry, device: torch.device) -> Models:
+    """Target and drafters of an entry on a device.
+
+    Raises:
+        WeightsError: a file is missing, damaged, or of another family or size; the message names the entry.
+    """
+    models = _load(entry, device, entry.dtype_on(device))
+    return replace(models, hashes=entry.hashes)
+
+
+def load_on_meta(entry: Entry, dtype: torch.dtype = torch.float32) -> Models:
+    """As `load_entry`, on the meta device and without hashes: checks the names and shapes in every file against the
+    architecture, in milliseconds and without memory. It does not see whether the values are finite.
+    """
+    with shapes_only():
+        return _load(entry, torch.device("meta"), dtype)
+
+
+def load_folder(folder: Path = BUILTIN, device: torch.device | str = "cpu") -> Models:
+    """Target and drafters of the built-in model, or of a folder that `specfrontier train` made, in float32.
+
+    Raises:
+        WeightsError: see `load_entry`.
+    """
+    return load_entry(folder_entry(folder), torch.device(device))
+
+
+def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
+    try:
+        target = entry.family.load(device, dtype)
+        drafters = {kind: _drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}
+    except ValueError as error:
+        raise WeightsError(f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)) from error
+    return Models(target, drafters, {})
+
+
+def _drafter(target: Target, kind: str, path: Path) -> Drafter:
+    """A drafter on its target's device, in its target's dtype."""
+    if not path.exists():
+        raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
+    return load_drafter(target, kind, path)
+
+
+def _folder_drafters(family: Family) -> dict[str, str]:
+    """Paths of the drafters in the target's own folder, by kind."""
+    paths = {kind: family.drafter_file(kind) for kind in kinds_with_weights()}
+    return {kind: str(path) for kind, path in paths.items() if path is not None and path.exists()}
+
+
+def _entry(name: str, node: Node, base: Path) -> Entry:
+    given = node.mapping()
+    if "family" not in given:
+        raise node.error(f"missing; give one of {', '.join(families())}", "family")
+    word = given["family"]
+    if word.value not in families():
+        raise word.error(not_one_of(word.value, families()))
+    kind = families()[str(word.value)]
+    common, own = _CommonKeys.fields(), kind.fields()
+    known = [*own, *common, "drafters", "metrics"]
+    for key, child in given.items():
+        if key not in known:
+            raise child.error(unknown_key(key, known))
+    with node.with_location():
+        shared = _CommonKeys.from_mapping({key: given[key].plain() for key in common if key in given})
+        family = kind.from_mapping({key: given[key].plain() for key in own if key in given})
+    paths = {own[key].name: _absolute(path, base) for key, path in family.paths.items() if path is not None}
+    family = replace(family, **paths)
+    empty = as_node({}, node.where)
+    drafters = _folder_drafters(family) | _read_paths(given.get("drafters", empty), kinds_with_weights(), base)
+    metrics = _read_paths(given.get("metrics", empty), METRICS, base)
+    return Entry(name, family, shared.dtype, drafters, metrics, node.where)
+
+
+def _read_paths(node: Node, keys: tuple[str, ...], base: Path) -> dict[str, str]:
+    """A section that maps known keys to paths, as absolute paths."""
+    paths: dict[str, str] = {}
+    for key, child in ({} if node.value is None else node.mapping(keys)).items():
+        if not isinstance(child.value, str) or not child.value:
+            raise child.error(f"must be the path of a file or folder, got {child.plain()!r}")
+        paths[key] = _absolute(child.value, base)
+    return paths
+
+
+def _absolute(path: str, base: Path) -> str:
+    """A path that is relative to the folder `base`, made absolute."""
+    return str((base / Path(path).expanduser()).absolute())

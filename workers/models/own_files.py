@@ -1,0 +1,82 @@
+"""The project's own weight files: safetensors whose header holds the config that the module is built from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from workers.models.checkpoint_files import WeightsError, load_tensors, safetensors_metadata
+from workers.models.weights import KeyMapping, load_weights, skip_init
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def save(
+    path: str | Path,
+    weights: nn.Module | Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """Write safetensors with `config` as JSON in the header (key `config`); floating tensors are stored as `dtype`.
+
+    The write is atomic: readers see either the complete file or none.
+
+    Raises:
+        WeightsError: a value is not finite, or becomes so in `dtype`.
+    """
+    path = Path(path)
+    tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    stored = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise WeightsError(f"{path}: {name} is not finite as {dtype}; not saved (did training diverge?)")
+        stored[name] = value
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(stored, partial, metadata={"config": json.dumps(config, sort_keys=True)})
+        partial.chmod(0o644)  # save_file makes the file readable by its owner only
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The config that `save` wrote into a file's header.
+
+    Raises:
+        WeightsError: the file is missing or damaged, or its header holds no config.
+    """
+    text = safetensors_metadata(Path(path)).get("config")
+    try:
+        config = json.loads(text) if text is not None else None
+    except ValueError as error:
+        raise WeightsError(f"{path}: the config in its header is not JSON; did specfrontier write it?") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{path}: no config in its header, so this is not one of specfrontier's own weight files")
+    return config
+
+
+def read_module(path: Path, description: str, build: Callable[[Mapping[str, Any]], M]) -> tuple[M, dict[str, Any]]:
+    """A module in fp32 and eval mode, built from its file's header, and the header's config.
+
+    description: what the file should hold, for error messages ("a VQ tokenizer"). build: config to module.
+
+    Raises:
+        WeightsError: the file is missing, damaged, or holds something else.
+    """
+    config = read_config(path)
+    try:
+        module = skip_init(lambda: build(config))
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{path}: its header does not describe {description}; give the right file") from error
+    load_weights(module, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
+    return module.eval(), config
