@@ -16,7 +16,7 @@ from orchestrator.errors import WRONG_USAGE, CommandError
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison, Group
-    from orchestrator.results.selection import Selection
+    from orchestrator.results.sweep import Front
 
 EPILOG = """\b
 Examples:
@@ -74,24 +74,24 @@ def compare(
         raise CommandError("give two sweeps at least, or compare methods inside one with --by COLUMN", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results import comparison
-    from orchestrator.results.selection import select
+    from orchestrator.results.sweep import front_of
 
     with o.answered():
-        selection = select(opened, o.question(x, y, z, where, subject_to, infeasible))
-        groups = group(selection, by)
-        corner = o.read_point(reference_point, len(selection.axes))
-        found = comparison.compare(groups, selection.axes, corner)
-        warnings = comparison.cautions([sweep.identity for sweep in opened], selection.axes)
+        front = front_of(opened, o.query(x, y, z, where, subject_to, infeasible))
+        groups = group(front, by)
+        corner = o.read_point(reference_point, len(front.axes))
+        found = comparison.compare(groups, front.axes, corner)
+        warnings = comparison.cautions([sweep.identity for sweep in opened], front.axes)
     if as_json:
-        axes = [{"metric": axis.name, "direction": axis.direction} for axis in selection.axes]
+        axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
         typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
         return
     for warning in warnings:
         typer.echo(f"Note: {warning}.", err=True)
-    typer.echo("\n".join(in_words(found, [axis.name for axis in selection.axes])))
+    typer.echo("\n".join(in_words(found, [axis.name for axis in front.axes])))
 
 
-def group(selection: Selection, by: str | None) -> list[Group]:
+def group(front: Front, by: str | None) -> list[Group]:
     """The measured points by sweep, by the values of a column, or by both if there are several sweeps.
 
     Raises:
@@ -101,29 +101,29 @@ def group(selection: Selection, by: str | None) -> list[Group]:
     from orchestrator.results.fronts import keep, values_of
     from orchestrator.results.query import Filter, QueryError
 
-    table = selection.table
+    table = front.table
     if by is not None:
         Filter(f"--by {by}", by, "!=", ("null",)).mask(table)  # says which columns there are, if this is none
     column = table[by].to_pylist() if by in table.column_names else [None] * table.num_rows
-    keys = [name_of(selection, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
-    names = list(dict.fromkeys(keys)) if by is not None else list(selection.sweeps)
+    keys = [name_of(front, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
+    names = list(dict.fromkeys(keys)) if by is not None else list(front.sweeps)
     if len(names) < 2:
         only = f"; there is only {names[0]}" if names else ", for no trial was measured"
         raise QueryError(f"--by {by}: there is nothing to compare{only}")
     import numpy as np
 
     return [
-        Group(name, values_of(keep(table, np.array([key == name for key in keys], dtype=np.bool_)), selection.axes))
+        Group(name, values_of(keep(table, np.array([key == name for key in keys], dtype=np.bool_)), front.axes))
         for name in names
     ]
 
 
-def name_of(selection: Selection, sweep: str, by: str | None, value: Any) -> str:
+def name_of(front: Front, sweep: str, by: str | None, value: Any) -> str:
     """What a group is called."""
     if by is None:
         return sweep
     shown = f"{value:g}" if isinstance(value, float) else "none there" if value is None else str(value)
-    return f"{sweep} {shown}" if len(selection.sweeps) > 1 else shown
+    return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
 def in_words(found: Comparison, axes: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.run.launch import LaunchOptions
-    from orchestrator.tracking.tracker import Tracker
+    from orchestrator.tracking.tracker import SweepTracker
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -160,9 +160,9 @@ def _preflight(
     """
     from orchestrator.run.preflight import preflight
     from orchestrator.run.tasks import PoolError
-    from orchestrator.tracking.outbox import resolve
+    from orchestrator.tracking.client import resolve_uri
 
-    uri = "" if tracking_uri == "" else resolve(storage, tracking_uri)
+    uri = "" if tracking_uri == "" else resolve_uri(storage, tracking_uri)
     try:
         with ends_with(WRONG_USAGE):
             preflight(config, storage, address=address, study=study, mlflow=uri)
@@ -230,19 +230,19 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     return bool(others) and all(record.state == "failed" for record in others)
 
 
-def _make_tracker(storage: Storage, uri: str) -> Tracker:
+def _make_tracker(storage: Storage, uri: str) -> SweepTracker:
     """The MLflow tracker, not started yet.
 
     Raises:
         CommandError: MLflow does not know the URI's scheme.
     """
-    from orchestrator.tracking.tracker import Tracker
+    from orchestrator.tracking.tracker import SweepTracker
 
     with ends_with(WRONG_USAGE):
-        return Tracker(storage, uri=uri)
+        return SweepTracker(storage, uri=uri)
 
 
-def _finish(storage: Storage, tracker: Tracker | None, event: Any) -> None:
+def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     """Write views and report, and give MLflow some time to log the rest. Errors are ignored: the results are stored."""
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
@@ -262,32 +262,31 @@ def _resume_command() -> str:
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _summary(storage: Storage, tracker: Tracker | None, stopped_by: str) -> str:
+def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
     """The front, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.pareto import in_words
-    from orchestrator.results.selection import Question, select
     from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep
 
     sweep = Sweep.open(storage.uri)
-    selection = select([sweep], Question())
-    front = in_words(selection, selection.front_rows, {}, {"knee": selection.knee()}, [])
+    found = sweep.query()
+    front = in_words(found, found.rows, {}, {"knee": found.knee()}, [])
     reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.shown}/{REPORT}", f"plot     {storage.shown}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])
 
 
-def _mlflow_lines(sweep: Sweep, tracker: Tracker) -> list[str]:
+def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     """How to open the sweep in MLflow."""
-    from orchestrator.tracking.server import whereabouts
+    from orchestrator.tracking.server import find_location
 
     place = sweep.storage.shown
     pending = tracker.pending()
     if pending.count:
         missing = counted(pending.count, "trial")
         return [f"MLflow   {missing} not logged ({pending.problem}); log them with: specfrontier sync {place}"]
-    location = whereabouts(sweep.storage, sweep.records)
-    base = tracker.shown if location.has_server else _LOCAL_SERVER
+    location = find_location(sweep.storage, sweep.records)
+    base = tracker.public_uri if location.has_server else _LOCAL_SERVER
     opening = [] if location.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
     return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

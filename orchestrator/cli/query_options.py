@@ -11,7 +11,7 @@ import typer
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
 if TYPE_CHECKING:
-    from orchestrator.results.selection import Question
+    from orchestrator.results.query import Query
     from orchestrator.results.sweep import Sweep
 
 PLACE = "folder or URI of a sweep, or its name under ./sweeps"
@@ -53,19 +53,19 @@ ReferencePoint = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def question(
+def query(
     x: str | None, y: str | None, z: str | None, where: list[str] | None, limits: list[str] | None, infeasible: bool
-) -> Question:
-    from orchestrator.results.selection import Question
+) -> Query:
+    from orchestrator.results.query import Query
 
-    return Question(x, y, z, tuple(where or ()), tuple(limits or ()), not infeasible)
+    return Query(x, y, z, tuple(where or ()), tuple(limits or ()), not infeasible)
 
 
 @contextmanager
 def answered() -> Iterator[None]:
     """A question that cannot be answered as it was put ends with 2, a sweep that cannot be read with 1."""
     from orchestrator.results.query import QueryError
-    from orchestrator.results.sweep import NoSweepError
+    from orchestrator.results.store import NoSweepError
 
     try:
         yield

@@ -12,7 +12,7 @@ from orchestrator.cli.pareto import front_table, one
 from orchestrator.cli.tables import clean
 
 if TYPE_CHECKING:
-    from orchestrator.results.status import Standing
+    from orchestrator.results.status import SweepStatus
 
 EPILOG = """\b
 Examples:
@@ -22,47 +22,44 @@ Examples:
 
 
 def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
-    """Say how far a sweep is: trials done, failed and running, images, the front so far, what happened last."""
+    """Show a sweep's progress: trials finished, failed and running, images, the front so far, the latest events."""
     (opened,) = o.open_sweeps([sweep])
-    from orchestrator.results.selection import Question, select
-    from orchestrator.results.status import standing
+    from orchestrator.results.status import sweep_status
 
     with o.answered():
-        now = standing(opened)
-        selection = select([opened], Question())
-    rows = selection.front_rows
-    best = selection.best(())
+        now = sweep_status(opened)
+        front = opened.query()
+    rows = front.rows
+    best = front.best(())
     if as_json:
-        from orchestrator.results.selection import row_facts
-
         facts: dict[str, Any] = now.to_mapping()
-        facts["front"] = [row_facts(selection, row) for row in rows]
-        facts["best"] = None if best is None else row_facts(selection, best)
+        facts["front"] = [front.to_mapping(row) for row in rows]
+        facts["best"] = None if best is None else front.to_mapping(best)
         typer.echo(json.dumps(facts, indent=2))
         return
     lines = in_words(now)
     if rows:
-        lines += ["", front_table(selection, rows), ""]
-        lines.append(f"best {selection.axes[0].name}: {one(selection, rows[0] if best is None else best)}")
+        lines += ["", front_table(front, rows), ""]
+        lines.append(f"best {front.axes[0].name}: {one(front, rows[0] if best is None else best)}")
     typer.echo("\n".join(lines))
 
 
-def in_words(now: Standing) -> list[str]:
-    """The standing for a person."""
-    from orchestrator.results.status import ago
+def in_words(now: SweepStatus) -> list[str]:
+    """The status as lines of text."""
+    from orchestrator.results.status import describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)
-    running = f"; under way when last heard of: {numbers}" if numbers else ""
+    running = f"; running at the last event: {numbers}" if numbers else ""
     failed = f", {len(now.failed)} of them failed" if now.failed else ""
     lines = [
         f"{clean(now.name)} at {clean(now.place)}",
-        f"trials    {now.done}{planned} finished{failed}{running}",
+        f"trials    {now.finished}{planned} finished{failed}{running}",
         f"images    {now.images:,}",
     ]
-    if now.silent is not None:
-        lines.append(f"last sign {ago(now.silent)} ago")
-    lines += [f"          {clean(event)}" for event in now.last]
+    if now.idle_s is not None:
+        lines.append(f"last event {describe_duration(now.idle_s)} ago")
+    lines += [f"          {clean(event)}" for event in now.events]
     if now.logs is not None:
         lines.append(f"logs      {clean(now.logs)}")
     lines += [f"failed    trial {number}: {clean(cause)}" for number, cause in now.failed[-3:]]

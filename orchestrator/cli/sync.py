@@ -42,13 +42,14 @@ def sync(
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
-    from orchestrator.tracking.server import whereabouts
-    from orchestrator.tracking.tracker import resolve, shown, sync
+    from orchestrator.tracking.client import public_uri, resolve_uri
+    from orchestrator.tracking.server import find_location
+    from orchestrator.tracking.tracker import sync
 
     with ends_with(FAILED):
         done = sync(opened.storage, uri, experiment)
-        found = whereabouts(opened.storage, opened.records, resolve(opened.storage, uri))
-    place = shown(found.uri)
+        found = find_location(opened.storage, opened.records, resolve_uri(opened.storage, uri))
+    place = public_uri(found.uri)
     links = found.links(place) if found.has_server else {}
     if as_json:
         facts = {"logged": done.logged, "already": done.already, "uri": place, "links": links}

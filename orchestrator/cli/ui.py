@@ -33,15 +33,15 @@ def ui(
     addresses are printed instead.
     """
     from orchestrator.results.sweep import Sweep
-    from orchestrator.tracking.server import serving, whereabouts
-    from orchestrator.tracking.tracker import shown
+    from orchestrator.tracking.client import public_uri
+    from orchestrator.tracking.server import find_location, serving
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
     with ends_with(FAILED):
-        found = whereabouts(opened.storage, opened.records)
+        found = find_location(opened.storage, opened.records)
         if found.has_server:
-            show(found.links(shown(found.uri)))
+            show(found.links(public_uri(found.uri)))
             missing(opened, found.trials, sweep)
             return
         catch_up(opened, sweep)
@@ -50,7 +50,7 @@ def ui(
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             with serving(opened.storage, found.uri, host, port) as (base, server):
-                show(whereabouts(opened.storage, opened.records).links(base))
+                show(find_location(opened.storage, opened.records).links(base))
                 typer.echo("Ctrl-C ends it.")
                 code = server.wait()
                 raise OSError(f"MLflow's server ended by itself (exit code {code})")
@@ -75,11 +75,12 @@ def missing(opened: Sweep, logged: int, sweep: str) -> None:
 
 def catch_up(opened: Sweep, sweep: str) -> None:
     """Log to a local database what it lacks, so that its pages are complete; a running sweep does that itself."""
-    from orchestrator.tracking.server import is_behind, whereabouts
-    from orchestrator.tracking.tracker import TrackingError, sync
+    from orchestrator.tracking.client import TrackingError
+    from orchestrator.tracking.server import find_location
+    from orchestrator.tracking.tracker import sync
 
-    found = whereabouts(opened.storage, opened.records)
-    if not is_behind(opened.storage, found, len(opened.records)):
+    found = find_location(opened.storage, opened.records)
+    if not found.is_behind(len(opened.records)):
         return
     try:
         sync(opened.storage, found.uri)

@@ -40,7 +40,7 @@ def facts(sweep: Sweep) -> Facts:
         ("feature extractors and scorers", _pairs(known.extractors)),
         ("captions", _source(known.captions, "captions", "hash")),
         ("reference images", _source(known.reference, "images", "identity")),
-        ("baseline", [] if sweep.baseline is None else [describe(sweep.baseline)]),
+        ("baseline", [] if known.baseline is None else [describe(known.baseline)]),
         ("image", _image(known)),
         ("seed of the images", _lines(known.seed)),
         ("objectives", [f"{axis.direction} {axis.name}" for axis in known.objectives]),

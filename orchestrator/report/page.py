@@ -21,12 +21,11 @@ import yaml
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Album, Kind
 from orchestrator.results.describe import VANILLA, describe, family
-from orchestrator.results.fronts import mark_front
 from orchestrator.results.pareto import LEVEL
 from orchestrator.results.query import QueryError
-from orchestrator.results.redaction import cleaned
+from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
-from orchestrator.results.sweep import USUAL, Sweep
+from orchestrator.results.sweep import DEFAULT_OBJECTIVES, Sweep
 from orchestrator.results.trials import FAILED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
@@ -71,11 +70,11 @@ def as_script_data(data: object) -> str:
 def page_data(sweep: Sweep) -> dict[str, Any]:
     """All that the page shows, as plain data without credentials."""
     names, axes = _metric_names(sweep), _axes(sweep)
-    marked = mark_front(sweep.candidates(), axes, everything=True) if sweep.records and axes else None
+    marked = sweep.front(*(axis.name for axis in axes), everything=True) if sweep.records and len(axes) > 1 else None
     sure = {} if marked is None else dict(zip(*_columns(marked, "number", "confidence"), strict=True))
     on_front = {} if marked is None else dict(zip(*_columns(marked, "number", "on_front"), strict=True))
     now = datetime.now(UTC)
-    words: dict[str, Any] = cleaned(
+    words: dict[str, Any] = redact_values(
         {
             "name": sweep.name,
             "about": str(read_sweep_yaml(sweep.storage).get("about") or ""),
@@ -124,7 +123,7 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
 
 
 def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], sure: float | None) -> dict[str, Any]:
-    setting, sampling = record.config, None if sweep.baseline is None else sweep.baseline.sampling
+    setting, sampling = record.config, sweep.identity.sampling
     measured = {name: record.metrics[name] for name in names if name in record.metrics}
     return {
         "number": record.number,
@@ -154,13 +153,13 @@ def _axes(sweep: Sweep) -> tuple[Axis, ...]:
     if any(axis.name not in measured for axis in axes):
         axes = tuple(sweep.axis(name) for name in measured[:2])
     names = [axis.name for axis in axes]
-    return axes[::-1] if names == list(USUAL)[::-1] else axes
+    return axes[::-1] if names == list(DEFAULT_OBJECTIVES)[::-1] else axes
 
 
 def _metric_names(sweep: Sweep) -> list[str]:
     """The metrics that a trial has, in the sweep's order; all of them while no trial has any."""
     there = {name for record in sweep.records for name in record.metrics}
-    return [name for name in sweep.metrics if name in there] or list(sweep.metrics)
+    return [name for name in sweep.identity.metrics if name in there] or list(sweep.identity.metrics)
 
 
 def _metric(sweep: Sweep, name: str) -> dict[str, str]:

@@ -71,7 +71,7 @@ def read_captions(storage: Storage, shard: str) -> list[str]:
     """The captions of the first images of a shard; [] if it cannot be read."""
     try:
         table = read_table(storage, shard, ["caption"])
-    except (ValueError, KeyError):
+    except ValueError:
         return []
     return [str(caption) for caption in table["caption"].to_pylist()[:GRID_IMAGES]]
 

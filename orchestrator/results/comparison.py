@@ -1,4 +1,4 @@
-"""Fronts held against each other: whether their metrics may be compared at all, and by how much they differ."""
+"""Comparison of fronts: whether their metrics are comparable, and by how much they differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # from features, wit
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The points [n, m] of a sweep, or of one method in it, under its name in the comparison."""
+    """The points [n, m] of a sweep, or of one method in it."""
 
     name: str
     points: Floats
@@ -32,7 +32,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What group `first` has over `second` and the other way about: additive epsilon and coverage."""
+    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`."""
 
     first: str
     second: str
@@ -52,21 +52,21 @@ class Comparison:
 
 
 def compare(groups: Sequence[Group], axes: Sequence[Axis], reference: Sequence[float] | None = None) -> Comparison:
-    """Hypervolumes with a common reference point, epsilon and coverage of every pair of fronts.
+    """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    reference: in the axes' units; by default `reference_point` over the points of all groups.
+    reference: in the axes' units; by default `reference_point` of the points of all groups.
 
     Raises:
-        ValueError: a group without any measured point.
+        ValueError: a group has no measured point.
     """
     ways = directions(axes)
     fronts = {group.name: group.points[nondominated(group.points, ways)] for group in groups}
     if empty := [name for name, front in fronts.items() if not len(front)]:
-        raise ValueError(f"{empty[0]}: no trial there was measured in {' and '.join(axis.name for axis in axes)}")
+        raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(axis.name for axis in axes)}")
     everything = np.concatenate([group.points for group in groups])
-    corner = reference_point(everything, ways) if reference is None else np.array(reference, dtype=np.float64)
-    ends = np.concatenate(list(fronts.values()))
-    span = ends.max(axis=0) - ends.min(axis=0)
+    point = reference_point(everything, ways) if reference is None else np.array(reference, dtype=np.float64)
+    together = np.concatenate(list(fronts.values()))
+    span = together.max(axis=0) - together.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
     pairs = [
         Pair(
@@ -79,10 +79,10 @@ def compare(groups: Sequence[Group], axes: Sequence[Axis], reference: Sequence[f
     ]
     measured = {group.name: int((~np.isnan(group.points).any(axis=1)).sum()) for group in groups}
     return Comparison(
-        reference=tuple(float(value) for value in corner),
+        reference=tuple(float(value) for value in point),
         scale=tuple(float(value) for value in scale),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
-        hypervolumes={name: hypervolume(front, corner, ways) for name, front in fronts.items()},
+        hypervolumes={name: hypervolume(front, point, ways) for name, front in fronts.items()},
         pairs=tuple(pairs),
     )
 

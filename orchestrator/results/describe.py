@@ -1,4 +1,4 @@
-"""A setting in a few words: `eagle chain 4, additive k100 δ0.1`. Two settings never share their words."""
+"""A config in short: `eagle chain 4, additive k100 δ0.1`. Different configs have different descriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 
 VANILLA = "vanilla"
-SYMBOLS = {
+_SYMBOLS = {
     "delta": "δ",
     "lambda": "λ",
     "nu": "ν",
@@ -27,30 +27,30 @@ SYMBOLS = {
 
 
 def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: int | None = None) -> str:
-    """The setting in words: drafter and tree, acceptance, and the sampling where it is not `baseline`'s.
+    """Drafter and tree, acceptance rule, and the sampling if it differs from `baseline`.
 
-    What stands at its default is left out, but for the numbers of a schedule. digits: significant digits of the
-    numbers, for reading; None writes them so that they can be told apart.
+    Default values are omitted, except in a schedule. digits: significant digits, for reading; None writes every number
+    in full.
     """
     sampling = _sampling(config.sampling, baseline, digits)
     if isinstance(config.drafter, NoDrafter):
         return ", ".join([VANILLA, *sampling])
-    drafted = [*_setting(config.drafter, digits), *_setting(config.policy, digits)]
-    return ", ".join([" ".join(drafted), acceptance_in_words(config.acceptance, digits), *sampling])
+    draft = [*_params(config.drafter, digits), *_params(config.policy, digits)]
+    return ", ".join([" ".join(draft), describe_acceptance(config.acceptance, digits), *sampling])
 
 
-def acceptance_in_words(rule: AcceptanceRule, digits: int | None = None) -> str:
-    """The acceptance rule alone; `exact` for the exact one."""
+def describe_acceptance(rule: AcceptanceRule, digits: int | None = None) -> str:
+    """The acceptance rule; `exact` for the exact one."""
     if rule == EXACT:
         return "exact"
-    parts = [] if rule.neighbourhood == EXACT.neighbourhood else _setting(rule.neighbourhood, digits)
+    parts = [] if rule.neighbourhood == EXACT.neighbourhood else _params(rule.neighbourhood, digits)
     if rule.schedule != EXACT.schedule:
-        parts += _setting(rule.schedule, digits, everything=True)
+        parts += _params(rule.schedule, digits, with_defaults=True)
     return " ".join([*parts, *([] if rule.resampling == EXACT.resampling else [f"{rule.resampling} resampling"])])
 
 
 def family(config: DecodingConfig) -> str:
-    """The kinds without their numbers, for colours and legends: `additive`, `exponential`, `exact`, `vanilla`."""
+    """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `vanilla`."""
     if isinstance(config.drafter, NoDrafter):
         return VANILLA
     rule = config.acceptance
@@ -60,24 +60,24 @@ def family(config: DecodingConfig) -> str:
     return " ".join(kinds) or "exact"
 
 
-def _setting(setting: Params, digits: int | None, *, everything: bool = False) -> list[str]:
-    """The kind, then each knob that is required or not at its default."""
-    words = [setting.kind]
-    for knob in setting.fields().values():
-        value = getattr(setting, knob.name)
-        if value is not None and (everything or knob.required or value != knob.default):
-            words.append(_knob(knob, value, digits))
-    return words
+def _params(params: Params, digits: int | None, *, with_defaults: bool = False) -> list[str]:
+    """The kind, then each field that is required or not at its default."""
+    parts = [params.kind]
+    for field in params.fields().values():
+        value = getattr(params, field.name)
+        if value is not None and (with_defaults or field.required or value != field.default):
+            parts.append(_field(field, value, digits))
+    return parts
 
 
-def _knob(knob: ParamField, value: Any, digits: int | None) -> str:
+def _field(field: ParamField, value: Any, digits: int | None) -> str:
     if isinstance(value, str):
-        return value  # the words of a setting's knobs are all different
+        return value  # no two fields share a choice
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
         paths = json.dumps(value, separators=(",", ":")).encode()
         return f"{len(value)} nodes #{hashlib.sha256(paths).hexdigest()[:8]}"
     text = "..".join(_number(entry, digits) for entry in value) if isinstance(value, tuple) else _number(value, digits)
-    return f"{SYMBOLS.get(knob.key, knob.key.replace('_', ' ') + ' ')}{text}"
+    return f"{_SYMBOLS.get(field.key, field.key.replace('_', ' ') + ' ')}{text}"
 
 
 def _number(value: float, digits: int | None) -> str:
@@ -87,13 +87,13 @@ def _number(value: float, digits: int | None) -> str:
 
 
 def _sampling(sampling: Sampling | None, baseline: Sampling | None, digits: int | None) -> list[str]:
-    """The sampling's knobs where they differ from the baseline's; all of them where there is no baseline."""
+    """The fields that differ from the baseline's; all of them without a baseline."""
     if sampling is None or sampling == baseline:
         return []
     return [
         " ".join(
-            _knob(knob, getattr(sampling, knob.name), digits)
-            for knob in Sampling.fields().values()
-            if baseline is None or getattr(sampling, knob.name) != getattr(baseline, knob.name)
+            _field(field, getattr(sampling, field.name), digits)
+            for field in Sampling.fields().values()
+            if baseline is None or getattr(sampling, field.name) != getattr(baseline, field.name)
         )
     ]

@@ -1,4 +1,4 @@
-"""Fronts of tables of trials: the arrays of `pareto` with names, errors and settings beside them."""
+"""Fronts of tables of trials: `pareto` on named columns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.results.pareto import DRAWS, Bools, Floats, front_confidence, nondominated, tell_apart
+from orchestrator.results.pareto import DRAWS, Bools, Floats, differ_beyond_error, front_confidence, nondominated
 from orchestrator.results.store import Axis, Direction
 
 if TYPE_CHECKING:
     import pyarrow
-
-ADDED = ("on_front", "confidence", "apart", "alike")
 
 
 def directions(axes: Sequence[Axis]) -> list[Direction]:
@@ -21,13 +19,13 @@ def directions(axes: Sequence[Axis]) -> list[Direction]:
 
 
 def values_of(table: pyarrow.Table, axes: Sequence[Axis], *, errors: bool = False) -> Floats:
-    """The axes' columns (or those of their errors) as [rows, axes]; NaN where there is none."""
-    wanted = [axis.error if errors else axis.name for axis in axes]
-    found = np.full((table.num_rows, len(wanted)), np.nan)
-    for place, name in enumerate(wanted):
+    """The axes' columns (or those of their errors) as [rows, axes]; NaN for a missing value or column."""
+    values = np.full((table.num_rows, len(axes)), np.nan)
+    for index, axis in enumerate(axes):
+        name = axis.error if errors else axis.name
         if name in table.column_names:
-            found[:, place] = [np.nan if value is None else value for value in table[name].to_pylist()]
-    return found
+            values[:, index] = [np.nan if value is None else value for value in table[name].to_pylist()]
+    return values
 
 
 def keep(table: pyarrow.Table, mask: Bools) -> pyarrow.Table:
@@ -46,11 +44,12 @@ def mark_front(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> pyarrow.Table:
-    """The rows on the front, or with `everything` all that were measured, by rising first objective, with four columns:
+    """The rows on the front, or with `everything` all measured rows, by rising first objective, with four columns:
 
-    on_front; confidence, the share of draws from the errors in which the row is on the front; apart, the objectives in
-    which it differs beyond errors from the front's next row (null in the last row and off the front); alike, the
-    `names` (by default the numbers) of other front rows that differ from it in no objective beyond errors.
+    on_front; confidence, the share of draws from the errors in which the row is on the front; distinct_from_next, the
+    objectives in which it differs beyond errors from the front's next row (null in the last row and off the front);
+    within_error_of, the `names` (by default the numbers) of other front rows from which it differs beyond errors in no
+    objective.
     """
     import pyarrow as pa
 
@@ -61,19 +60,17 @@ def mark_front(
     chosen: Bools = ~np.isnan(values.sum(axis=1)) if everything else on_front
     order = [int(row) for row in np.lexsort(values.T[::-1]) if chosen[row]]
     front = [row for row in order if on_front[row]]
-    apart: dict[int, list[str]] = {}
-    alike: dict[int, list[str]] = {}
-    for place, row in enumerate(front):
-        differ = tell_apart(values[[row]], values[front], errors[[row]], errors[front])
-        same = [other for other, found in zip(front, differ, strict=True) if not found.any()]
-        alike[row] = [labels[other] for other in same if other != row]
-        if place + 1 < len(front):
-            apart[row] = [axis.name for axis, differs in zip(axes, differ[place + 1], strict=True) if differs]
-    marked = table.take(pa.array(order, pa.int64()))
-    words = pa.list_(pa.string())
+    distinct: dict[int, list[str]] = {}
+    within: dict[int, list[str]] = {}
+    for index, row in enumerate(front):
+        differs = differ_beyond_error(values[[row]], values[front], errors[[row]], errors[front])
+        within[row] = [labels[other] for other, d in zip(front, differs, strict=True) if other != row and not d.any()]
+        if index + 1 < len(front):
+            distinct[row] = [axis.name for axis, d in zip(axes, differs[index + 1], strict=True) if d]
+    marked, texts = table.take(pa.array(order, pa.int64())), pa.list_(pa.string())
     return (
         marked.append_column("on_front", pa.array([bool(on_front[row]) for row in order], pa.bool_()))
         .append_column("confidence", pa.array([float(confidence[row]) for row in order], pa.float64()))
-        .append_column("apart", pa.array([apart.get(row) for row in order], words))
-        .append_column("alike", pa.array([alike.get(row) for row in order], words))
+        .append_column("distinct_from_next", pa.array([distinct.get(row) for row in order], texts))
+        .append_column("within_error_of", pa.array([within.get(row) for row in order], texts))
     )

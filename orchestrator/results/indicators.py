@@ -1,6 +1,6 @@
-"""How good a front is, and how two fronts compare: hypervolume, additive epsilon, coverage. Arrays only.
+"""Quality indicators of fronts: hypervolume, additive epsilon, coverage. Arrays only.
 
-Points are [n, m] with a direction for each of m objectives; rows with NaN are left out.
+Points are [n, m] with a direction for each of m objectives; rows with NaN are ignored.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from numpy.typing import ArrayLike
 
 from orchestrator.results.pareto import Floats, costs, nondominated
 
-MARGIN = 0.1  # of each objective's range, by which a reference point lies beyond the worst value
+_MARGIN = 0.1  # distance of a reference point from the worst value, as a share of the objective's range
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[str]) -> float:
     """The volume that the points dominate, bounded by the reference point [m]; exact, for one to three objectives.
 
-    Its unit is the product of the objectives' units, and it only means something beside another with the same
-    reference. A point that is not better than the reference in every objective adds nothing.
+    Its unit is the product of the objectives' units. Compare it only with hypervolumes of the same reference point. A
+    point that is not better than the reference in every objective adds nothing.
 
     Raises:
         ValueError: more than three objectives, or a reference point that is not m finite numbers.
     """
     if len(directions) > 3:
-        raise ValueError(f"the hypervolume is worked out for at most three objectives, got {len(directions)}")
+        raise ValueError(f"the hypervolume needs one to three objectives, got {len(directions)}")
     corner = costs(np.array(reference, dtype=np.float64).reshape(1, -1), directions)[0]
     if not np.isfinite(corner).all():
         raise ValueError(f"a reference point must be finite, got {list(np.ravel(reference))}")
@@ -40,10 +40,10 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
 
 
 def additive_epsilon(a: ArrayLike, b: ArrayLike, directions: Sequence[str], scale: ArrayLike = 1.0) -> float:
-    """The least amount by which all of `a` must improve so that every point of `b` is matched by one of `a`.
+    """The smallest amount by which all of `a` must improve so that every point of `b` is matched by one of `a`.
 
-    0 or less: `a` already covers `b`. The amount is added to every objective alike, in units of `scale` (one number
-    for each objective; without it the objectives' own units are mixed). Infinite if only `a` is empty, NaN if `b` is.
+    0 or less: `a` already covers `b`. The same amount is added to every objective, in units of `scale` (one number per
+    objective; 1 mixes the objectives' own units). Infinite if only `a` is empty, NaN if `b` is.
     """
     first, second = _measured(a, directions), _measured(b, directions)
     if not len(second):
@@ -66,9 +66,8 @@ def coverage(a: ArrayLike, b: ArrayLike, directions: Sequence[str]) -> float:
 
 
 def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
-    """A reference point [m] for these points: the worst value of each objective, and a tenth of its range beyond.
-
-    Where all values are equal, a tenth of their size beyond. To compare fronts, give the points of all of them.
+    """A reference point [m] for these points: the worst value of each objective plus a tenth of its range, or a tenth
+    of its size if all values are equal. To compare fronts, pass the points of all of them.
 
     Raises:
         ValueError: no point was measured.
@@ -79,7 +78,7 @@ def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
     low, high = cost.min(axis=0), cost.max(axis=0)
     size = np.where(high > low, high - low, np.maximum(np.abs(high), 1.0))
     signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
-    beyond: Floats = (high + MARGIN * size) * signs
+    beyond: Floats = (high + _MARGIN * size) * signs
     return beyond
 
 
@@ -95,7 +94,7 @@ def _area(cost: Floats, corner: Floats) -> float:
 
 
 def _volume(cost: Floats, corner: Floats) -> float:
-    """The volume over a front [n, 3]: slabs along the third objective, each as wide as the front of those below it."""
+    """The volume over a front [n, 3]: slabs along the third objective, each with the area of the front below it."""
     cost = cost[np.argsort(cost[:, 2], kind="stable")]
     tops = np.append(cost[1:, 2], corner[2])
     volume = 0.0

@@ -1,7 +1,7 @@
-"""Pareto fronts of arrays: who is on the front, how surely, its knee, and the best within limits.
+"""Pareto fronts of arrays: their points, the confidence in each, the knee, and the best point within limits.
 
-Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN in it was not measured: it
-is never on a front and holds nobody else off. All that is random here has a fixed seed.
+Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN was not measured: it is
+never on a front and dominates no point. Random draws have a fixed seed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = ArrayLike | Sequence[Sequence[float | None]]
 
-LEVEL = 0.05  # of the two-sided test that tells two points apart
+LEVEL = 0.05  # significance level of the two-sided test for a difference
 DRAWS = 1000
-BLOCK = 2_000_000  # numbers held at once while drawing or comparing pairs
+_BLOCK = 2_000_000  # numbers in memory at once while drawing or comparing pairs
 
 
 def costs(values: Rows, directions: Sequence[str]) -> Floats:
-    """The values [n, m] with signs such that less is better everywhere; None becomes NaN.
+    """The values [n, m] with signs such that less is better; None becomes NaN.
 
     Raises:
-        ValueError: not two axes, as many columns as directions, or a direction of another name.
+        ValueError: the shape does not match the directions, or a direction is unknown.
     """
     array = np.array(values, dtype=np.float64)
     if array.size == 0:
@@ -34,20 +34,20 @@ def costs(values: Rows, directions: Sequence[str]) -> Floats:
     if array.ndim != 2 or array.shape[1] != len(directions) or not directions:
         raise ValueError(f"values must be [n, m] with one direction for each of m columns, got {array.shape}")
     if unknown := set(directions) - {"maximize", "minimize"}:
-        raise ValueError(f"a direction is 'maximize' or 'minimize', got {sorted(unknown)}")
+        raise ValueError(f"a direction must be 'maximize' or 'minimize', got {sorted(unknown)}")
     signed: Floats = array * np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
     return signed
 
 
 def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
-    """Which points [n] no other point dominates (is nowhere worse than, and somewhere better). Equal points stay all.
+    """Which points [n] are on the front: no other point is at least as good everywhere and better somewhere.
 
-    O(n log n) for one and two objectives, O(n²) for more.
+    Equal points are all kept. O(n log n) for one and two objectives, O(n²) for more.
     """
     cost = costs(values, directions)
     mask = np.zeros(len(cost), dtype=np.bool_)
-    there = np.flatnonzero(~np.isnan(cost).any(axis=1))
-    mask[there] = _minimal(cost[there][None])[0]
+    measured = np.flatnonzero(~np.isnan(cost).any(axis=1))
+    mask[measured] = _minimal(cost[measured][None])[0]
     return mask
 
 
@@ -61,32 +61,34 @@ def front_confidence(
 ) -> Floats:
     """The share of draws [n] in which each point is on the front, 0 for points that were not measured.
 
-    A draw moves every value by its standard error times an independent normal number. A missing error (NaN) moves
-    nothing: the value is taken as exact. The trials of a sweep share their random numbers, so that their errors are
-    rather alike than independent: the shares err towards doubt.
+    A draw adds its standard error times an independent normal sample to every value. A value without an error (NaN) is
+    taken as exact. Trials of one sweep share their random numbers, so their errors are positively correlated: the
+    shares underestimate the confidence.
     """
     cost = costs(values, directions)
     spread = np.nan_to_num(np.array(errors, dtype=np.float64).reshape(cost.shape))
     share = np.zeros(len(cost))
-    there = np.flatnonzero(~np.isnan(cost).any(axis=1))
-    if not len(there):
+    measured = np.flatnonzero(~np.isnan(cost).any(axis=1))
+    if not len(measured):
         return share
-    normal = np.random.default_rng(seed).standard_normal((draws, len(cost), cost.shape[1]))[:, there]
-    drawn = cost[there] + spread[there] * normal
-    hopeful = _minimal_somewhere(drawn)
-    counts = np.zeros(len(hopeful))
-    rows = max(1, BLOCK // max(1, len(hopeful) * cost.shape[1]))
+    normal = np.random.default_rng(seed).standard_normal((draws, len(cost), cost.shape[1]))[:, measured]
+    drawn = cost[measured] + spread[measured] * normal
+    candidates = _minimal_somewhere(drawn)
+    counts = np.zeros(len(candidates))
+    rows = max(1, _BLOCK // max(1, len(candidates) * cost.shape[1]))
     for start in range(0, draws, rows):
-        counts += _minimal(drawn[start : start + rows, hopeful]).sum(axis=0)
-    share[there[hopeful]] = counts / draws
+        counts += _minimal(drawn[start : start + rows, candidates]).sum(axis=0)
+    share[measured[candidates]] = counts / draws
     return share
 
 
-def tell_apart(a: ArrayLike, b: ArrayLike, errors_a: ArrayLike, errors_b: ArrayLike, *, level: float = LEVEL) -> Bools:
-    """Which values of `a` and `b` (of one shape) differ beyond their standard errors.
+def differ_beyond_error(
+    a: ArrayLike, b: ArrayLike, errors_a: ArrayLike, errors_b: ArrayLike, *, level: float = LEVEL
+) -> Bools:
+    """Which values of `a` and `b` (of one shape) differ significantly.
 
-    Two-sided z test of the difference at `level`, the errors taken as independent, each value by itself (no correction
-    for testing many). Where an error is not known (NaN) nothing is told apart.
+    Two-sided z test of each difference at `level`, with errors taken as independent and no correction for multiple
+    tests. False where an error is unknown (NaN).
     """
     first, second = np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)
     spread = np.hypot(np.array(errors_a, dtype=np.float64), np.array(errors_b, dtype=np.float64))
@@ -96,12 +98,12 @@ def tell_apart(a: ArrayLike, b: ArrayLike, errors_a: ArrayLike, errors_b: ArrayL
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
-    """The row of a front [n, m] where giving up a little of one objective stops buying much of another.
+    """The row of a front [n, m] beyond which improving one objective costs much of another; None if it has none.
 
-    Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The chord is the line
-    (the plane) on which these scaled objectives add up to 1: for two objectives it joins the ends of the front. The
-    knee is the point furthest from it on the side of the ideal point, the first one if several are; None if there is no
-    point on that side, that is, if the front is straight or bulges away from the ideal.
+    Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The chord is the line (or
+    plane) on which the scaled objectives sum to 1; with two objectives it joins the ends of the front. The knee is the
+    point farthest from the chord on the ideal point's side, the first one on a tie. A straight front and one that
+    bulges away from the ideal point have no knee.
     """
     cost = costs(front, directions)
     if len(cost) == 0 or np.isnan(cost).any():
@@ -115,10 +117,9 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
 
 
 def best_under(values: ArrayLike, direction: str, excess: ArrayLike) -> int | None:
-    """The point with the best of `values` [n] among those within all limits; None if there is none.
+    """The point with the best of `values` [n] within all limits, the first one on a tie; None if there is none.
 
-    excess [n, c]: by how much each point exceeds each limit; it is within where this is at most 0 (NaN: unknown, so
-    not within). Of equal points the first one.
+    excess [n, c]: by how much each point exceeds each limit: within at 0 or less, outside at NaN (unknown).
     """
     cost = costs(np.array(values, dtype=np.float64).reshape(-1, 1), [direction])[:, 0]
     if np.size(excess):
@@ -130,14 +131,14 @@ def best_under(values: ArrayLike, direction: str, excess: ArrayLike) -> int | No
 def _minimal(cost: Floats) -> Bools:
     """Which points of each set are not dominated: [sets, n, m] -> [sets, n]. No NaN; less is better."""
     if cost.shape[2] == 1:
-        one: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
-        return one
+        best: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
+        return best
     return _minimal_pairs(cost) if cost.shape[2] > 2 else _minimal_sorted(cost)
 
 
 def _minimal_sorted(cost: Floats) -> Bools:
-    """`_minimal` for two objectives: sorted by x, then y, a point is minimal iff its y beats all before it, or it
-    equals the last point that did."""
+    """`_minimal` for two objectives: sorted by x, then y, a point is minimal if its y is below all before it, or if it
+    equals the last such point."""
     sets, n, _ = cost.shape
     mask = np.zeros((sets, n), dtype=np.bool_)
     if n == 0:
@@ -154,34 +155,34 @@ def _minimal_sorted(cost: Floats) -> Bools:
 
 
 def _minimal_pairs(cost: Floats) -> Bools:
-    """`_minimal` for any number of objectives: every pair is compared, a block of points at a time."""
+    """`_minimal` for any number of objectives: compares every pair, one block of points at a time."""
     sets, n, m = cost.shape
     mask = np.ones((sets, n), dtype=np.bool_)
-    rows = max(1, BLOCK // max(1, n * m))
+    rows = max(1, _BLOCK // max(1, n * m))
     for index, points in enumerate(cost):
         for start in range(0, n, rows):
             mask[index, start : start + rows] = ~_dominates(points, points[start : start + rows]).any(axis=1)
     return mask
 
 
-def _dominates(points: Floats, these: Floats) -> Bools:
-    """[these, points]: which of the points are nowhere worse and somewhere better."""
-    nowhere_worse = np.ones((len(these), len(points)), dtype=np.bool_)
+def _dominates(points: Floats, others: Floats) -> Bools:
+    """[others, points]: which points dominate which others."""
+    nowhere_worse = np.ones((len(others), len(points)), dtype=np.bool_)
     better = np.zeros_like(nowhere_worse)
-    for mine, theirs in zip(these.T, points.T, strict=True):  # by objective: short last axes are slow to reduce
-        nowhere_worse &= theirs <= mine[:, None]
-        better |= theirs < mine[:, None]
+    for other, point in zip(others.T, points.T, strict=True):  # by objective: short last axes are slow to reduce
+        nowhere_worse &= point <= other[:, None]
+        better |= point < other[:, None]
     return nowhere_worse & better
 
 
 def _minimal_somewhere(drawn: Floats) -> NDArray[np.intp]:
-    """The points that may be minimal in some draw of [draws, n, m]: those whose best is not beaten by another's worst.
+    """The points that may be minimal in some draw of [draws, n, m]: no other point's worst is below their best.
 
-    What is left out is dominated in every draw by a point that is kept, so that fronts among the kept are the fronts.
+    Every other point is dominated in every draw by one of these, so the fronts of these are the fronts of all.
     """
     best, worst = drawn.min(axis=0), drawn.max(axis=0)
     kept = np.ones(len(best), dtype=np.bool_)
-    rows = max(1, BLOCK // max(1, best.size))
+    rows = max(1, _BLOCK // max(1, best.size))
     for start in range(0, len(best), rows):
         kept[start : start + rows] = ~(worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
     return np.flatnonzero(kept)

@@ -1,4 +1,4 @@
-"""The front as a picture: points with their uncertainty, families by colour, the front's line, vanilla as a star."""
+"""The front as a PNG: points with error bars, colour by acceptance rule, shape by tree policy, vanilla as a star."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ import numpy as np
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.fronts import values_of
 from orchestrator.results.store import Axis
-from search_spaces.trial import DecodingConfig
+from orchestrator.results.sweep import Front
 
 if TYPE_CHECKING:
-    import pyarrow
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, darkest first; vanilla has its own.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#7B4FA3")
-VANILLA_COLOUR = "#222222"
-MARKERS = {"none": "*", "chain": "o", "static": "s", "dynamic": "^", "adjacency": "D"}
-OTHER_MARKER = "v"
+# Okabe and Ito's colour-blind safe palette, darkest first; vanilla has its own colour.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#7B4FA3")
+_VANILLA_COLOUR = "#222222"
+_MARKERS = {"none": "*", "chain": "o", "static": "s", "dynamic": "^", "adjacency": "D"}
+_OTHER_MARKER = "v"
 
 
-def front_png(
-    table: pyarrow.Table, settings: Sequence[DecodingConfig], axes: Sequence[Axis], title: str = "", dpi: int = 120
-) -> bytes:
-    """A PNG of the first two axes, one standard error either way.
+def front_png(front: Front, title: str = "", dpi: int = 120) -> bytes:
+    """A PNG of the first two axes with one standard error in each direction.
 
-    table: as `mark_front` gives it, preferably with `everything`. settings: one for each of its rows. Colour is the
-    acceptance rule, shape the tree policy; what is off the front is pale, but for vanilla. With a third axis the front
-    has no line.
+    Points off the front are pale, except vanilla. With three axes the front has no line.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot there is no state that others could see
+    FigureCanvasAgg(figure)  # pyplot would keep global state
     plot = figure.add_subplot()
-    _draw(plot, table, settings, axes)
-    plot.set_xlabel(_label(axes[0]))
-    plot.set_ylabel(_label(axes[1]))
+    _draw(plot, front)
+    plot.set_xlabel(_label(front.axes[0]))
+    plot.set_ylabel(_label(front.axes[1]))
     plot.set_title(title.replace("$", r"\$"), fontsize=11, loc="left")
     plot.grid(alpha=0.25, linewidth=0.6)
     plot.spines[["top", "right"]].set_visible(False)
@@ -55,29 +50,30 @@ def _label(axis: Axis) -> str:
     return f"{axis.name}{unit}, {'higher' if axis.direction == 'maximize' else 'lower'} is better"
 
 
-def _draw(plot: Axes, table: pyarrow.Table, settings: Sequence[DecodingConfig], axes: Sequence[Axis]) -> None:
-    values, errors = values_of(table, axes[:2]), np.nan_to_num(values_of(table, axes[:2], errors=True))
-    on_front = np.array(table["on_front"].to_pylist(), dtype=np.bool_)
-    families = [family(setting) for setting in settings]
-    trees = [setting.policy.kind for setting in settings]
-    palette = colours(families)
+def _draw(plot: Axes, front: Front) -> None:
+    axes = front.axes
+    values, errors = values_of(front.table, axes[:2]), np.nan_to_num(values_of(front.table, axes[:2], errors=True))
+    on_front = np.array(front.table["on_front"].to_pylist(), dtype=np.bool_)
+    configs = [front.config(row) for row in range(front.table.num_rows)]
+    kinds = [(family(config), config.policy.kind) for config in configs]
+    palette = colours([name for name, _ in kinds])
     if len(axes) == 2 and on_front.any():
         line = values[on_front][np.lexsort(values[on_front].T[::-1])]
-        # The best that was measured at each x or better: between two points the worse of them in y holds.
+        # At each x the line shows the best y measured at that x or a better one.
         steps = "steps-pre" if axes[0].direction == "maximize" else "steps-post"
         plot.plot(line[:, 0], line[:, 1], color="0.55", linewidth=1.2, zorder=1, label="front", drawstyle=steps)
-    for name, tree in sorted(set(zip(families, trees, strict=True)), key=lambda pair: (pair[0] != VANILLA, pair)):
-        rows = np.array([pair == (name, tree) for pair in zip(families, trees, strict=True)], dtype=np.bool_)
+    for name, tree in sorted(set(kinds), key=lambda kind: (kind[0] != VANILLA, kind)):
+        rows = np.array([kind == (name, tree) for kind in kinds], dtype=np.bool_)
         for member in (False, True):
             chosen = rows & (on_front == member)
             if chosen.any():
                 _points(plot, values[chosen], errors[chosen], palette[name], tree, member or name == VANILLA)
         label = name if tree == "none" else f"{name}, {tree}"
         plot.scatter([], [], color=palette[name], marker=_marker(tree), label=label)
-    if families:
+    if kinds:
         plot.legend(frameon=False, fontsize=8, loc="best")
     else:
-        plot.text(0.5, 0.5, "no trial was measured yet", ha="center", va="center", transform=plot.transAxes)
+        plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
 
 
 def _points(plot: Axes, values: Any, errors: Any, colour: str, tree: str, strong: bool) -> None:
@@ -93,10 +89,10 @@ def _points(plot: Axes, values: Any, errors: Any, colour: str, tree: str, strong
 
 
 def colours(families: Sequence[str]) -> dict[str, str]:
-    """A colour for each family, in alphabetical order, so that it does not depend on who comes first."""
+    """A colour for each family. Alphabetical order makes it independent of the trials' order."""
     others = sorted(set(families) - {VANILLA})
-    return {VANILLA: VANILLA_COLOUR} | {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(others)}
+    return {VANILLA: _VANILLA_COLOUR} | {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(others)}
 
 
 def _marker(tree: str) -> str:
-    return MARKERS.get(tree, OTHER_MARKER)
+    return _MARKERS.get(tree, _OTHER_MARKER)

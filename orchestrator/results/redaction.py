@@ -1,4 +1,4 @@
-"""Addresses without the credentials that may stand in them, for messages, logs and reports."""
+"""Removes credentials in URLs from messages, logs and reports."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _QUERY = re.compile(rf"(?i)(?<=[?&])([^=&#\s]*(?:{_SECRET_KEYS})[^=&#\s]*)=[^&#\
 
 
 def without_credentials(text: str) -> str:
-    """`text` with user names and passwords in URLs replaced by ***, and so the values of secret-looking query keys."""
+    """The text with *** for user and password in URLs, and for the values of secret query parameters."""
     return _QUERY.sub(r"\1=***", _USER_INFO.sub("***@", text))
 
 
-def cleaned(value: Any) -> Any:
-    """The same plain data, every text in it without credentials."""
+def redact_values(value: Any) -> Any:
+    """The same plain data with every text in it redacted."""
     if isinstance(value, str):
         return without_credentials(value)
     if isinstance(value, Mapping):
-        return {key: cleaned(entry) for key, entry in value.items()}
-    return [cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: redact_values(entry) for key, entry in value.items()}
+    return [redact_values(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def redacted(name: str, data: bytes) -> bytes:
-    """The bytes of a .json or .yaml file without credentials; of one that holds none, and of other kinds, as they are.
+def redact_file(name: str, data: bytes) -> bytes:
+    """The bytes of a .json or .yaml file, redacted; unchanged if there is no credential, or for other files.
 
-    Text by text and not the file as one, where a quote or a comma behind an address would pass for a part of it; unless
-    the file is broken.
+    Redacts value by value: in the raw text, a quote or comma after an address would look like a part of it. A damaged
+    file is redacted as raw text.
     """
     import yaml
 
@@ -38,12 +38,12 @@ def redacted(name: str, data: bytes) -> bytes:
         return data
     text = data.decode("utf-8", "replace")
     try:
-        known = json.loads(data) if name.endswith(".json") else yaml.safe_load(data)
+        plain = json.loads(data) if name.endswith(".json") else yaml.safe_load(data)
     except (ValueError, yaml.YAMLError):
         return without_credentials(text).encode()
-    clean = cleaned(known)
-    if clean == known and without_credentials(text) == text:  # none in a comment either
+    redacted = redact_values(plain)
+    if redacted == plain and without_credentials(text) == text:  # comments have none either
         return data
     if name.endswith(".json"):
-        return json.dumps(clean, indent=1, ensure_ascii=False).encode()
-    return yaml.safe_dump(clean, sort_keys=False, allow_unicode=True).encode()
+        return json.dumps(redacted, indent=1, ensure_ascii=False).encode()
+    return yaml.safe_dump(redacted, sort_keys=False, allow_unicode=True).encode()

@@ -1,4 +1,4 @@
-"""Where a sweep stands, as far as its files tell: whoever runs it is not asked."""
+"""The progress of a sweep according to its files alone. The process that runs it is not contacted."""
 
 from __future__ import annotations
 
@@ -12,89 +12,85 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import FAILED
 from workers.runtime.logs import folder_of_logs
 
-LAST = 3  # events that are shown
+_RECENT_EVENTS = 3
+_VERBS = {"trial_started": "started", "trial_finished": "finished"}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """planned: trials in the budget, None if it has none. running: trials begun since the last start and not finished.
-
-    failed: number and cause. images: of finished trials, each setting counted once. last: the latest events in words.
-    silent: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs, if this
-    machine sees it.
+class SweepStatus:
+    """planned: trials in the budget, None if it has none. failed: number and cause. running: trials started since the
+    last launch and not finished. images: of finished trials, each config counted once. events: the latest, described.
+    idle_s: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs, if it is
+    on this machine.
     """
 
     name: str
     place: str
     planned: int | None
-    done: int
+    finished: int
     failed: tuple[tuple[int, str], ...]
     running: tuple[int, ...]
     images: int
-    last: tuple[str, ...]
-    silent: float | None
+    events: tuple[str, ...]
+    idle_s: float | None
     logs: str | None = None
 
     def to_mapping(self) -> dict[str, Any]:
-        failed = [{"number": number, "cause": cause} for number, cause in self.failed]
-        return asdict(self) | {"failed": failed, "running": list(self.running), "last": list(self.last)}
+        return asdict(self) | {"failed": [{"number": number, "cause": cause} for number, cause in self.failed]}
 
 
-def standing(sweep: Sweep, now: datetime | None = None) -> Standing:
-    """Where the sweep stands at a time (now)."""
+def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
+    """now: the time from which `idle_s` counts."""
     events = read_lines(sweep.storage, EVENTS)
-    finished = {record.number for record in sweep.records}
-    signs = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
+    stamps = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
+    times = [time for stamp in stamps if (time := _parse_time(stamp)) is not None]
     logs = folder_of_logs(sweep.storage)
-    times = [time for sign in signs if (time := _time(sign)) is not None]
-    return Standing(
+    return SweepStatus(
         name=sweep.name,
         place=sweep.storage.shown,
         planned=planned_trials(sweep.storage),
-        done=len(sweep.records),
-        failed=tuple((r.number, r.cause or "no cause given") for r in sweep.records if r.state == FAILED),
-        running=tuple(sorted(_begun(events) - finished)),
+        finished=len(sweep.records),
+        failed=tuple((r.number, r.cause or "no cause recorded") for r in sweep.records if r.state == FAILED),
+        running=tuple(sorted(_started(events) - {record.number for record in sweep.records})),
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
-        last=tuple(event_in_words(event) for event in events if event.get("event") != "shard")[-LAST:],
-        silent=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
+        events=tuple(describe_event(event) for event in events if event.get("event") != "shard")[-_RECENT_EVENTS:],
+        idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
         logs=None if logs is None else str(logs),
     )
 
 
-def event_in_words(event: Mapping[str, Any]) -> str:
-    """`03:00:19 trial 19 told: failed`."""
-    time = _time(str(event.get("at", "")))
+def describe_event(event: Mapping[str, Any]) -> str:
+    """`03:00:19 trial 19 failed`."""
+    time, name = _parse_time(str(event.get("at", ""))), str(event.get("event", "event"))
     clock = "" if time is None else f"{time:%H:%M:%S} "
     trial = f"trial {event['trial']} " if isinstance(event.get("trial"), int) and event["trial"] >= 0 else ""
-    told = {"trial_finished": str(event.get("state", "finished")), "trial_started": "begun"}.get(
-        str(event.get("event"))
-    )
+    verb = str(event.get("state") or _VERBS[name]) if name in _VERBS else name
     note = str(event.get("cause") or event.get("note") or "")
-    return f"{clock}{trial}{told or event.get('event', 'event')}" + (f": {note}" if note else "")
+    return f"{clock}{trial}{verb}" + (f": {note}" if note else "")
 
 
-def ago(seconds: float) -> str:
-    """A time span in the unit that suits it."""
+def describe_duration(seconds: float) -> str:
+    """In days, hours, minutes or seconds: `5 minutes`."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
 
 
-def _begun(events: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Trials that the present run has begun and not told."""
-    begun: set[int] = set()
+def _started(events: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Trials that the current launch has started and not finished."""
+    started: set[int] = set()
     for event in events:
         if event.get("event") == "launch":
-            begun.clear()
+            started.clear()
         elif event.get("event") == "trial_started" and isinstance(event.get("trial"), int):
-            begun.add(event["trial"])
+            started.add(event["trial"])
         elif event.get("event") == "trial_finished":
-            begun.discard(event.get("trial", -1))
-    return begun
+            started.discard(event.get("trial", -1))
+    return started
 
 
-def _time(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -21,6 +21,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.results.trials import TrialRecord
@@ -34,6 +35,7 @@ SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", 
 TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
+SWEEPS = "sweeps"  # default folder of sweeps
 IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 Direction = Literal["maximize", "minimize"]
@@ -131,6 +133,35 @@ class Identity:
         return None if self.baseline is None else self.baseline.sampling
 
 
+class NoSweepError(ValueError):
+    """There is no sweep at this place."""
+
+
+def find_sweep(place: str | Path) -> Storage:
+    """The storage of a folder or URI; a bare name that is no folder here is looked up in ./sweeps.
+
+    Raises:
+        NoSweepError: the URI is invalid.
+    """
+    bare = str(place)
+    if "/" not in bare and "\\" not in bare and not Path(bare).is_dir() and Path(SWEEPS, bare).is_dir():
+        place = Path(SWEEPS, bare)
+    try:
+        return Storage(str(place))
+    except ValueError as error:
+        raise NoSweepError(str(error)) from error
+
+
+def load_identity(storage: Storage) -> Identity:
+    """Raises NoSweepError if no sweep has started here, ValueError if its identity is damaged."""
+    identity = read_identity(storage)
+    if identity is None:
+        names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
+        others = f"; ./{SWEEPS} has {', '.join(names)}" if names else ""
+        raise NoSweepError(f"{storage.shown}: no sweep here (no {IDENTITY}){others}")
+    return identity
+
+
 def read_identity(storage: Storage) -> Identity | None:
     """None if no sweep has started here.
 
@@ -210,8 +241,7 @@ def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None
     """A Parquet file, or some of its columns.
 
     Raises:
-        KeyError: it has no such column (the arguments: its name, those that there are).
-        ValueError: it is missing or damaged.
+        ValueError: it is missing or damaged, or has no such column.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -220,7 +250,7 @@ def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None
     try:
         file = pq.ParquetFile(path if path is not None else io.BytesIO(storage.read(name)))
         if missing := [column for column in columns or () if column not in file.schema_arrow.names]:
-            raise KeyError(missing[0], file.schema_arrow.names)
+            raise ValueError(f"{name}: no column {missing[0]!r}; columns: {', '.join(file.schema_arrow.names)}")
         return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
     except (OSError, pa.ArrowInvalid) as error:
         raise ValueError(f"{storage.shown}/{name}: cannot be read ({error})") from error

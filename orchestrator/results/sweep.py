@@ -1,25 +1,36 @@
-"""A sweep as it lies on disk or in a bucket, to be asked from Python:
+"""The Python API of finished and running sweeps, which the commands use too:
 
     sweep = Sweep.open("sweeps/quickstart")
     sweep.front("speedup", "fid", where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
 
-Tables are pyarrow's. Nothing is written, and neither torch nor the sweep's own libraries are needed.
+Tables are pyarrow tables. Nothing is written. Neither torch nor the model's files are needed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.results.comparison import obstacles
+from orchestrator.results.describe import describe
 from orchestrator.results.fronts import directions, keep, mark_front, values_of
 from orchestrator.results.indicators import hypervolume, reference_point
-from orchestrator.results.pareto import Bools, Floats
-from orchestrator.results.query import QueryError, excess, passing, unknown
-from orchestrator.results.store import IDENTITY, Axis, Identity, image_shards, read_identity, read_table, read_trials
+from orchestrator.results.pareto import Floats, best_under, knee
+from orchestrator.results.query import Query, QueryError, excess, passing, unknown
+from orchestrator.results.store import (
+    Axis,
+    Identity,
+    find_sweep,
+    image_shards,
+    load_identity,
+    read_table,
+    read_trials,
+)
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
@@ -27,135 +38,100 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-SWEEPS = "sweeps"  # where a bare name is looked for
-USUAL = ("speedup", "fid")  # the objectives where a sweep does not name its own
-
-
-class NoSweepError(ValueError):
-    """There is no sweep at the place that was named."""
+DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
+_DIGITS = 4  # of the numbers in a config's description
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """identity: what identity.json says. records: the finished trials by number."""
+    """One sweep. records: its finished trials by number."""
 
     storage: Storage
     identity: Identity
     records: tuple[TrialRecord, ...]
-    _tables: list[pyarrow.Table] = field(init=False, repr=False, compare=False, default_factory=list)  # made once
+    _table: pyarrow.Table = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_table", trial_table(self.records))
 
     @classmethod
     def open(cls, place: str | Path | Storage) -> Sweep:
         """Read the sweep in a folder, at a URI, or by its bare name under ./sweeps.
 
         Raises:
-            NoSweepError: there is none there.
-            ValueError: a file of it is broken; the message names it.
+            NoSweepError: there is none.
+            ValueError: one of its files is damaged.
         """
-        try:
-            storage = place if isinstance(place, Storage) else Storage(str(locate(place)))
-        except ValueError as error:
-            raise NoSweepError(str(error)) from error
-        identity = read_identity(storage)
-        if identity is None:
-            raise NoSweepError(f"{storage.shown}: no sweep there (it has no {IDENTITY}){_others()}")
-        return cls(storage, identity, tuple(read_trials(storage)))
+        storage = place if isinstance(place, Storage) else find_sweep(place)
+        return cls(storage, load_identity(storage), tuple(read_trials(storage)))
 
     @property
     def name(self) -> str:
         return self.identity.name
 
     @property
-    def metrics(self) -> Mapping[str, Axis]:
-        """The metrics by name."""
-        return self.identity.metrics
-
-    @property
-    def baseline(self) -> DecodingConfig | None:
-        """The setting that speed-ups refer to, with the sweep's sampling."""
-        return self.identity.baseline
-
-    @property
     def vanilla(self) -> TrialRecord | None:
-        """The first complete trial of the baseline's setting, or else one without a drafter that is called vanilla."""
+        """The first complete trial of the baseline's config, else the first one without a drafter named vanilla."""
         done = [record for record in self.records if record.state == COMPLETE]
-        plain = [record for record in done if record.config and isinstance(record.config.drafter, NoDrafter)]
-        baseline = self.baseline
-        same = [record for record in plain if baseline is not None and record.digest == baseline.digest()]
-        return next(iter([*same, *(record for record in plain if record.label == "vanilla")]), None)
+        same = [record for record in done if record.config == self.identity.baseline]
+        named = [r for r in done if r.label == "vanilla" and r.config and isinstance(r.config.drafter, NoDrafter)]
+        return next(iter([*same, *named]), None)
 
     def axis(self, metric: str) -> Axis:
-        """A metric as an objective. QueryError if the sweep has no such metric."""
-        if metric not in self.metrics:
-            raise QueryError(f"sweep {self.name}: {unknown('metric', metric, self.metrics)}")
-        return self.metrics[metric]
+        """A metric as an objective.
+
+        Raises:
+            QueryError: the sweep has no such metric.
+        """
+        if metric not in self.identity.metrics:
+            raise QueryError(f"sweep {self.name}: {unknown('metric', metric, self.identity.metrics)}")
+        return self.identity.metrics[metric]
 
     def axes(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Axis, ...]:
-        """Two objectives, or three. Where neither x nor y is named, the sweep's own (speedup and fid if it has one)."""
+        """Two or three objectives; if neither x nor y is given, the sweep's own.
+
+        Raises:
+            QueryError: an unknown metric, or the same one twice.
+        """
         if x is None and y is None:
-            named = [axis.name for axis in self.identity.objectives]
-            own = [*named[:3]] if len(named) > 1 else list(USUAL)
-            names = own if z is None else [*own[:2], z]
+            own = [axis.name for axis in self.identity.objectives[:3]]
+            names = own if len(own) > 1 else list(DEFAULT_OBJECTIVES)
+            names = names if z is None else [*names[:2], z]
         else:
-            names = [x or USUAL[0], y or USUAL[1], *([] if z is None else [z])]
+            names = [x or DEFAULT_OBJECTIVES[0], y or DEFAULT_OBJECTIVES[1], *([] if z is None else [z])]
         if len(set(names)) < len(names):
-            raise QueryError(f"objectives {', '.join(names)}: each must be another metric")
+            raise QueryError(f"objectives {', '.join(names)}: each must be a different metric")
         return tuple(self.axis(name) for name in names)
 
     def trials(self, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row per finished trial, failed ones too, by number; `trial_table` says which columns there are."""
-        table = self._table()
-        table = keep(table, passing(table, where)) if self.records else table
+        """One row per finished trial, failed ones included, by number (columns: see `trial_table`).
+
+        Raises:
+            QueryError: an invalid filter, or an unknown column.
+        """
+        table = keep(self._table, passing(self._table, where)) if self.records else self._table
         if columns is None:
             return table
         if missing := [name for name in columns if name not in table.column_names]:
             raise QueryError(f"sweep {self.name}: {unknown('column', missing[0], table.column_names)}")
         return table.select(list(columns))
 
-    def candidates(
-        self, where: Iterable[str] = (), subject_to: Iterable[str] = (), *, feasible: bool = True
-    ) -> pyarrow.Table:
-        """The trials that may be on a front: complete, not the repetition of an earlier one, and within all limits.
+    def query(
+        self,
+        x: str | None = None,
+        y: str | None = None,
+        z: str | None = None,
+        where: Iterable[str] = (),
+        subject_to: Iterable[str] = (),
+        *,
+        feasible: bool = True,
+    ) -> Front:
+        """The front of two or three metrics (see `Query`).
 
-        where: filters. subject_to: constraints. feasible: also within the sweep's own constraints.
+        Raises:
+            QueryError: an unknown metric, or an invalid filter or constraint.
         """
-        table = self._table()
-        if not self.records:
-            return table
-        return keep(table, np.all(list(self._tests(table, where, subject_to, feasible).values()), axis=0))
-
-    def left_out(
-        self, where: Iterable[str] = (), subject_to: Iterable[str] = (), *, feasible: bool = True
-    ) -> dict[str, int]:
-        """How many trials `candidates` leaves out, each counted under the first reason that holds; none for none."""
-        table = self._table()
-        found: dict[str, int] = {}
-        left = np.ones(table.num_rows, dtype=np.bool_)
-        for reason, mask in self._tests(table, where, subject_to, feasible).items() if self.records else ():
-            found[reason] = int((left & ~mask).sum())
-            left &= mask
-        return {reason: count for reason, count in found.items() if count}
-
-    def _tests(
-        self, table: pyarrow.Table, where: Iterable[str], subject_to: Iterable[str], feasible: bool
-    ) -> dict[str, Bools]:
-        """What a candidate must pass, by what is said of a row that does not."""
-        states, twins = table["state"].to_pylist(), table["duplicate_of"].to_pylist()
-        tests = {
-            "by --where": passing(table, where),
-            "failed": np.array([state == COMPLETE for state in states], dtype=np.bool_),
-            "repeated": np.array([twin is None for twin in twins], dtype=np.bool_),
-        }
-        if feasible:
-            tests["outside the constraints"] = np.array(table["feasible"].to_pylist(), dtype=np.bool_)
-        limits = [self.excess(table, text) <= 0 for text in subject_to]
-        return tests | ({"outside --subject-to": np.all(limits, axis=0)} if limits else {})
-
-    def excess(self, table: pyarrow.Table, constraint: str) -> Floats:
-        """By how much each row exceeds a constraint: at most 0 is within, NaN is not known."""
-        vanilla = self.vanilla
-        measured = {} if vanilla is None else {name: entry.value for name, entry in vanilla.metrics.items()}
-        return excess(constraint, table, self.metrics, measured)
+        return front_of([self], Query(x, y, z, tuple(where), tuple(subject_to), feasible))
 
     def front(
         self,
@@ -168,85 +144,161 @@ class Sweep:
         feasible: bool = True,
         everything: bool = False,
     ) -> pyarrow.Table:
-        """The front of two or three metrics among the `candidates`; `mark_front` says what its columns mean.
+        """The front of `query` as a table (columns: see `mark_front`).
 
-        everything: all candidates that were measured, not the front alone.
+        everything: all measured candidates, not only the front.
         """
-        axes = self.axes(x, y, z)
-        return mark_front(self.candidates(where, subject_to, feasible=feasible), axes, everything=everything)
-
-    def hypervolume(
-        self,
-        x: str | None = None,
-        y: str | None = None,
-        z: str | None = None,
-        *,
-        reference: Sequence[float] | None = None,
-        where: Iterable[str] = (),
-        subject_to: Iterable[str] = (),
-        feasible: bool = True,
-    ) -> float:
-        """The hypervolume of the front; without `reference`, from the `reference_point` of all complete trials."""
-        axes = self.axes(x, y, z)
-        corner = self.reference_point(axes) if reference is None else list(reference)
-        points = values_of(self.candidates(where, subject_to, feasible=feasible), axes)
-        return hypervolume(points, corner, directions(axes))
-
-    def reference_point(self, axes: Sequence[Axis]) -> list[float]:
-        """The default reference point, in the axes' own units."""
-        table = self.candidates(feasible=False)
-        return [float(value) for value in reference_point(values_of(table, axes), directions(axes))]
+        table = self.query(x, y, z, where, subject_to, feasible=feasible).table.drop_columns(["sweep"])
+        return table if everything else keep(table, np.array(table["on_front"].to_pylist(), dtype=np.bool_))
 
     def images(self, number: int | None = None, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """The rows of the images of a trial, or of all trials, with the trial's `number` in front.
+        """One row per image of a trial, or of all trials, with the trial's `number` as first column.
 
-        Trials that repeat a setting share their images; these rows bear the number asked for, or else the first one.
-        QueryError if there is no such trial; ValueError if a shard is broken or was removed.
+        Trials with the same config share their images; such rows have the requested number, or else the first one.
+
+        Raises:
+            QueryError: there is no such trial.
+            ValueError: a shard is missing or damaged, or has no such column.
         """
         import pyarrow as pa
 
         if number is not None and all(record.number != number for record in self.records):
-            raise QueryError(f"sweep {self.name}: there is no finished trial {number}")
+            raise QueryError(f"sweep {self.name}: no finished trial {number}")
         shards: dict[str, int] = {}
         for record in self.records:
             if number is None or record.number == number:
                 for shard in image_shards(record):
                     shards.setdefault(shard, record.number)
-        tables = [self._shard(shard, owner, columns) for shard, owner in shards.items()]
+        tables = []
+        for shard, owner in shards.items():
+            table = read_table(self.storage, shard, columns)
+            tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
         if not tables:
             return pa.table({"number": pa.array([], pa.int64())})
         return pa.concat_tables(tables, promote_options="permissive")
 
-    def _table(self) -> pyarrow.Table:
-        """All trials; without any there are the columns that fronts cannot do without."""
-        import pyarrow as pa
-
-        if self.records:
-            if not self._tables:
-                self._tables.append(trial_table(self.records))
-            return self._tables[0]
-        empty = {"number": pa.int64(), "label": pa.string(), "state": pa.string(), "digest": pa.string()}
-        return pa.schema(empty).empty_table()
-
-    def _shard(self, name: str, number: int, columns: Sequence[str] | None) -> pyarrow.Table:
-        import pyarrow as pa
-
-        try:
-            table = read_table(self.storage, name, columns)
-        except KeyError as error:
-            raise QueryError(f"{name}: {unknown('column', *error.args)}") from None
-        return table.add_column(0, "number", pa.array([number] * table.num_rows, pa.int64()))
+    def excess(self, table: pyarrow.Table, constraint: str) -> Floats:
+        """By how much each row of a table of trials exceeds a constraint: [rows], within at 0 or less, NaN unknown."""
+        vanilla = {} if self.vanilla is None else {name: entry.value for name, entry in self.vanilla.metrics.items()}
+        return excess(constraint, table, self.identity.metrics, vanilla)
 
 
-def locate(place: str | Path) -> str | Path:
-    """A place as Storage takes it: a bare name that is no folder here is looked for under ./sweeps."""
-    bare = str(place)
-    if "/" not in bare and "\\" not in bare and not Path(bare).is_dir() and (Path(SWEEPS) / bare).is_dir():
-        return Path(SWEEPS) / bare
-    return place
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The answer to a `Query` on one or more sweeps.
+
+    table: all measured candidates, as `mark_front` returns them with everything=True, after a column `sweep`. names: of
+    its rows, the trial's number, after the sweep's name if there are several. total: number of finished trials.
+    left_out: how many of them the table lacks, by reason.
+    """
+
+    sweeps: Mapping[str, Sweep]
+    axes: tuple[Axis, ...]
+    table: pyarrow.Table
+    names: tuple[str, ...]
+    total: int
+    left_out: Mapping[str, int]
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows on the front."""
+        return [row for row, member in enumerate(self.table["on_front"].to_pylist()) if member]
+
+    def record(self, row: int) -> TrialRecord:
+        sweep = self.sweeps[self.table["sweep"][row].as_py()]
+        number = self.table["number"][row].as_py()
+        return next(record for record in sweep.records if record.number == number)
+
+    def config(self, row: int) -> DecodingConfig:
+        config = self.record(row).config
+        assert config is not None  # it was measured
+        return config
+
+    def describe(self, row: int) -> str:
+        """The label and the config in short."""
+        label, sweep = self.record(row).label, self.sweeps[self.table["sweep"][row].as_py()]
+        short = describe(self.config(row), sweep.identity.sampling, _DIGITS)
+        return short if label in ("", short) else f"{label}: {short}"
+
+    def to_mapping(self, row: int) -> dict[str, Any]:
+        """A row as plain data, for JSON."""
+        facts = {name: self.table[name][row].as_py() for name in ("sweep", "number", "label", "digest", "on_front")}
+        metrics = self.record(row).metrics
+        return facts | {
+            "setting": self.describe(row),
+            "config": self.config(row).to_mapping(),
+            "metrics": {name: {"value": entry.value, "error": entry.error} for name, entry in metrics.items()},
+            **{name: self.table[name][row].as_py() for name in ("confidence", "distinct_from_next", "within_error_of")},
+        }
+
+    def vanilla(self) -> dict[str, TrialRecord]:
+        """The vanilla trial of each sweep that has one."""
+        return {name: sweep.vanilla for name, sweep in self.sweeps.items() if sweep.vanilla is not None}
+
+    def knee(self) -> int | None:
+        """The row of the front's knee (see `pareto.knee`)."""
+        rows = self.rows
+        found = knee(values_of(self.table, self.axes)[rows], directions(self.axes))
+        return None if found is None else rows[found]
+
+    def best(self, limits: Sequence[str]) -> int | None:
+        """The row with the best first objective among those within all constraints."""
+        excesses = np.full((self.table.num_rows, len(limits)), np.nan)
+        owners = np.array(self.table["sweep"].to_pylist(), dtype=object)
+        for name, sweep in self.sweeps.items():
+            rows = owners == name
+            for column, limit in enumerate(limits):
+                excesses[rows, column] = sweep.excess(self.table, limit)[rows]
+        return best_under(values_of(self.table, self.axes)[:, 0], self.axes[0].direction, excesses)
+
+    def reference_point(self) -> list[float]:
+        """The default reference point, in the axes' units: from all complete trials of the sweeps, filtered or not."""
+        points = []
+        for sweep in self.sweeps.values():
+            complete = [record.state == COMPLETE for record in sweep.records]
+            points.append(values_of(sweep.trials(), self.axes)[np.array(complete, dtype=np.bool_)])
+        return [float(value) for value in reference_point(np.concatenate(points), directions(self.axes))]
+
+    def hypervolume(self, reference: Sequence[float]) -> float:
+        """The front's hypervolume up to a reference point."""
+        return hypervolume(values_of(self.table, self.axes), reference, directions(self.axes))
 
 
-def _others() -> str:
-    """The sweeps that could have been meant."""
-    names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
-    return f"; under ./{SWEEPS} there are {', '.join(names)}" if names else ""
+def front_of(sweeps: Sequence[Sweep], query: Query) -> Front:
+    """The front over all sweeps together.
+
+    Raises:
+        QueryError: a metric, column or constraint that a sweep does not know; a metric that means something else in
+            another sweep; a sweep given twice.
+    """
+    import pyarrow as pa
+
+    counts = Counter(sweep.name for sweep in sweeps)
+    named = {sweep.name if counts[sweep.name] == 1 else sweep.storage.shown: sweep for sweep in sweeps}
+    if len(named) < len(sweeps):
+        raise QueryError("a sweep is given twice; name each once")
+    axes = sweeps[0].axes(query.x, query.y, query.z)
+    for axis in axes:
+        for sweep in sweeps:
+            sweep.axis(axis.name)
+        if reasons := obstacles([sweep.identity for sweep in sweeps], axis.name):
+            raise QueryError(
+                f"{axis.name} cannot be compared between these sweeps, because they differ in {'; in '.join(reasons)}. "
+                "Choose speed metrics with --x and --y, or repeat the sweeps under the same conditions"
+            )
+    tables: list[pyarrow.Table] = []
+    left_out: Counter[str] = Counter()
+    for name, sweep in named.items():
+        left = np.ones(len(sweep.records), dtype=np.bool_)
+        for reason, mask in query.tests(sweep._table, sweep.excess).items() if sweep.records else ():
+            left_out[reason] += int((left & ~mask).sum())
+            left &= mask
+        rows = keep(sweep._table, left)
+        labels = [f"{name}#{n}" if len(named) > 1 else str(n) for n in rows["number"].to_pylist()]
+        rows = rows.add_column(0, "sweep", pa.array([name] * rows.num_rows, pa.string()))
+        tables.append(rows.add_column(0, "name", pa.array(labels, pa.string())))
+    together = pa.concat_tables(tables, promote_options="permissive")
+    marked = mark_front(together, axes, names=together["name"].to_pylist(), everything=True)
+    left_out["not measured"] = together.num_rows - marked.num_rows
+    names, total = tuple(marked["name"].to_pylist()), sum(len(sweep.records) for sweep in sweeps)
+    return Front(named, axes, marked.drop_columns(["name"]), names, total, +left_out)

@@ -1,9 +1,9 @@
-"""What a sweep leaves behind for every trial: one immutable JSON file, and all of them as one table."""
+"""The record of a finished trial, and all records as one table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,7 +19,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A metric of a trial: its value, one standard error of it (None where there is none to give), over `n` images."""
+    """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`."""
 
     value: float
     error: float | None
@@ -67,7 +67,11 @@ class TrialRecord:
 
     @classmethod
     def from_json(cls, data: bytes) -> TrialRecord:
-        """Raises ValueError when the bytes are not a trial's record."""
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: these bytes are not a trial's record.
+        """
         try:
             fields = json.loads(data)
             fields["metrics"] = {name: Measured(**entry) for name, entry in fields["metrics"].items()}
@@ -79,46 +83,33 @@ class TrialRecord:
             raise ValueError(f"not the record of a trial: {error}") from error
 
 
-def trial_table(records: Iterable[TrialRecord]) -> pyarrow.Table:
-    """One row per trial: its facts, its setting one column per knob (null where it has none), its metrics.
+def trial_table(records: Sequence[TrialRecord]) -> pyarrow.Table:
+    """One row per trial: its facts, its config by flat key (null where a config lacks the key), its metrics.
 
-    A metric `fid` has the columns `fid` and `fid_error`. Columns stand in the order in which they first occur.
+    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence.
     """
     import pyarrow as pa
 
     rows = [_row(record) for record in records]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if any(isinstance(value, float) for value in values) and not any(isinstance(value, str) for value in values):
-            values = [None if value is None else float(value) for value in values]
-        columns[name] = pa.array([None if v is None else str(v) for v in values] if _mixed(values) else values)
-    return pa.table(columns)
+    if not rows:
+        types = {"number": pa.int64(), "label": pa.string(), "state": pa.string(), "digest": pa.string()}
+        return pa.schema(types).empty_table()
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
 
 
-def _mixed(values: list[Any]) -> bool:
-    """Whether a column holds words beside numbers; it is written as words then."""
-    kinds = {isinstance(value, str) for value in values if value is not None}
-    return len(kinds) > 1
+def _column(values: list[Any]) -> list[Any]:
+    """The values with one type: integers become floats beside floats, everything becomes text beside text."""
+    types = {type(value) for value in values if value is not None}
+    if str in types and len(types) > 1:
+        return [None if value is None else str(value) for value in values]
+    return [None if value is None else float(value) for value in values] if float in types else values
 
 
 def _row(record: TrialRecord) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "number": record.number,
-        "label": record.label,
-        "state": record.state,
-        "cause": record.cause,
-        "feasible": record.feasible,
-        "digest": record.digest,
-        "images": record.images,
-        "seconds": float(record.seconds),
-        "duplicate_of": record.duplicate_of,
-        "started": record.started,
-        "finished": record.finished,
-    }
-    measured: dict[str, Any] = {}
+    names = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds")
+    facts = {name: getattr(record, name) for name in (*names, "duplicate_of", "started", "finished")}
+    metrics: dict[str, Any] = {}
     for name, entry in record.metrics.items():
-        measured[name] = float(entry.value)
-        measured[f"{name}_error"] = None if entry.error is None else float(entry.error)
-    return facts | (record.config.flat() if record.config else {}) | measured
+        metrics |= {name: float(entry.value), f"{name}_error": None if entry.error is None else float(entry.error)}
+    return facts | {"seconds": float(record.seconds)} | (record.config.flat() if record.config else {}) | metrics

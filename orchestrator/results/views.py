@@ -1,4 +1,4 @@
-"""The views of a sweep that lie beside it: tables and the front's picture, made anew from the trials' records."""
+"""The views in a sweep's folder, rebuilt from the trials' records: tables and a plot of the front."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import time
 
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE, write_table
 from orchestrator.results.sweep import Sweep
-from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-EVERY = 20.0  # seconds between two writings while the sweep runs, at least
-COST = 50.0  # the writing takes at most the 50th part of the time
+INTERVAL_S = 20.0  # between two writes, at least
+_COST_FACTOR = 50.0  # writing takes at most 1/50 of the time
 
 
 class Views:
-    """Writes the views of a store, while it fills at most once in `EVERY` seconds."""
+    """Writes a sweep's views, at most once per interval while it runs."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + INTERVAL_S
 
     def refresh(self) -> str | None:
-        """Write tables and picture if they are old; returns why that failed, for it must not stop a sweep."""
-        begin = time.monotonic()
-        if begin < self._next:
+        """Write the views if they are old. Returns the reason of a failure, which must not stop a sweep."""
+        start = time.monotonic()
+        if start < self._next:
             return None
         problem = None
         try:
@@ -31,24 +30,16 @@ class Views:
         except (ValueError, OSError) as error:
             problem = str(error)
         now = time.monotonic()
-        self._next = now + max(EVERY, COST * (now - begin))
+        self._next = now + max(INTERVAL_S, _COST_FACTOR * (now - start))
         return problem
 
     def write(self) -> None:
-        """Write tables and picture."""
+        from orchestrator.results.plots import front_png
+
         sweep = Sweep.open(self.storage)
         if not sweep.records:
             return
         write_table(self.storage, TRIAL_TABLE, sweep.trials())
         write_table(self.storage, FRONT_TABLE, sweep.front())
-        self.storage.write(FRONT_PLOT, front_picture(sweep))
-
-
-def front_picture(sweep: Sweep) -> bytes:
-    """The sweep's own front among all its trials, as a PNG."""
-    from orchestrator.results.plots import front_png
-
-    table = sweep.front(everything=True)
-    settings = {record.number: record.config for record in sweep.records}
-    shown = [settings[number] or DecodingConfig() for number in table["number"].to_pylist()]
-    return front_png(table, shown, sweep.axes(), title=f"{sweep.name}: {sweep.identity.target}")
+        title = f"{sweep.name}: {sweep.identity.target}"
+        self.storage.write(FRONT_PLOT, front_png(sweep.query(), title))

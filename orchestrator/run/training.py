@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.training_curve import Curve
+from orchestrator.tracking.client import Event
+from orchestrator.tracking.tracker import TrainingTracker
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
 from workers.loading.models import unreadable_captions
@@ -76,9 +77,9 @@ def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], Non
         yield
         return
     journal, storage = job.out / JOURNAL, Storage(str(job.out))
-    curve = Curve(journal, storage, uri=options.tracking_uri, params=_params(job), resume=options.resume)
-    curve.start()
-    event = "failed"
+    tracker = TrainingTracker(journal, storage, uri=options.tracking_uri, params=_params(job), resume=options.resume)
+    tracker.start()
+    event: Event = "failed"
     try:
         yield
         event = "finished"
@@ -86,7 +87,7 @@ def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], Non
         event = "interrupted"
         raise
     finally:
-        problem = curve.finish(event)
+        problem = tracker.finish(event=event)
         if problem is not None:
             log(f"MLflow does not have all of the curve ({problem}); {journal} does")
 

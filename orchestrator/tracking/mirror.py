@@ -1,13 +1,11 @@
-"""Brings MLflow in line with a sweep's store: looks at what is there, adds what is missing, mends what is half done.
+"""Copies a sweep's store to MLflow: finds what MLflow has, adds what is missing, completes what was interrupted.
 
-Every step can be cut off and taken again. A trial's run is made with all of its tags in one call, so that it is found
-again by them; being terminated is the last thing that happens to it; only then the ledger gets its line.
+Every step can be interrupted and repeated. A trial's run is created with all of its tags in one call, so its tags find
+it again. Terminating the run is the last step. Only then does the run log get its line.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,48 +14,28 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from orchestrator.results.redaction import redacted
-from orchestrator.results.store import (
-    FRONT_PLOT,
-    FRONT_TABLE,
-    HEAT_MAPS,
-    IDENTITY,
-    IMAGE_GRIDS,
-    REPORT,
-    SWEEP,
-    TRIAL_TABLE,
-    read_trials,
-)
+from orchestrator.results import store
+from orchestrator.results.redaction import redact_file
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.tracking import runs
-from orchestrator.tracking.outbox import Event, Ledger, Logged, TrackingError, artifact_folder, shown
+from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
+from orchestrator.tracking.run_log import LoggedRun, RunLog
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-ENDS: Mapping[Event, str] = {"finished": "FINISHED", "interrupted": "KILLED", "started": "KILLED", "failed": "FAILED"}
-VIEWS = (FRONT_PLOT, REPORT, FRONT_TABLE, TRIAL_TABLE, SWEEP, IDENTITY)
-PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}
-PAGE = 1000
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is a chatbot's
-# The flusher itself tries again, after looking whether the last try arrived: a request that is sent twice unseen would
-# make two runs of one trial. So nobody's environment overrides this one.
-NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
+_SWEEP_ARTIFACTS = (
+    store.FRONT_PLOT, store.REPORT, store.FRONT_TABLE, store.TRIAL_TABLE, store.SWEEP, store.IDENTITY,
+)  # fmt: skip
+_TRIAL_ARTIFACTS = {"images.png": store.IMAGE_GRIDS, "heatmap.png": store.HEAT_MAPS}
+_PAGE = 1000  # runs per search request
 
 
 @dataclass(slots=True)
-class Child:
-    """A trial's run as MLflow has it."""
+class _TrialRun:
+    """A trial's run in MLflow."""
 
     run_id: str
     status: str
@@ -65,214 +43,184 @@ class Child:
     pareto: str
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return self.status != "RUNNING"
 
 
-class Mirror:
-    """One sweep in one MLflow experiment. Not for several threads or processes at once (see `sole_writer`).
+class SweepMirror:
+    """One sweep in one MLflow experiment. Only one thread of one process may use it at a time (see `sole_writer`).
 
-    Every method may raise what MLflow and the storage raise; afterwards `update` starts from what it finds there.
+    Every method may raise what MLflow and the storage raise. The next `update` then starts from what MLflow has.
     """
 
     def __init__(self, storage: Storage, uri: str, experiment: str) -> None:
         self.storage, self.uri, self.experiment = storage, uri, experiment
-        self.ledger = Ledger(storage)
-        self.facts = runs.Facts.read(storage)
+        self.sweep = runs.SweepRun.read(storage)
         self.records: dict[int, TrialRecord] = {}
-        self._listed: dict[int, Child] | None = None
-        self._said: tuple[object, ...] = ()
-        self._client: MlflowClient | None = None
+        self._log = RunLog(storage)
+        self._trial_runs: dict[int, _TrialRun] | None = None
+        self._logged_state: tuple[object, ...] = ()
+        self._connected: MlflowClient | None = None
         self.experiment_id = self.parent = ""
 
     def update(self, *, running: bool = True) -> int:
-        """Log what is new in the store, and bring what is there up to date; returns the number of runs logged.
+        """Log what is new in the store and update what changed. Returns the number of logged runs.
 
-        running: the sweep goes on, and its parent run shows it.
+        running: the sweep goes on, so its run has the status RUNNING.
         """
-        children = self._listed
-        if children is None:
-            children = self._connect(running)
-        self._listed = None  # until all went well
-        self._read_new()
-        front = runs.front(list(self.records.values()), self.facts)
-        logged = self._log(children, front)
-        self._even_out(children, front)
-        self._tell_parent(children, front)
-        self._listed = children
+        trial_runs = self._trial_runs
+        if trial_runs is None:
+            trial_runs = self._read_experiment(running)
+        self._trial_runs = None  # until everything succeeds
+        self.records |= {record.number: record for record in store.read_trials(self.storage, self.records)}
+        front = runs.front_numbers(list(self.records.values()), self.sweep)
+        logged = self._log_trials(trial_runs, front)
+        self._update_trials(trial_runs, front)
+        self._update_sweep(trial_runs, front)
+        self._trial_runs = trial_runs
         return logged
 
     def end(self, event: Event) -> None:
-        """Upload the sweep's views to its run and say how it ended. For after an `update`."""
+        """Upload the sweep's views and terminate its run, after an `update`."""
         with tempfile.TemporaryDirectory() as folder:
-            self._fetch({name: name for name in VIEWS}, Path(folder))
-            self._mlflow.log_artifacts(self.parent, folder)
-        last = max((runs.span(record, self.facts)[1] for record in self.records.values()), default=None)
-        self._mlflow.set_terminated(self.parent, ENDS[event], last)
+            self._download({name: name for name in _SWEEP_ARTIFACTS}, Path(folder))
+            self._client.log_artifacts(self.parent, folder)
+        self._client.set_terminated(self.parent, RUN_STATUS[event], self._last_moment)
 
     @property
-    def _mlflow(self) -> MlflowClient:
-        if self._client is None:
-            self._client = client_of(self.uri)
-        return self._client
+    def _client(self) -> MlflowClient:
+        if self._connected is None:
+            self._connected = connect(self.uri)
+        return self._connected
 
-    def _connect(self, running: bool) -> dict[int, Child]:
-        """Find or make the experiment and the parent, and list the trials that are there."""
-        self.experiment_id = self._find_experiment()
-        sweep = f"tags.{runs.SWEEP_ID} = '{self.facts.id}'"
-        found = self._search(f"{sweep} and tags.{runs.KIND} = 'sweep'")
-        self.parent = self._only(found) if found else self._make_parent()
+    @property
+    def _last_moment(self) -> int | None:
+        """When the last trial finished, in milliseconds."""
+        return max((runs.span(record, self.sweep)[1] for record in self.records.values()), default=None)
+
+    def _read_experiment(self, running: bool) -> dict[int, _TrialRun]:
+        """Find or create the experiment and the sweep's run; the trials' runs that exist."""
+        self.experiment_id = ensure_experiment(self._client, self.uri, self.experiment)
+        condition = f"tags.{runs.SWEEP_ID} = '{self.sweep.id}'"
+        found = self._search(f"{condition} and tags.{runs.KIND} = 'sweep'")
+        self.parent = self._keep_one(found) if found else self._create_parent()
         if running and found:
-            self._mlflow.update_run(self.parent, status="RUNNING")
-        known = {run.run_id for run in self.ledger.runs()}
+            self._client.update_run(self.parent, status="RUNNING")
+        logged = {run.run_id for run in self._log.runs()}
         groups: dict[int, list[Run]] = {}
-        for run in self._search(f"{sweep} and tags.{runs.PARENT} = '{self.parent}'"):
+        for run in self._search(f"{condition} and tags.{runs.PARENT} = '{self.parent}'"):
             groups.setdefault(int(run.data.tags[runs.TRIAL]), []).append(run)
+        trial_runs = {}
         for number, group in groups.items():
-            keep = self._only(group, known)
-            groups[number] = [run for run in group if run.info.run_id == keep]
-        return {
-            number: Child(run.info.run_id, run.info.status, set(run.data.params), run.data.tags.get(runs.PARETO, ""))
-            for number, (run,) in groups.items()
-        }
+            run_id = self._keep_one(group, logged)
+            (run,) = (run for run in group if run.info.run_id == run_id)
+            pareto = run.data.tags.get(runs.PARETO, "")
+            trial_runs[number] = _TrialRun(run_id, run.info.status, set(run.data.params), pareto)
+        return trial_runs
 
-    def _find_experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        found = self._mlflow.get_experiment_by_name(self.experiment)
-        if found is None:
-            folder = artifact_folder(self.storage, self.uri)
-            place = None if folder is None else str(folder / self.experiment.replace("/", "-"))
-            try:
-                return str(self._mlflow.create_experiment(self.experiment, place, tags=EXPERIMENT_TAGS))
-            except MlflowException:  # another sweep of this name was quicker
-                found = self._mlflow.get_experiment_by_name(self.experiment)
-                if found is None:
-                    raise
-        if found.lifecycle_stage != "active":
-            mend = f"mlflow experiments restore --experiment-id {found.experiment_id}"
-            raise TrackingError(f"the MLflow experiment {self.experiment!r} is deleted; choose another, or {mend}")
-        return str(found.experiment_id)
-
-    def _make_parent(self) -> str:
-        tags = self.facts.tags() | {runs.KIND: "sweep"}
-        run = self._mlflow.create_run(self.experiment_id, self.facts.started, tags, self.facts.name)
+    def _create_parent(self) -> str:
+        tags = self.sweep.tags() | {runs.KIND: "sweep"}
+        run = self._client.create_run(self.experiment_id, self.sweep.started, tags, self.sweep.identity.name)
         return str(run.info.run_id)
 
     def _search(self, condition: str) -> list[Run]:
         found: list[Run] = []
         token = None
         while True:
-            page = self._mlflow.search_runs([self.experiment_id], condition, max_results=PAGE, page_token=token)
+            page = self._client.search_runs([self.experiment_id], condition, max_results=_PAGE, page_token=token)
             found += page
             token = page.token
             if not token:
                 return found
 
-    def _only(self, found: list[Run], known: Iterable[str] = ()) -> str:
-        """The one run to keep of several that stand for the same thing; the others are deleted.
+    def _keep_one(self, duplicates: list[Run], logged: Iterable[str] = ()) -> str:
+        """The run to keep of several for the same sweep or trial; deletes the others.
 
-        Several come about when a server that does not answer in time makes the run after all.
+        Duplicates arise when a server creates a run but does not answer in time.
         """
         first, *others = sorted(
-            found, key=lambda run: (run.info.run_id not in known, run.info.status == "RUNNING", run.info.run_id)
+            duplicates, key=lambda run: (run.info.run_id not in logged, run.info.status == "RUNNING", run.info.run_id)
         )
         for run in others:
-            self._mlflow.delete_run(run.info.run_id)
+            self._client.delete_run(run.info.run_id)
         return str(first.info.run_id)
 
-    def _read_new(self) -> None:
-        self.records |= {record.number: record for record in read_trials(self.storage, self.records)}
-
-    def _log(self, children: dict[int, Child], front: set[int]) -> int:
-        """Log every trial that has no whole run, in their order; returns how many."""
-        done = self.ledger.trials(self.uri, self.experiment)
+    def _log_trials(self, trial_runs: dict[int, _TrialRun], front: set[int]) -> int:
+        """Log every trial without a complete run, by number; returns how many."""
+        done = self._log.trials(self.uri, self.experiment)
         logged = 0
         for number, record in sorted(self.records.items()):
-            child = children.get(number)
-            if child is None or not child.whole:
-                children[number] = child = self._log_trial(record, child, pareto=number in front)
+            run = trial_runs.get(number)
+            if run is None or not run.complete:
+                trial_runs[number] = run = self._log_trial(record, run, pareto=number in front)
                 logged += 1
-            if number not in done or done[number].run_id != child.run_id:
-                place = (shown(self.uri), self.experiment, self.experiment_id, self.parent)
-                self.ledger.add(Logged(*place, number, child.run_id))
+            if number not in done or done[number].run_id != run.run_id:
+                place = (public_uri(self.uri), self.experiment, self.experiment_id, self.parent)
+                self._log.add(LoggedRun(*place, number, run.run_id))
         return logged
 
-    def _log_trial(self, record: TrialRecord, child: Child | None, *, pareto: bool) -> Child:
-        """Make the run of a trial, or complete it. What is sent a second time is equal, and counts once."""
+    def _log_trial(self, record: TrialRecord, run: _TrialRun | None, *, pareto: bool) -> _TrialRun:
+        """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
         from mlflow.entities import Metric, Param
 
-        started, finished = runs.span(record, self.facts)
-        if child is None:
-            tags = runs.tags(record, self.facts, self.parent, pareto=pareto)
-            run = self._mlflow.create_run(self.experiment_id, started, tags, runs.run_name(record, self.facts))
-            child = Child(run.info.run_id, "RUNNING", set(), tags[runs.PARETO])
+        started, finished = runs.span(record, self.sweep)
+        if run is None:
+            tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
+            created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self.sweep))
+            run = _TrialRun(created.info.run_id, "RUNNING", set(), tags[runs.PARETO])
         params = runs.params(record)
         metrics = [Metric(point.name, point.value, finished, point.step) for point in runs.points(record)]
-        self._mlflow.log_batch(child.run_id, metrics, [Param(key, value) for key, value in params.items()])
-        child.params |= params.keys()
+        self._client.log_batch(run.run_id, metrics, [Param(key, value) for key, value in params.items()])
+        run.params |= params.keys()
         with tempfile.TemporaryDirectory() as folder:
             if record.digest and record.state == COMPLETE:
-                stored = {name: f"{place}/{record.digest}.png" for name, place in PICTURES.items()}
-                self._fetch(stored, Path(folder))
-            text = yaml.safe_dump(
-                record.config.to_mapping() if record.config else {}, sort_keys=False, allow_unicode=True
-            )
+                names = {name: f"{place}/{record.digest}.png" for name, place in _TRIAL_ARTIFACTS.items()}
+                self._download(names, Path(folder))
+            config = record.config.to_mapping() if record.config else {}
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             Path(folder, "config.yaml").write_text(text, "utf-8")
-            self._mlflow.log_artifacts(child.run_id, folder)
-        child.status = runs.status(record)
-        self._mlflow.set_terminated(child.run_id, child.status, finished)
-        return child
+            self._client.log_artifacts(run.run_id, folder)
+        run.status = RUN_STATUS["finished" if record.state == COMPLETE else "failed"]
+        self._client.set_terminated(run.run_id, run.status, finished)
+        return run
 
-    def _fetch(self, names: Mapping[str, str], folder: Path) -> None:
-        """Copy files of the store into a folder under the names that they have in MLflow; those that it lacks not.
+    def _download(self, names: Mapping[str, str], folder: Path) -> None:
+        """Copy files of the store (name in MLflow -> name in the store) to a folder, without credentials.
 
-        Whoever reads MLflow may see them, so no credentials go along.
+        Skips files that do not exist.
         """
         for name, stored in names.items():
             if self.storage.exists(stored):
-                (folder / name).write_bytes(redacted(stored, self.storage.read(stored)))
+                (folder / name).write_bytes(redact_file(stored, self.storage.read(stored)))
 
-    def _even_out(self, children: Mapping[int, Child], front: set[int]) -> None:
-        """Give every run the same params, and mark those, and only those, that are on the front now."""
+    def _update_trials(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
+        """Give every run the same params, and tag exactly those on the current front."""
         from mlflow.entities import Param, RunTag
 
-        keys = {key for child in children.values() for key in child.params}
-        for number, child in children.items():
-            pareto = runs.word(number in front)
-            absent = keys - child.params
-            if absent or child.pareto != pareto:
-                padding = [Param(key, runs.INACTIVE) for key in sorted(absent)]
-                self._mlflow.log_batch(child.run_id, (), padding, [RunTag(runs.PARETO, pareto)])
-                child.params, child.pareto = child.params | keys, pareto
+        keys = {key for run in trial_runs.values() for key in run.params}
+        for number, run in trial_runs.items():
+            pareto = runs.boolean(number in front)
+            missing = keys - run.params
+            if missing or run.pareto != pareto:
+                padding = [Param(key, runs.INACTIVE) for key in sorted(missing)]
+                self._client.log_batch(run.run_id, (), padding, [RunTag(runs.PARETO, pareto)])
+                run.params, run.pareto = run.params | keys, pareto
 
-    def _tell_parent(self, children: Mapping[int, Child], front: set[int]) -> None:
-        """Numbers, params and description of the sweep's run, if they are not what was said last."""
+    def _update_sweep(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
+        """Log metrics, params and description of the sweep's run, unless nothing changed."""
         from mlflow.entities import Metric, Param, RunTag
 
-        said = (self.parent, len(children), frozenset(front))
-        if said == self._said:
+        state = (self.parent, len(trial_runs), frozenset(front))
+        if state == self._logged_state:
             return
         count = len(self.records)
         failed = sum(record.state != COMPLETE for record in self.records.values())
-        moment = max((runs.span(record, self.facts)[1] for record in self.records.values()), default=self.facts.started)
-        numbers = {"trials": count, "failed": failed, "front": len(front)}
-        metrics = [Metric(name, float(value), moment, count) for name, value in numbers.items()]
-        known = self._mlflow.get_run(self.parent).data.params
-        params = [Param(key, value) for key, value in self.facts.params().items() if key not in known]
-        best = [(children[number].run_id, self.records[number]) for number in sorted(front)]
-        note = RunTag(runs.NOTE, runs.note(self.facts, best, self.experiment_id))
-        self._mlflow.log_batch(self.parent, metrics, params, [note])
-        self._said = said
-
-
-def client_of(uri: str) -> MlflowClient:
-    """A client that gives up at once when the server is away, and says nothing on the terminal."""
-    os.environ.update(NO_RETRIES)
-    for key, value in SETTINGS.items():
-        os.environ.setdefault(key, value)
-    from mlflow.tracking import MlflowClient
-
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return MlflowClient(tracking_uri=uri)
+        moment = self.sweep.started if self._last_moment is None else self._last_moment
+        values = {"trials": count, "failed": failed, "front": len(front)}
+        metrics = [Metric(name, float(value), moment, count) for name, value in values.items()]
+        existing = self._client.get_run(self.parent).data.params
+        params = [Param(key, value) for key, value in self.sweep.params().items() if key not in existing]
+        best = [(trial_runs[number].run_id, self.records[number]) for number in sorted(front)]
+        note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id))
+        self._client.log_batch(self.parent, metrics, params, [note])
+        self._logged_state = state

@@ -1,4 +1,4 @@
-"""MLflow's own server on a sweep's database, and where in its pages the sweep is."""
+"""MLflow's server on a sweep's database, and the location of a sweep in MLflow."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.results.trials import TrialRecord
-from orchestrator.tracking.outbox import (
-    ENVIRONMENT,
-    Ledger,
-    Logged,
+from orchestrator.tracking.client import (
+    URI_VARIABLE,
     TrackingError,
     artifact_folder,
-    is_local,
-    resolve,
-    shown,
+    local_database,
+    public_uri,
+    resolve_uri,
 )
-from orchestrator.tracking.runs import Facts, front
-from orchestrator.tracking.tracker import compare_link, parent_link
+from orchestrator.tracking.run_log import RunLog
+from orchestrator.tracking.runs import SweepRun, compare_link, front_numbers, run_link
 from workers.data.storage import Storage
 
-PATIENCE = 120.0  # seconds until the server answers; the first start makes the database's tables
-LEAVE = 10.0  # seconds that it has to end by itself
-ANYWHERE = ("0.0.0.0", "::")
-SETTINGS = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a dozen processes for things that a sweep does not use
+_START_TIMEOUT_S = 120.0  # the first start creates the database's tables
+_STOP_TIMEOUT_S = 10.0
+_ALL_INTERFACES = ("0.0.0.0", "::")
+_ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a dozen processes that a sweep does not use
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where MLflow has a sweep: uri (with credentials if they are known), its runs, and those of its front."""
+class MlflowLocation:
+    """Where MLflow has a sweep. uri: with credentials, if known. parent: the sweep's run, "" if it was never logged.
+    trials: how many are logged. front: runs of the front's trials."""
 
     uri: str
     experiment_id: str
@@ -52,70 +51,76 @@ class Whereabouts:
 
     @property
     def has_server(self) -> bool:
-        """Whether a server answers at the URI already."""
+        """Whether the URI is that of a server."""
         return self.uri.startswith(("http://", "https://"))
 
     def links(self, base: str) -> dict[str, str]:
-        """Addresses on the server at `base`: the server, the sweep's run, and its front's runs side by side."""
+        """Addresses on the server at `base`: the server, the sweep's run, and the comparison of the front's runs."""
         pages = {"mlflow": base.rstrip("/")}
         if self.parent:
-            pages["sweep"] = parent_link(base, self.experiment_id, self.parent)
+            pages["sweep"] = run_link(self.parent, self.experiment_id, base)
         if self.front:
-            pages["front"] = compare_link(base, self.front, self.experiment_id)
+            pages["front"] = compare_link(self.front, self.experiment_id, base)
         return pages
 
-
-def whereabouts(storage: Storage, records: Sequence[TrialRecord], uri: str | None = None) -> Whereabouts:
-    """Where the sweep was logged last, by its ledger (at `uri`, if given); where it would be logged if it never was."""
-    runs = [run for run in Ledger(storage).runs() if uri is None or run.uri == shown(uri)]
-    if not runs:
-        return Whereabouts(resolve(storage, uri), "", "", 0, ())
-    last = runs[-1]
-    here = {run.trial: run for run in runs if _place(run) == _place(last) and run.parent == last.parent}
-    best = front(records, Facts.read(storage))
-    ids = tuple(here[number].run_id for number in sorted(best) if number in here)
-    given = uri or os.environ.get(ENVIRONMENT, "")
-    place = given if given and shown(given) == last.uri else last.uri
-    return Whereabouts(place, last.experiment_id, last.parent, len(here), ids)
+    def is_behind(self, trials: int) -> bool:
+        """Whether it is a local database that lacks some of the sweep's trials, or does not exist."""
+        database = local_database(self.uri)
+        return database is not None and (self.trials < trials or not database.exists())
 
 
-def _place(run: Logged) -> tuple[str, str]:
-    return run.uri, run.experiment
+def find_location(storage: Storage, records: Sequence[TrialRecord], uri: str | None = None) -> MlflowLocation:
+    """Where the sweep was last logged (at `uri`, if given), or where it would be logged."""
+    logged = [run for run in RunLog(storage).runs() if uri is None or run.uri == public_uri(uri)]
+    if not logged:
+        return MlflowLocation(resolve_uri(storage, uri), "", "", 0, ())
+    last = logged[-1]
+    place = (last.uri, last.experiment, last.parent)
+    trials = {run.trial: run.run_id for run in logged if (run.uri, run.experiment, run.parent) == place}
+    front = sorted(front_numbers(records, SweepRun.read(storage)))
+    private = uri or os.environ.get(URI_VARIABLE, "")  # the log has no credentials
+    return MlflowLocation(
+        private if private and public_uri(private) == last.uri else last.uri,
+        last.experiment_id,
+        last.parent,
+        len(trials),
+        tuple(trials[number] for number in front if number in trials),
+    )
 
 
 @contextmanager
 def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An MLflow server on a database, and its address; it has ended when the block is left.
+    """Run an MLflow server on a database while the block runs; its address and process.
 
     Raises:
-        TrackingError: the port is taken, or the server does not come up; with what it said.
+        TrackingError: the port is in use, or the server does not start (with its last output).
     """
-    port = free_port(host, port)
+    port = _free_port(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
-    folder = artifact_folder(storage, uri)
+    folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []
-    environment = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
-    environment |= SETTINGS | {"MLFLOW_BACKEND_STORE_URI": uri}  # not as an argument: it may hold a password
-    base = f"http://{'127.0.0.1' if host in ANYWHERE else f'[{host}]' if ':' in host else host}:{port}"
-    with tempfile.TemporaryFile() as said:
-        # Its own session: Ctrl-C reaches us alone, and we end the server and what it has started together.
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    environment = {key: value for key, value in os.environ.items() if key != URI_VARIABLE}
+    environment |= _ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": uri}  # an argument would show its password
+    base = f"http://{'127.0.0.1' if host in _ALL_INTERFACES else f'[{host}]' if ':' in host else host}:{port}"
+    with tempfile.TemporaryFile() as output:
+        # A session of its own: Ctrl-C reaches only this process, which then ends the server and its children together.
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             _wait_for(process, base)
             if process.poll() is not None:
-                said.seek(0)
-                tail = said.read().decode(errors="replace").strip().splitlines()[-5:]
-                raise TrackingError("MLflow's server ended at once: " + " / ".join(tail))
+                output.seek(0)
+                tail = output.read().decode(errors="replace").strip().splitlines()[-5:]
+                raise TrackingError("MLflow's server failed to start: " + " / ".join(tail))
             yield base, process
         finally:
-            _end(process)
+            _stop(process)
 
 
-def free_port(host: str, port: int) -> int:
+def _free_port(host: str, port: int) -> int:
     """The port itself, or any free one for 0.
 
     Raises:
-        TrackingError: it is taken, or the host is not this machine's.
+        TrackingError: the port is in use, or the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -124,38 +129,34 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise TrackingError(f"{host}:{port}: {reason}; choose another --port (0: any that is free)") from None
+            raise TrackingError(f"{host}:{port}: {reason}; choose another --port (0: any free port)") from None
         return int(probe.getsockname()[1])
 
 
 def _wait_for(process: subprocess.Popen[bytes], base: str) -> None:
-    """Until the server answers or has ended."""
-    end = time.monotonic() + PATIENCE
+    """Wait until the server answers or has ended."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None:
         try:
             with urllib.request.urlopen(f"{base}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
-            if time.monotonic() > end:
-                raise TrackingError(f"MLflow's server does not answer at {base} after {PATIENCE:.0f} s") from None
+            if time.monotonic() > deadline:
+                raise TrackingError(
+                    f"no response from MLflow's server at {base} after {_START_TIMEOUT_S:.0f} s"
+                ) from None
             time.sleep(0.2)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server with all that it has started, gently first."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    """End the server and its children: SIGTERM first, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, number)
         except ProcessLookupError:
             break
         try:
-            process.wait(LEAVE)
+            process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             continue
     process.wait()
-
-
-def is_behind(storage: Storage, found: Whereabouts, trials: int) -> bool:
-    """Whether a local database lacks trials of the sweep, or is gone."""
-    database = found.uri.removeprefix("sqlite:///")
-    return is_local(found.uri) and (found.trials < trials or not os.path.exists(database))

@@ -1,10 +1,10 @@
-"""MLflow: one run for a sweep, one below it for each trial. A view of the store that can be made again at any time.
+"""Logging to MLflow while a sweep or a training runs. MLflow is a view of the store: it can be rebuilt at any time.
 
-The server being away delays logging, never the sweep: a thread of its own logs what the store has and the ledger has
-not, and tries again for as long as it takes. `sync` does the same from outside, once, for whatever is missing.
+A tracker runs in a thread of its own. When the tracking server is away, it retries for as long as needed: logging is
+delayed, the sweep is not. `sync` logs once, from another process, whatever is missing.
 
-An experiment holds what is comparable. By default it is `specfrontier/<sweep's name>`: sweeps of one space (with other
-seeds, samplers, machines) stand side by side in it, and its charts show no others. Several can be ticked and compared.
+An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`: sweeps of one space with other
+seeds, samplers or machines share it.
 """
 
 from __future__ import annotations
@@ -12,153 +12,112 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, Protocol
 
-from orchestrator.results.store import TRIALS, planned_trials
-from orchestrator.tracking.outbox import (
-    Event,
-    Ledger,
-    TrackingError,
-    resolve,
-    safe,
-    shown,
-    sole_writer,
-)
-from orchestrator.tracking.runs import Facts, compare_fragment, run_fragment
+from orchestrator.results.store import TRIALS, load_identity, planned_trials
+from orchestrator.tracking.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
+from orchestrator.tracking.mirror import SweepMirror
+from orchestrator.tracking.run_log import RunLog, sole_writer
+from orchestrator.tracking.training_mirror import TrainingMirror
 from workers.data.storage import Storage
 
-if TYPE_CHECKING:
-    from orchestrator.tracking.mirror import Mirror
-
-WAITS = (1.0, 60.0)  # seconds before the first new try, and at most; each wait is twice the last
-EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
-MAX_PROBLEM = 400
-
-__all__ = ["Pending", "Synced", "Tracker", "TrackingError", "compare_link", "parent_link", "resolve", "shown", "sync"]
+RETRY_S = (1.0, 60.0)  # the first wait after a failure, and the longest; each wait doubles the last
+JOURNAL_INTERVAL_S = 2.0  # between two reads of a training's journal
+TRAINING_TIMEOUT_S = 30.0  # for logging the rest at the end of a training
+_EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """How many trials MLflow does not have, and the latest problem (None: there is none)."""
+class Mirror(Protocol):
+    """Copies a source to MLflow. Every call may raise, and can then be repeated."""
 
-    count: int
-    problem: str | None
+    def update(self) -> object:
+        """Log everything that MLflow lacks."""
 
-
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """Runs that were logged or completed now, and runs that were whole before."""
-
-    logged: int
-    already: int
+    def end(self, event: Event) -> None:
+        """Log how the source ended, after `update`."""
 
 
 class Tracker:
-    """Logs a sweep to MLflow while it runs. No method raises for what MLflow does or fails to do.
+    """Keeps MLflow up to date with a source that grows. No method raises for anything that MLflow does.
 
-    uri: tracking server or database (None: see `resolve`). experiment: its name (None: MLFLOW_EXPERIMENT_NAME, else
-    `specfrontier/<sweep's name>`). A trial's pictures must be in the store before its record is: a run is logged once.
+    interval_s: seconds between two updates; None updates only when `nudge` is called.
     """
 
-    def __init__(self, storage: Storage, *, uri: str | None = None, experiment: str | None = None) -> None:
-        self._storage, self._experiment = storage, experiment
-        self._uri = resolve(storage, uri)
-        self._ledger = Ledger(storage)
+    def __init__(self, uri: str, interval_s: float | None = None) -> None:
+        self.uri = uri
+        self._interval_s = interval_s
         self._mirror: Mirror | None = None
         self._problem: str | None = None
         self._news, self._closing = threading.Event(), threading.Event()
         self._deadline = float("inf")
-        self._end: Event = "interrupted"
+        self._event: Event = "interrupted"
         self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
+
+    def open(self, resources: ExitStack) -> Mirror:
+        """The source's mirror; `resources` are released when the tracker ends."""
+        raise NotImplementedError
 
     @property
     def problem(self) -> str | None:
-        """Why the last try failed, without credentials; None if it did not."""
+        """Why the last attempt failed, without credentials; None if it succeeded."""
         return self._problem
 
     @property
-    def shown(self) -> str:
+    def public_uri(self) -> str:
         """The tracking URI without credentials."""
-        return shown(self._uri)
-
-    @property
-    def link(self) -> str | None:
-        """The address of the sweep's run; None if it is not there yet, or no server shows it."""
-        mirror = self._mirror
-        if mirror is None or not mirror.parent or not self._uri.startswith("http"):
-            return None
-        return parent_link(self.shown, mirror.experiment_id, mirror.parent)
+        return public_uri(self.uri)
 
     def start(self) -> None:
-        """Begin to log what the store has. Returns at once."""
+        """Start logging. Returns at once."""
         self._thread.start()
 
     def nudge(self) -> None:
-        """Say that there is something new in the store. Returns at once."""
+        """Announce news in the source. Returns at once."""
         self._news.set()
 
-    def finish(self, timeout: float, event: Event = "finished") -> Pending:
-        """Log what can be logged in `timeout` seconds, with the sweep's views, and say how it ended.
-
-        What remains is for `sync`, which also learns of the ending from the ledger.
-        """
-        self._end, self._deadline = event, time.monotonic() + timeout
-        try:
-            self._ledger.note(event)
-        except OSError as error:
-            self._problem = str(error)
+    def finish(self, timeout_s: float, event: Event = "finished") -> str | None:
+        """Log the rest within a timeout, and how the source ended. Returns the problem, None if all was logged."""
+        self._event, self._deadline = event, time.monotonic() + timeout_s
         self._closing.set()
         self._news.set()
         if self._thread.is_alive():
-            self._thread.join(timeout)
-        return self.pending()
-
-    def pending(self) -> Pending:
-        """What MLflow does not have yet, as far as the ledger knows."""
-        try:
-            logged = self._ledger.trials(self._uri, _experiment(self._storage, self._experiment))
-            return Pending(len(set(self._storage.names(TRIALS))) - len(logged), self._problem)
-        except (OSError, ValueError) as error:
-            return Pending(0, self._problem or str(error))
+            self._thread.join(timeout_s)
+        return f"no response from MLflow at {self.public_uri}" if self._thread.is_alive() else self._problem
 
     def _run(self) -> None:
-        """The thread: log, then sleep until there is news; after a failure, wait longer each time."""
-        with ExitStack() as held:
-            wait = WAITS[0]
+        """Update, then wait for news; after a failure, wait longer each time."""
+        with ExitStack() as resources:
+            wait = RETRY_S[0]
             while True:
                 self._news.clear()
                 closing = self._closing.is_set()
-                if self._try(held, closing):
+                if self._try(resources, closing):
                     if closing:
                         return
-                    wait = WAITS[0]
-                    self._news.wait()
+                    wait = RETRY_S[0]
+                    self._news.wait(self._interval_s)
                     continue
                 left = self._deadline - time.monotonic()
                 if left <= 0:
                     return
                 if closing:
-                    time.sleep(min(WAITS[0], left))
+                    time.sleep(min(RETRY_S[0], left))
                 else:
                     self._closing.wait(wait)
-                    wait = min(2 * wait, WAITS[1])
+                    wait = min(2 * wait, RETRY_S[1])
 
-    def _try(self, held: ExitStack, closing: bool) -> bool:
-        """Log what is new; whether that went well. `held` keeps the lock once it is had."""
+    def _try(self, resources: ExitStack, closing: bool) -> bool:
+        """Update once; whether it succeeded."""
         try:
-            with _explained(self._uri):
-                if self._mirror is None:
-                    mirror = _mirror(self._storage, self._uri, self._experiment)
-                    held.enter_context(sole_writer(self._storage))
-                    if not closing:
-                        self._ledger.note("started")
-                    self._mirror = mirror
+            with as_tracking_error(self.uri):
+                self._mirror = self._mirror or self.open(resources)
                 self._mirror.update()
                 if closing:
-                    self._mirror.end(self._end)
+                    self._mirror.end(self._event)
         except TrackingError as error:
             self._problem = str(error)
             return False
@@ -166,59 +125,94 @@ class Tracker:
         return True
 
 
-def sync(storage: Storage, uri: str | None = None, experiment: str | None = None) -> Synced:
-    """Log everything of a sweep that MLflow lacks, complete what was cut off, and close the runs of a dead sweep.
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The number of trials that MLflow lacks, and the latest problem, if there is one."""
+
+    count: int
+    problem: str | None
+
+
+class SweepTracker(Tracker):
+    """Logs a sweep: one run for the sweep, one child run per trial.
+
+    uri: tracking server or database (None: see `resolve_uri`). experiment: its name (None: MLFLOW_EXPERIMENT_NAME, else
+    `specfrontier/<sweep's name>`). A trial's images must be in the store before its record: a run is logged once.
+    """
+
+    def __init__(self, storage: Storage, *, uri: str | None = None, experiment: str | None = None) -> None:
+        super().__init__(resolve_uri(storage, uri))
+        self._storage, self._experiment = storage, experiment
+        self._log = RunLog(storage)
+
+    def open(self, resources: ExitStack) -> Mirror:
+        mirror = SweepMirror(self._storage, self.uri, _experiment_name(self._storage, self._experiment))
+        resources.enter_context(sole_writer(self._storage))
+        if not self._closing.is_set():
+            self._log.add_event("started")
+        return mirror
+
+    def finish(self, timeout_s: float, event: Event = "finished") -> str | None:
+        """As `Tracker.finish`. `sync` logs what remains; it reads the ending from the run log."""
+        try:
+            self._log.add_event(event)
+        except OSError as error:
+            self._problem = str(error)
+        return super().finish(timeout_s, event)
+
+    def pending(self) -> Pending:
+        """What MLflow lacks according to the run log."""
+        try:
+            logged = self._log.trials(self.uri, _experiment_name(self._storage, self._experiment))
+            return Pending(len(set(self._storage.names(TRIALS))) - len(logged), self._problem)
+        except (OSError, ValueError) as error:
+            return Pending(0, self._problem or str(error))
+
+
+class TrainingTracker(Tracker):
+    """Logs the curve of a training from its journal. A resumed training continues its run.
+
+    uri: tracking server or database (None: see `resolve_uri`).
+    """
+
+    def __init__(
+        self, journal: Path, storage: Storage, *, uri: str | None, params: Mapping[str, Any], resume: bool
+    ) -> None:
+        super().__init__(resolve_uri(storage, uri), JOURNAL_INTERVAL_S)
+        self._training = TrainingMirror(journal, self.uri, params)
+        if not resume:
+            self._training.forget()
+
+    def open(self, resources: ExitStack) -> Mirror:
+        return self._training
+
+    def finish(self, timeout_s: float = TRAINING_TIMEOUT_S, event: Event = "finished") -> str | None:
+        return super().finish(timeout_s, event)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """logged: runs that were logged or completed now. already: runs that were complete before."""
+
+    logged: int
+    already: int
+
+
+def sync(storage: Storage, uri: str | None = None, experiment: str | None = None) -> SyncResult:
+    """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep that has ended.
 
     Raises:
         TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is logging the sweep.
     """
-    uri = resolve(storage, uri)
-    with _explained(uri), sole_writer(storage):
-        mirror = _mirror(storage, uri, experiment)
+    uri = resolve_uri(storage, uri)
+    with as_tracking_error(uri), sole_writer(storage):
+        mirror = SweepMirror(storage, uri, _experiment_name(storage, experiment))
         logged = mirror.update(running=False)
-        mirror.end(mirror.ledger.last_event() or _guess_event(storage, len(mirror.records)))
-        return Synced(logged, len(mirror.records) - logged)
+        trials, planned = len(mirror.records), planned_trials(storage)
+        untracked: Event = "interrupted" if planned and trials < planned else "finished"
+        mirror.end(RunLog(storage).last_event() or untracked)
+        return SyncResult(logged, trials - logged)
 
 
-def parent_link(base: str, experiment_id: str, run_id: str) -> str:
-    """The address of a run's page on the MLflow server at `base`."""
-    return f"{base.rstrip('/')}/{run_fragment(run_id, experiment_id)}"
-
-
-def compare_link(base: str, run_ids: Sequence[str], experiment_id: str) -> str:
-    """The address that shows runs side by side on the MLflow server at `base`."""
-    return f"{base.rstrip('/')}/{compare_fragment(run_ids, experiment_id)}"
-
-
-def _experiment(storage: Storage, given: str | None) -> str:
-    name = given or os.environ.get(EXPERIMENT)
-    return name or f"specfrontier/{Facts.read(storage).name}"
-
-
-def _mirror(storage: Storage, uri: str, experiment: str | None) -> Mirror:
-    from orchestrator.tracking.mirror import Mirror
-
-    return Mirror(storage, uri, _experiment(storage, experiment))
-
-
-def _guess_event(storage: Storage, trials: int) -> Event:
-    """How a sweep ended that nobody tracked: finished, unless it has fewer trials than were planned."""
-    planned = planned_trials(storage)
-    return "interrupted" if planned and trials < planned else "finished"
-
-
-@contextmanager
-def _explained(uri: str) -> Iterator[None]:
-    """Whatever goes wrong on the way to MLflow as a TrackingError: where, and why, without credentials."""
-    problem = ""
-    try:
-        yield
-    except TrackingError:
-        raise
-    except ImportError as error:
-        problem = f"{error}; pip install mlflow"
-    except Exception as error:  # of MLflow, its database, its transport and the storage: there is no common base
-        text = safe(str(error) or type(error).__name__, uri)
-        problem = f"MLflow at {shown(uri)}: {text if len(text) <= MAX_PROBLEM else text[:MAX_PROBLEM] + '…'}"
-    if problem:
-        raise TrackingError(problem)  # outside of the handlers, so that no error with a credential hangs on it
+def _experiment_name(storage: Storage, name: str | None) -> str:
+    return name or os.environ.get(_EXPERIMENT_VARIABLE) or f"specfrontier/{load_identity(storage).name}"

@@ -250,9 +250,9 @@ def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
 
 def test_neighbours_that_cannot_be_told_apart_are_named(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
-    rows = front.select(["number", "label", "apart"]).to_pylist()
+    rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()
     names = [row["label"] or f"trial {row['number']}" for row in rows]
-    unclear = {(a, b): 2 - len(row["apart"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
+    unclear = {(a, b): 2 - len(row["distinct_from_next"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
     text = page.locator("#apart").inner_text()
     assert any(unclear.values())
     for (a, b), count in unclear.items():

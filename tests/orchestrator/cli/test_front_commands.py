@@ -97,9 +97,9 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     limits = ("--best", "fid<=vanilla+1", "--best", "drift<=1.2")
     found = data(pareto, one, *limits, "--knee", "--hypervolume", "--config", file)
     sweep = Sweep.open(one)
-    within = sweep.candidates(subject_to=["fid<=vanilla+1", "drift<=1.2"])
+    within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
-    assert found["hypervolume"] == pytest.approx(sweep.hypervolume(reference=found["reference_point"]))
+    assert found["hypervolume"] == pytest.approx(sweep.query().hypervolume(found["reference_point"]))
     assert found["knee"]["number"] in sweep.front()["number"].to_pylist()
     chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
     assert chosen.digest() == found["best"]["digest"]
@@ -197,7 +197,7 @@ def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
 
 
 def test_one_trial_is(one: Path) -> None:
-    fastest = max(Sweep.open(one).candidates()["speedup"].to_pylist())
+    fastest = max(Sweep.open(one).front(everything=True)["speedup"].to_pylist())
     words = run(pareto, one, "--where", f"speedup>={fastest}").out
     assert "1 of 1 trial is on the front (left out: 23 by --where)" in words
 
@@ -207,7 +207,7 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     for folder in (one, two):
         sweep = Sweep.open(folder)
-        assert found["hypervolumes"][sweep.name] == pytest.approx(sweep.hypervolume(reference=corner))
+        assert found["hypervolumes"][sweep.name] == pytest.approx(sweep.query().hypervolume(corner))
     assert found["warnings"] == []
     words = run(compare, one, two).out
     assert "from the reference point speedup " in words
@@ -257,8 +257,8 @@ def test_status_of_a_finished_sweep(one: Path) -> None:
     assert "best speedup: trial " in ran.out
     found = data(status, one)
     assert (found["done"], found["planned"], found["running"]) == (24, 30, [])
-    assert found["silent"] > 0
-    assert found["last"][-1] == "03:00:24 trial 23 complete"
+    assert found["idle_s"] > 0
+    assert found["events"][-1] == "03:00:24 trial 23 complete"
     assert [row["number"] for row in found["front"]] == Sweep.open(one).front()["number"].to_pylist()
 
 
@@ -271,7 +271,7 @@ def test_status_while_it_runs(tmp_path: Path) -> None:
             )
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
-    assert "4 of 10 finished; under way when last heard of: 4, 5" in run(status, tmp_path).out
+    assert "4 of 10 finished; running at the last event: 4, 5" in run(status, tmp_path).out
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "launch"}\n')
     assert data(status, tmp_path)["running"] == []
@@ -283,7 +283,7 @@ def test_status_before_the_first_trial(tmp_path: Path) -> None:
     ran = run(status, tmp_path)
     assert ran.code == 0
     assert "0 of 5 finished" in ran.out
-    assert data(status, tmp_path)["silent"] is None
+    assert data(status, tmp_path)["idle_s"] is None
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_reference_point_is_common() -> None:
 
 
 def test_an_empty_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="b: no trial there was measured in speedup and fid"):
+    with pytest.raises(ValueError, match="b: no trial was measured in speedup and fid"):
         compare([group("a", (1, 2)), group("b", (float("nan"), 2))], AXES)
 
 

@@ -67,7 +67,7 @@ def test_hypervolume_leaves_out_what_was_not_measured_or_lies_beyond() -> None:
 
 @pytest.mark.parametrize(("ways", "corner"), [(("minimize",) * 4, [1.0] * 4), (("minimize",) * 2, [1.0, math.nan])])
 def test_hypervolume_refuses(ways: tuple[str, ...], corner: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"at most three|finite"):
+    with pytest.raises(ValueError, match=r"one to three|finite"):
         hypervolume(np.zeros((1, len(ways))), corner, ways)
 
 

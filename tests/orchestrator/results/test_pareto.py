@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from orchestrator.results.pareto import best_under, front_confidence, knee, nondominated, tell_apart
+from orchestrator.results.pareto import best_under, differ_beyond_error, front_confidence, knee, nondominated
 
 WAYS = ("maximize", "minimize")
 few = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, math.nan])  # few values, so that ties are common
@@ -120,16 +120,16 @@ def test_confidence_of_a_large_sweep_is_quick() -> None:
 
 def test_told_apart_at_five_percent() -> None:
     """Errors 3 and 4 make 5 for the difference; 1.96 of them are 9.8."""
-    assert tell_apart([0.0, 0.0], [9.7, 9.9], [3, 3], [4, 4]).tolist() == [False, True]
-    assert tell_apart([0.0], [9.9], [3], [4], level=0.01).tolist() == [False]
-    assert tell_apart([0.0], [100.0], [math.nan], [1]).tolist() == [False]
-    assert tell_apart([1.0, 1.0], [1.0, 2.0], [0, 0], [0, 0]).tolist() == [False, True]
+    assert differ_beyond_error([0.0, 0.0], [9.7, 9.9], [3, 3], [4, 4]).tolist() == [False, True]
+    assert differ_beyond_error([0.0], [9.9], [3], [4], level=0.01).tolist() == [False]
+    assert differ_beyond_error([0.0], [100.0], [math.nan], [1]).tolist() == [False]
+    assert differ_beyond_error([1.0, 1.0], [1.0, 2.0], [0, 0], [0, 0]).tolist() == [False, True]
 
 
 def test_false_alarms_come_as_often_as_stated() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=40_000), 2 * rng.normal(size=40_000)
-    assert tell_apart(a, b, np.ones_like(a), np.full_like(b, 2)).mean() == pytest.approx(0.05, abs=0.005)
+    assert differ_beyond_error(a, b, np.ones_like(a), np.full_like(b, 2)).mean() == pytest.approx(0.05, abs=0.005)
 
 
 def test_knee_is_furthest_from_the_chord() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.results.redaction import redacted, without_credentials
+from orchestrator.results.redaction import redact_file, without_credentials
 from workers.data.storage import Storage
 
 SECRET = "hunter22"
@@ -53,21 +53,21 @@ def test_files_stay_of_their_kind(source: str, shown: str) -> None:
     def facts(address: str) -> dict[str, Any]:
         return {"reference": {"source": address, "count": 9}, "metrics": ["fid", address], "seed": 0}
 
-    told = redacted("identity.json", json.dumps(facts(source), separators=(",", ":")).encode())
+    told = redact_file("identity.json", json.dumps(facts(source), separators=(",", ":")).encode())
     assert json.loads(told) == facts(shown)
     for flow in (True, False):
-        told = redacted("sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode())
+        told = redact_file("sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode())
         assert yaml.safe_load(told) == facts(shown)
-    broken = redacted("identity.json", f'{{"source": "{source}'.encode()).decode()
+    broken = redact_file("identity.json", f'{{"source": "{source}'.encode()).decode()
     assert broken == f'{{"source": "{shown}'
 
 
 def test_files_without_credentials_are_left_as_they_are() -> None:
     files = {"sweep.yaml": b"seed:   1e-05 # mine\n", "identity.json": b'{"a":1}', "front.png": b"\x89"}
     for name, data in files.items():
-        assert redacted(name, data) == data
+        assert redact_file(name, data) == data
     comment = f"seed: 1 # s3://k:{SECRET}@bucket\n".encode()
-    assert SECRET.encode() not in redacted("sweep.yaml", comment)
+    assert SECRET.encode() not in redact_file("sweep.yaml", comment)
 
 
 @pytest.mark.parametrize(

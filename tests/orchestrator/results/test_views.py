@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from orchestrator.results import views
+from orchestrator.results import plots
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.views import EVERY, Views, front_picture
+from orchestrator.results.sweep import Front, Sweep
+from orchestrator.results.views import INTERVAL_S, Views
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -47,7 +46,7 @@ def test_a_sweep_of_failures_has_its_table(tmp_path: Path) -> None:
     Views(Storage(tmp_path)).write()
     assert pq.read_table(tmp_path / TRIAL_TABLE).num_rows == 3
     assert pq.read_table(tmp_path / FRONT_TABLE).num_rows == 0
-    with Image.open(io.BytesIO(front_picture(Sweep.open(tmp_path)))) as picture:
+    with Image.open(tmp_path / FRONT_PLOT) as picture:
         assert picture.format == "PNG"
 
 
@@ -58,12 +57,12 @@ def test_views_are_refreshed_when_they_are_old(tmp_path: Path, monkeypatch: pyte
     kept = Views(Storage(tmp_path))
     written: list[float] = []
 
-    def picture(sweep: Sweep) -> bytes:
+    def picture(front: Front, title: str) -> bytes:
         written.append(now[0])
         return b"png"
 
-    monkeypatch.setattr(views, "front_picture", picture)
-    for seconds in (0, EVERY - 1, 2, 1, EVERY):
+    monkeypatch.setattr(plots, "front_png", picture)
+    for seconds in (0, INTERVAL_S - 1, 2, 1, INTERVAL_S):
         now[0] += seconds
         kept.refresh()
     assert len(written) == 2, "at 21 and at 42 s, not at 0, 19 and 22"

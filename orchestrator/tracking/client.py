@@ -1,0 +1,135 @@
+"""MLflow's client: which server or database, its experiments, and its errors as one message without credentials."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import MLFLOW_RUNS
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+Event = Literal["started", "finished", "interrupted", "failed"]
+RUN_STATUS: Mapping[Event, str] = {
+    "finished": "FINISHED", "interrupted": "KILLED", "started": "KILLED", "failed": "FAILED",
+}  # fmt: skip
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of the sweeps
+_SQLITE = "sqlite:///"
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is for GenAI
+_MAX_PROBLEM = 400  # characters
+# A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own retries could create
+# two runs for one trial, so the user's environment does not override this setting.
+_NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class TrackingError(ValueError):
+    """MLflow cannot log a sweep; the message says why and what to do."""
+
+
+def resolve_uri(storage: Storage, uri: str | None) -> str:
+    """The tracking URI: the given one, else MLFLOW_TRACKING_URI, else a database next to the sweep's folder.
+
+    All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote storage use one in
+    the working directory.
+    """
+    path = storage.path(MLFLOW_RUNS)
+    folder = Path.cwd() if path is None else path.parent.parent
+    return uri or os.environ.get(URI_VARIABLE) or f"{_SQLITE}{folder / _DATABASE}"
+
+
+def local_database(uri: str) -> Path | None:
+    """The file of a local database; None for a server."""
+    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+
+
+def artifact_folder(uri: str) -> Path | None:
+    """Where the artifacts of a local database are stored; None if a server stores them."""
+    database = local_database(uri)
+    return None if database is None else database.parent / _ARTIFACTS
+
+
+def public_uri(uri: str) -> str:
+    """A tracking URI without user, password, query and fragment, for files, messages and links."""
+    parts = urlsplit(uri)
+    if not parts.netloc:
+        return uri.partition("?")[0]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+def connect(uri: str) -> MlflowClient:
+    """A client that fails at once when the server is away, and prints nothing."""
+    os.environ.update(_NO_RETRIES)
+    for key, value in _DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)
+
+
+def ensure_experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of the experiment, which is created if needed.
+
+    Raises:
+        TrackingError: it is deleted.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        folder = artifact_folder(uri)
+        location = None if folder is None else str(folder / name.replace("/", "-"))
+        try:
+            return str(client.create_experiment(name, location, tags=_EXPERIMENT_TAGS))
+        except MlflowException:  # another process may have created it in the meantime
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        raise TrackingError(f"the MLflow experiment {name!r} is deleted; run `{restore}`, or choose another one")
+    return str(found.experiment_id)
+
+
+@contextmanager
+def as_tracking_error(uri: str) -> Iterator[None]:
+    """Turn every error inside into a TrackingError with place and reason, without credentials."""
+    try:
+        yield
+        return
+    except TrackingError:
+        raise
+    except ImportError as error:
+        problem = f"{error}; pip install mlflow"
+    except Exception as error:  # MLflow, its database, its transport and the storage share no base class
+        text = _redact(str(error) or type(error).__name__, uri)
+        text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
+        problem = f"MLflow at {public_uri(uri)}: {text}"
+    raise TrackingError(problem)  # outside the handlers: no error with a credential is chained to it
+
+
+def _redact(text: str, uri: str) -> str:
+    """The text without the credentials of a tracking URI, as a whole or in parts."""
+    parts = urlsplit(uri)
+    text = text.replace(uri, public_uri(uri))
+    for secret in (parts.netloc.rpartition("@")[0], parts.password or "", parts.query):
+        text = text.replace(secret, "***") if secret else text
+    return without_credentials(text)

@@ -1,0 +1,90 @@
+"""Copies a training's journal, one JSON object per logged step, to a run of MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
+from orchestrator.tracking.runs import MAX_PARAM, clean_tags, legal_name, user
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+EXPERIMENT = "specfrontier/train"
+_RUN_FILE = "eagle.mlflow.json"  # next to the journal: the run, and how many lines it has
+_BATCH = 500  # metrics per request
+
+
+class TrainingMirror:
+    """A resumed training repeats its first lines; those that MLflow has are not sent again."""
+
+    def __init__(self, journal: Path, uri: str, params: Mapping[str, Any]) -> None:
+        self._journal, self._uri, self._params = journal, uri, params
+        self._run_file = journal.with_name(_RUN_FILE)
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._sent = 0  # lines of the journal
+
+    def forget(self) -> None:
+        """Start a new run, with an empty journal."""
+        self._run_file.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
+
+    def update(self) -> int:
+        """Log every new line; returns their number."""
+        from mlflow.entities import Metric
+
+        client = self._connect()
+        text = self._journal.read_text("utf-8") if self._journal.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][self._sent :]
+        now = round(time.time() * 1000)
+        metrics = [
+            Metric(legal_name(name), value, now, int(entry["step"]))
+            for entry in map(json.loads, lines)
+            for name, value in entry.items()
+            if name != "step"
+        ]
+        for start in range(0, len(metrics), _BATCH):
+            client.log_batch(self._run_id, metrics=metrics[start : start + _BATCH])
+        if lines:
+            self._sent += len(lines)
+            self._write_run_file()
+        return len(lines)
+
+    def end(self, event: Event) -> None:
+        self._connect().set_terminated(self._run_id, RUN_STATUS[event])
+
+    def _write_run_file(self) -> None:
+        entry = {"uri": public_uri(self._uri), "run": self._run_id, "sent": self._sent}
+        unfinished = self._run_file.with_suffix(".part")
+        unfinished.write_text(json.dumps(entry) + "\n", "utf-8")
+        os.replace(unfinished, self._run_file)
+
+    def _connect(self) -> MlflowClient:
+        """The client, once the run is found or created."""
+        if self._client is None:
+            client = connect(self._uri)
+            before = json.loads(self._run_file.read_text("utf-8")) if self._run_file.exists() else {}
+            if before.get("uri") == public_uri(self._uri):
+                self._run_id, self._sent = before["run"], before["sent"]
+                client.update_run(self._run_id, status="RUNNING")
+            else:
+                self._run_id = self._create_run(client)
+                self._write_run_file()
+            self._client = client
+        return self._client
+
+    def _create_run(self, client: MlflowClient) -> str:
+        from mlflow.entities import Param
+
+        experiment_id = ensure_experiment(client, self._uri, EXPERIMENT)
+        tags = {"mlflow.user": user(), "mlflow.source.name": "specfrontier train", "mlflow.source.type": "LOCAL"}
+        run = client.create_run(experiment_id, run_name=self._journal.parent.name, tags=clean_tags(tags))
+        params = [Param(legal_name(key), str(value)[:MAX_PARAM]) for key, value in self._params.items()]
+        client.log_batch(run.info.run_id, params=params)
+        return str(run.info.run_id)
