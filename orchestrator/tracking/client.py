@@ -123,7 +123,7 @@ def as_tracking_error(uri: str) -> Iterator[None]:
         text = _redact(str(error) or type(error).__name__, uri)
         text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
         problem = f"MLflow at {public_uri(uri)}: {text}"
-    raise TrackingError(problem)  # outside the handlers: no error with a credential is chained to it
+    raise TrackingError(problem) from None  # the original error may hold a credential
 
 
 def _redact(text: str, uri: str) -> str:

@@ -95,7 +95,7 @@ def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[
     Raises:
         TrackingError: the port is in use, or the server does not start (with its last output).
     """
-    port = _free_port(host, port)
+    port = free_port(host, port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []
@@ -116,7 +116,7 @@ def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[
             _stop(process)
 
 
-def _free_port(host: str, port: int) -> int:
+def free_port(host: str, port: int) -> int:
     """The port itself, or any free one for 0.
 
     Raises:
@@ -148,7 +148,7 @@ def _wait_for(process: subprocess.Popen[bytes], base: str) -> None:
             time.sleep(0.2)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server and its children: SIGTERM first, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

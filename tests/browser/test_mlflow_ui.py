@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.tracking.outbox import Ledger
-from orchestrator.tracking.runs import run_fragment
+from orchestrator.tracking.run_log import RunLog
+from orchestrator.tracking.runs import run_link
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -92,14 +92,14 @@ def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str
     text = page.inner_text("body")
     for name in ("tree.policy", "acceptance.delta", "n/a", "speedup", "fid_error"):
         assert name in text
-    shown = {run.trial for run in Ledger(storage).runs() if run.run_id in links["front"]}
+    shown = {run.trial for run in RunLog(storage).runs() if run.run_id in links["front"]}
     assert f"Comparing {len(shown)} Runs" in text
     assert len(shown) > 1
 
 
 def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:
-    run = Ledger(storage).runs()[2]
-    address = f"{links['mlflow']}/{run_fragment(run.run_id, run.experiment_id)}"
+    run = RunLog(storage).runs()[2]
+    address = run_link(run.run_id, run.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/artifacts/images.png?"))
     picture = page.locator("img[src^='blob:']").first
     picture.wait_for(timeout=WAIT)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from orchestrator.tracking.outbox import Ledger
+from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.server import free_port, serving
 from tests.fakes.real_sweeps import HOST, SWEEP, SweepRun, TrackedSweep, processes, ray_folder, send_signal
 from workers.data.storage import Storage
@@ -52,15 +52,15 @@ def _run_tracked(run: SweepRun) -> tuple[int, int]:
 
     The workers are stopped while the server is up, so that the sweep cannot finish meanwhile.
     """
-    ledger, port = Ledger(Storage(str(run.store))), free_port(HOST, 0)
+    log, port = RunLog(Storage(str(run.store))), free_port(HOST, 0)
     run.start("--workers", "2", "--tracking-uri", f"http://{HOST}:{port}")
     run.wait_for(lambda: run.count("trial_finished"))
-    assert not ledger.runs()
+    assert not log.runs()
     workers = processes(run.ray, "ray::Worker")
     send_signal(workers, signal.SIGSTOP)
     with serving(Storage(str(run.folder / "x")), f"sqlite:///{run.folder}/mlflow.db", HOST, port):
-        run.wait_for(ledger.runs)
-    logged = len(ledger.runs())
+        run.wait_for(log.runs)
+    logged = len(log.runs())
     send_signal(workers, signal.SIGCONT)
     assert run.wait() == 0, run.output
     return port, logged

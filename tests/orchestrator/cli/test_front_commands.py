@@ -256,7 +256,7 @@ def test_status_of_a_finished_sweep(one: Path) -> None:
     assert "failed    trial 7: OutOfMemoryError" in ran.out
     assert "best speedup: trial " in ran.out
     found = data(status, one)
-    assert (found["done"], found["planned"], found["running"]) == (24, 30, [])
+    assert (found["finished"], found["planned"], found["running"]) == (24, 30, [])
     assert found["idle_s"] > 0
     assert found["events"][-1] == "03:00:24 trial 23 complete"
     assert [row["number"] for row in found["front"]] == Sweep.open(one).front()["number"].to_pylist()

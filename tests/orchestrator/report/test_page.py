@@ -364,7 +364,7 @@ def test_the_command_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_sweep_there(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no sweep there") as ended:
+    with pytest.raises(CommandError, match="no sweep here") as ended:
         command(str(tmp_path))
     assert ended.value.code == 1
 

@@ -266,7 +266,7 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
         ([], "there is no published table 'papers/mine'; known: papers/lantern-table1, "),
         (["--by", "tree.policy"], "--published compares all that the table prints"),
         (["--x", "fid"], "--published compares all that the table prints"),
-        (["papers/lantern-tabel2"], "lantern-tabel2: no sweep there"),
+        (["papers/lantern-tabel2"], "lantern-tabel2: no sweep here"),
     ],
 )
 def test_what_cannot_be_compared(arguments: list[str], message: str, tmp_path: Path) -> None:

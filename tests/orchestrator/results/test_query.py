@@ -66,7 +66,7 @@ def test_all_filters_must_pass() -> None:
         ("tree.depth", "write COLUMN=VALUE"),
         ("tree.depth ~ 4", "write COLUMN=VALUE"),
         ("tree.depth>=deep", "tree.depth holds numbers, got 'deep'"),
-        ("label>=lantern", "label holds words, which have no order"),
+        ("label>=lantern", "label holds text, which has no order"),
         ("feasible=maybe", "feasible is true or false, got 'maybe'"),
         ("tree.depth<null", "null has no order"),
     ],
@@ -104,7 +104,7 @@ def test_excess_is_in_the_metrics_unit() -> None:
         ("fdi<=4", "there is no metric 'fdi'; did you mean 'fid'? known: fid, drift"),
         ("fid<4", "use <= or >="),
         ("fid", "no constraint"),
-        ("drift<=vanilla+1", "vanilla's drift has not been measured"),
+        ("drift<=vanilla+1", "has not measured vanilla's drift"),
     ],
 )
 def test_a_mistake_in_a_constraint(text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What is said about a trial in MLflow, the ledger, and addresses: without MLflow."""
+"""What is said about a trial in MLflow, the log, and addresses: without MLflow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,8 @@ import pytest
 from orchestrator.results.store import MLFLOW_RUNS, write_identity
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.tracking import runs
-from orchestrator.tracking.outbox import (
-    Ledger,
-    Logged,
-    TrackingError,
-    artifact_folder,
-    resolve,
-    safe,
-    shown,
-    sole_writer,
-)
-from orchestrator.tracking.tracker import compare_link, parent_link
+from orchestrator.tracking.client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
+from orchestrator.tracking.run_log import LoggedRun, RunLog, sole_writer
 from search_spaces.presets import PRESETS
 from search_spaces.trial import Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
@@ -47,9 +38,9 @@ RECORD = TrialRecord(
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> runs.Facts:
+def sweep(tmp_path: Path) -> runs.SweepRun:
     write_sweep(tmp_path / "sweep", 1)
-    return runs.Facts.read(Storage(tmp_path / "sweep"))
+    return runs.SweepRun.read(Storage(tmp_path / "sweep"))
 
 
 def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None:
@@ -79,45 +70,45 @@ def test_what_is_not_a_finite_number_is_never_sent() -> None:
     [("fid@32", "fid_32"), ("a%b", "a_b"), ("/x.", "x"), ("acceptance.lambda", "acceptance.lambda"), ("@", "_")],
 )
 def test_names_are_made_legal(name: str, expected: str) -> None:
-    assert runs.legal(name) == expected
+    assert runs.legal_name(name) == expected
 
 
-def test_tags_say_what_the_trial_is(facts: runs.Facts) -> None:
-    tags = runs.tags(RECORD, facts, "abc", pareto=True)
+def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
+    tags = runs.trial_tags(RECORD, sweep, "abc", pareto=True)
     assert tags["mlflow.parentRunId"] == "abc"
     wanted = {
         "trial": "3", "pareto": "true", "feasible": "true", "digest": SETTING.digest(), "label": "lantern",
         "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
-        **{f"model.{name}": value for name, value in facts.identity.models.items()},
-        **{f"extractor.{name}": value for name, value in facts.identity.extractors.items()},
+        **{f"model.{name}": value for name, value in sweep.identity.models.items()},
+        **{f"extractor.{name}": value for name, value in sweep.identity.extractors.items()},
     }  # fmt: skip
     assert len(wanted) >= 13
     assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
     assert "specfrontier.cause" not in tags
     broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
-    tags = runs.tags(broken, facts, "abc", pareto=False)
+    tags = runs.trial_tags(broken, sweep, "abc", pareto=False)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
-    assert (tags["specfrontier.feasible"], tags["specfrontier.broken_constraints"]) == ("false", "drift <= 2")
+    assert (tags["specfrontier.feasible"], tags["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
 
 
-def test_run_names_are_short_and_leave_out_the_usual_sampling(facts: runs.Facts) -> None:
-    assert runs.run_name(RECORD, facts) == "3 lantern: eagle dynamic d5 w10 n58, additive k100 δ0.1"
-    vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(facts.sampling))
-    assert runs.run_name(vanilla, facts) == "3 vanilla"
-    assert runs.run_name(replace(RECORD, config=None, label=""), facts) == "3 no setting"
+def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: runs.SweepRun) -> None:
+    assert runs.run_name(RECORD, sweep) == "3 lantern: eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling))
+    assert runs.run_name(vanilla, sweep) == "3 vanilla"
+    assert runs.run_name(replace(RECORD, config=None, label=""), sweep) == "3 no setting"
 
 
 def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
     def sweep_id(folder: str, **changed: object) -> str:
         storage = Storage(tmp_path / folder)
         write_identity(storage, identity("a", **changed))
-        return runs.Facts.read(storage).id
+        return runs.SweepRun.read(storage).id
 
     ids = [sweep_id("one"), sweep_id("two", versions={}), sweep_id("one", started="2026-01-02T03:00:01+00:00")]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_the_front_is_of_feasible_complete_trials(facts: runs.Facts) -> None:
+def test_the_front_is_of_feasible_complete_trials(sweep: runs.SweepRun) -> None:
     def trial(number: int, speedup: float, fid: float, **changed: object) -> TrialRecord:
         metrics = {"speedup": Measured(speedup, 0.1, 9), "fid": Measured(fid, 0.1, 96)}
         return replace(RECORD, number=number, metrics=metrics, **changed)  # type: ignore[arg-type]
@@ -130,27 +121,27 @@ def test_the_front_is_of_feasible_complete_trials(facts: runs.Facts) -> None:
         trial(4, 9.0, 1.0, state="failed"),
         replace(RECORD, number=5, metrics={"fid": Measured(0.1, None, 96)}),
     ]
-    assert runs.front(trials, facts) == {0, 1}
-    assert runs.front([], facts) == set()
+    assert runs.front_numbers(trials, sweep) == {0, 1}
+    assert runs.front_numbers([], sweep) == set()
 
 
-def test_the_description_shows_the_front_and_takes_names_literally(facts: runs.Facts) -> None:
-    text = runs.note(facts, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7")
+def test_the_description_shows_the_front_and_takes_names_literally(sweep: runs.SweepRun) -> None:
+    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7")
     assert r"a\|b \<i\>\[x\](y): eagle" in text
     assert "(#/experiments/7/runs/r1?" in text
     assert "| 2 | 4 |" in text
-    assert runs.compare_fragment(["r1"], "7") in text
-    assert runs.note(facts, [], "7") == "No trial is on the front yet."
+    assert runs.compare_link(["r1"], "7") in text
+    assert runs.note(sweep, [], "7") == "No trial is on the front yet."
 
 
 def test_links_lead_to_the_runs() -> None:
-    link = compare_link("http://lab:5000/", ["a1", "b2"], "7")
+    link = runs.compare_link(["a1", "b2"], "7", "http://lab:5000/")
     base, _, query = link.partition("#/compare-runs?")
     assert base == "http://lab:5000/"
     assert not set('"[] ') & set(link)
     asked = parse_qs(query)
     assert (json.loads(asked["runs"][0]), json.loads(asked["experiments"][0])) == (["a1", "b2"], ["7"])
-    assert parent_link("http://lab:5000", "7", "a1").startswith("http://lab:5000/#/experiments/7/runs/a1?")
+    assert runs.run_link("a1", "7", "http://lab:5000").startswith("http://lab:5000/#/experiments/7/runs/a1?")
 
 
 @pytest.mark.parametrize(
@@ -163,62 +154,65 @@ def test_links_lead_to_the_runs() -> None:
     ],
 )
 def test_a_tracking_uri_is_shown_without_credentials(uri: str, expected: str) -> None:
-    assert shown(uri) == expected
+    assert public_uri(uri) == expected
 
 
 def test_messages_lose_credentials_in_whole_and_in_parts() -> None:
     uri = "postgresql://me:pass-word@db/mlflow?sslkey=abcdef"
-    said = safe(f"cannot open {uri}: password 'pass-word' refused, sslkey=abcdef, tried http://u:v@w/", uri)
-    assert said.startswith("cannot open postgresql://db/mlflow: ")
-    assert not [secret for secret in ("pass-word", "abcdef", "u:v") if secret in said]
+    with pytest.raises(TrackingError) as caught, as_tracking_error(uri):
+        raise OSError(f"cannot open {uri}: password 'pass-word' refused, sslkey=abcdef, tried http://u:v@w/")
+    message = str(caught.value)
+    assert message.startswith("MLflow at postgresql://db/mlflow: cannot open postgresql://db/mlflow: ")
+    assert not [secret for secret in ("pass-word", "abcdef", "u:v") if secret in message]
+    assert caught.value.__suppress_context__, "a traceback would show the original"
 
 
 def test_where_a_sweep_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(str(tmp_path / "sweeps" / "one"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    beside = f"sqlite:///{tmp_path}/sweeps/mlflow.db"
-    assert resolve(storage, None) == beside
-    assert artifact_folder(storage, beside) == tmp_path / "sweeps" / "mlartifacts"
-    assert artifact_folder(storage, "http://lab") is None
+    local = f"sqlite:///{tmp_path}/sweeps/mlflow.db"
+    assert resolve_uri(storage, None) == local
+    assert artifact_folder(local) == tmp_path / "sweeps" / "mlartifacts"
+    assert artifact_folder("http://lab") is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab")
-    assert resolve(storage, None) == "http://lab"
-    assert resolve(storage, "http://other") == "http://other"
+    assert resolve_uri(storage, None) == "http://lab"
+    assert resolve_uri(storage, "http://other") == "http://other"
 
 
-def test_the_ledger_survives_half_a_line(tmp_path: Path) -> None:
+def test_the_run_log_survives_half_a_line(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
-    ledger = Ledger(storage)
-    assert ledger.runs() == []
-    assert ledger.last_event() is None
-    first, second = (Logged("http://lab", "e", "1", "p", number, f"r{number}") for number in (0, 1))
-    ledger.note("started")
-    ledger.add(first)
+    log = RunLog(storage)
+    assert log.runs() == []
+    assert log.last_event() is None
+    first, second = (LoggedRun("http://lab", "e", "1", "p", number, f"r{number}") for number in (0, 1))
+    log.add_event("started")
+    log.add(first)
     with open(tmp_path / MLFLOW_RUNS, "ab") as file:
         file.write(b'{"uri": "http://lab", "exp')
-    assert ledger.runs() == [first]
-    ledger.add(second)
-    ledger.note("interrupted")
-    assert ledger.runs() == [first, second]
-    assert ledger.last_event() == "interrupted"
-    assert ledger.trials("http://me:pw@lab/", "e") == {0: first, 1: second}
-    assert ledger.trials("http://lab", "other") == {}
+    assert log.runs() == [first]
+    log.add(second)
+    log.add_event("interrupted")
+    assert log.runs() == [first, second]
+    assert log.last_event() == "interrupted"
+    assert log.trials("http://me:pw@lab/", "e") == {0: first, 1: second}
+    assert log.trials("http://lab", "other") == {}
 
 
-def test_a_ledger_in_a_bucket_grows_too() -> None:
+def test_a_run_log_in_a_bucket_grows_too() -> None:
     import pyarrow.fs as fs
 
     storage = Storage("memory/sweep", filesystem=fs._MockFileSystem())
-    ledger, run = Ledger(storage), Logged("http://lab", "e", "1", "p", 0, "r")
-    ledger.note("started")
-    ledger.add(run)
-    assert (ledger.last_event(), ledger.runs()) == ("started", [run])
+    log, run = RunLog(storage), LoggedRun("http://lab", "e", "1", "p", 0, "r")
+    log.add_event("started")
+    log.add(run)
+    assert (log.last_event(), log.runs()) == ("started", [run])
 
 
 def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     code = (
         "import sys, time; from workers.data.storage import Storage\n"
-        "from orchestrator.tracking.outbox import sole_writer\n"
+        "from orchestrator.tracking.run_log import sole_writer\n"
         "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:

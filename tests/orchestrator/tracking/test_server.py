@@ -1,4 +1,4 @@
-"""A real MLflow server that comes late, goes and comes back, or loses its answers; and the commands around it."""
+"""A real MLflow server that starts late, goes away and comes back, or drops answers; and the commands for it."""
 
 from __future__ import annotations
 
@@ -20,64 +20,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from orchestrator.cli.app import app
+from orchestrator.errors import CommandError
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.trials import TrialRecord
-from orchestrator.tracking.outbox import Ledger, TrackingError
+from orchestrator.tracking.client import TrackingError
+from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.server import free_port, serving
-from orchestrator.tracking.tracker import Pending, Synced, Tracker, sync
+from orchestrator.tracking.tracker import Pending, SweepTracker, SyncResult, sync
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-pytestmark = pytest.mark.slow(seconds=90)
+pytestmark = pytest.mark.slow(seconds=50)
 HOST, TRIALS = "127.0.0.1", 8
-COMMANDS = "from orchestrator.cli.app import main; main()"
-
-
-@pytest.fixture(autouse=True)
-def _no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with its tables: making them takes seconds."""
-    root = tmp_path_factory.mktemp("empty")
-    write_sweep(root / "none", 0, name="none", failed=())
-    sync(Storage(str(root / "none")), f"sqlite:///{root}/mlflow.db")
-    return root / "mlflow.db"
+COMMAND = "from orchestrator.cli.app import main; main()"
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """A sweep that bears the name of its test's folder, so that sweeps at one server differ."""
+    """A sweep with the name of its test's folder, so that the sweeps on one server differ."""
     name = tmp_path.name.strip("_")
     write_sweep(tmp_path / "sweeps" / name, TRIALS, name=name, failed=(5,))
     return Storage(str(tmp_path / "sweeps" / name))
 
 
-@contextmanager
-def running(folder: Path, port: int) -> Iterator[str]:
-    """A server on the database in a folder, and its address."""
-    with serving(Storage(str(folder / "x")), f"sqlite:///{folder}/mlflow.db", HOST, port) as (base, _):
-        yield base
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[str]:
-    """The address of a server that several tests use."""
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
+    """The address of a server that all tests share."""
     folder = tmp_path_factory.mktemp("server")
-    shutil.copy(database, folder / "mlflow.db")
-    with running(folder, 0) as base:
+    shutil.copy(empty_database, folder / "mlflow.db")
+    with serving(Storage(str(folder / "x")), f"sqlite:///{folder}/mlflow.db", HOST, 0) as (base, _):
         yield base
 
 
 def children(base: str, storage: Storage) -> dict[int, Run]:
-    """The sweep's trials at a server, by number: fails if there is one twice, or there are two parents."""
+    """The runs of the sweep's trials on a server, by number; fails if there is a duplicate or a second parent."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(base)
@@ -91,61 +73,58 @@ def children(base: str, storage: Storage) -> dict[int, Run]:
     return found
 
 
-def until(truth: Callable[[], bool], seconds: float = 120.0) -> None:
+def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
-    while not truth():
-        assert time.monotonic() < end, "it did not happen"
+    while not reached():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.1)
 
 
-def take_away(storage: Storage, records: list[TrialRecord]) -> None:
+def remove(storage: Storage, records: list[TrialRecord]) -> None:
     for record in records:
         path = storage.path(trial_file(record.number))
         assert path is not None
         path.unlink()
 
 
-def test_a_server_that_is_down_at_first_and_goes_half_way_gets_everything_once(
-    storage: Storage, database: Path, tmp_path: Path
-) -> None:
-    shutil.copy(database, tmp_path / "mlflow.db")
+def test_everything_is_logged_once_though_the_server_starts_late_and_goes_away(storage: Storage, server: str) -> None:
     records = read_trials(storage)
-    take_away(storage, records[3:])
+    remove(storage, records[3:])
     port = free_port(HOST, 0)
     base = f"http://{HOST}:{port}"
-    tracker = Tracker(storage, uri=base)
+    tracker = SweepTracker(storage, uri=base)
     tracker.start()
     until(lambda: tracker.problem is not None)
     assert tracker.pending().count == 3
-    with running(tmp_path, port):
+    with proxy(server, port=port):
         until(lambda: tracker.problem is None and tracker.pending().count == 0)
         assert children(base, storage).keys() == {0, 1, 2}
-        assert tracker.link is not None
     for record in records[3:]:
         write_trial(storage, record)
         tracker.nudge()
     until(lambda: tracker.problem is not None)
     assert tracker.pending().count == TRIALS - 3
-    with running(tmp_path, port):
-        assert tracker.finish(120) == Pending(0, None)
+    with proxy(server, port=port):
+        assert tracker.finish(120) is None
+        assert tracker.pending() == Pending(0, None)
         found = children(base, storage)
         assert found.keys() == set(range(TRIALS))
         assert {run.info.status for number, run in found.items() if number != 5} == {"FINISHED"}
         assert all("speedup" in run.data.metrics for number, run in found.items() if number != 5)
         with urllib.request.urlopen(f"{base}/get-artifact?run_uuid={found[0].info.run_id}&path=images.png") as answer:
             assert answer.read() == storage.read(f"pictures/{records[0].digest}.png")
-        assert sync(storage, base) == Synced(0, TRIALS)
+        assert sync(storage, base) == SyncResult(0, TRIALS)
 
 
-class Forgetful(http.server.BaseHTTPRequestHandler):
-    """Passes requests on to a server, and loses the answers to some of those that make runs."""
+class Forwarding(http.server.BaseHTTPRequestHandler):
+    """Forwards requests to a server, and drops the answers to some of those that create runs."""
 
-    target, lost, made = "", frozenset[int](), 0
+    target, dropped, created = "", frozenset[int](), 0
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test reads the server's pages, not this."""
+        """Print nothing."""
 
-    def _pass(self) -> None:
+    def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or None
         kept = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
         request = urllib.request.Request(self.target + self.path, body, kept, method=self.command)
@@ -155,8 +134,8 @@ class Forgetful(http.server.BaseHTTPRequestHandler):
         except urllib.error.HTTPError as error:
             code, data, kind = error.code, error.read(), error.headers.get("Content-Type", "")
         if self.path.endswith("/runs/create"):
-            type(self).made += 1
-            if self.made in self.lost:
+            type(self).created += 1
+            if self.created in self.dropped:
                 self.close_connection = True
                 return
         self.send_response(code)
@@ -165,66 +144,64 @@ class Forgetful(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward
 
 
 @contextmanager
-def losing_answers(target: str, *lost: int) -> Iterator[str]:
-    """A way to `target` on which the answers to the given creations of runs (counted from 1) get lost."""
-    handler = type("Handler", (Forgetful,), {"target": target, "lost": frozenset(lost), "made": 0})
-    with http.server.ThreadingHTTPServer((HOST, 0), handler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        yield f"http://{HOST}:{proxy.server_address[1]}"
-        assert handler.made >= max(lost)  # type: ignore[attr-defined]
-        proxy.shutdown()
+def proxy(target: str, *dropped: int, port: int = 0) -> Iterator[str]:
+    """The address of a proxy to `target` that drops the answers to the given creations of runs (counted from 1)."""
+    handler = type("Handler", (Forwarding,), {"target": target, "dropped": frozenset(dropped), "created": 0})
+    with http.server.ThreadingHTTPServer((HOST, port), handler) as forwarding:
+        threading.Thread(target=forwarding.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{forwarding.server_address[1]}"
+        assert handler.created >= max(dropped, default=0)  # type: ignore[attr-defined]
+        forwarding.shutdown()
 
 
-def test_a_run_that_was_made_unseen_is_found_again(storage: Storage, server: str) -> None:
-    with losing_answers(server, 1, 2, 5) as way:
-        tracker = Tracker(storage, uri=way)
+def test_a_run_whose_creation_went_unanswered_is_found_again(storage: Storage, server: str) -> None:
+    with proxy(server, 1, 2, 5) as base:
+        tracker = SweepTracker(storage, uri=base)
         tracker.start()
-        assert tracker.finish(120) == Pending(0, None)
+        assert tracker.finish(120) is None
     assert children(server, storage).keys() == set(range(TRIALS))
 
 
-def test_credentials_in_the_address_stay_there(storage: Storage, server: str, tmp_path: Path) -> None:
+def test_credentials_in_the_address_are_not_stored(storage: Storage, server: str, tmp_path: Path) -> None:
     assert sync(storage, server.replace("//", "//me:hidden-word@")).logged == TRIALS
-    assert Ledger(storage).runs()[0].uri == server
-    folders = (tmp_path, Path(str(tmp_path)).parent)
-    files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
-    assert any(path.name == "mlflow.db" for path in files)
-    assert [path for path in files if b"hidden-word" in path.read_bytes()] == []
+    assert RunLog(storage).runs()[0].uri == server
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    databases = list(tmp_path.parent.rglob("mlflow.db"))
+    assert databases
+    assert [path for path in (*files, *databases) if b"hidden-word" in path.read_bytes()] == []
 
 
-def specfrontier(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", COMMANDS, *arguments]
-    known = os.environ | environment
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=known)
+def specfrontier(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments])
 
 
 @contextmanager
 def ui(place: str) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
     """The running `ui` command, and the addresses that it printed."""
-    command = [sys.executable, "-u", "-c", COMMANDS, "ui", place, "--port", "0"]
+    command = [sys.executable, "-u", "-c", COMMAND, "ui", place, "--port", "0"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
-        said: dict[str, str] = {}
+        links: dict[str, str] = {}
         for line in process.stdout:
             if line.startswith("Ctrl-C"):
                 break
             name, link = line.split()
-            said[name] = link
+            links[name] = link
         try:
-            yield said, process
+            yield links, process
         finally:
             process.kill()
 
 
-def test_ui_shows_what_was_never_logged_and_leaves_no_server_behind(
-    storage: Storage, database: Path, tmp_path: Path
+def test_ui_logs_the_sweep_first_and_leaves_no_server_behind(
+    storage: Storage, empty_database: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(database, tmp_path / "sweeps" / "mlflow.db")
+    shutil.copy(empty_database, tmp_path / "sweeps" / "mlflow.db")
     with ui(storage.uri) as (links, process):
         assert list(links) == ["mlflow", "sweep", "front"]
         assert len(children(links["mlflow"], storage)) == TRIALS
@@ -238,27 +215,31 @@ def test_ui_shows_what_was_never_logged_and_leaves_no_server_behind(
         assert probe.connect_ex((HOST, port)) != 0
 
 
-def test_ui_and_sync_name_the_pages_of_a_server(storage: Storage, server: str) -> None:
-    ran = specfrontier("sync", storage.uri, "--json", MLFLOW_TRACKING_URI=server.replace("//", "//me:hidden-word@"))
+def test_sync_and_ui_print_the_pages_of_a_server(
+    storage: Storage, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.replace("//", "//me:hidden-word@"))
+    ran = specfrontier("sync", storage.uri, "--json")
     facts = json.loads(ran.stdout)
     assert (facts["logged"], facts["already"], facts["uri"]) == (TRIALS, 0, server)
     assert facts["links"]["front"].startswith(f"{server}/#/compare-runs?")
-    again = specfrontier("sync", storage.uri, "--uri", server)
-    assert again.stdout.startswith(f"0 trials logged, {TRIALS} were there: {server}\n")
+    assert "hidden-word" not in ran.output
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert specfrontier("sync", storage.uri, "--uri", server).stdout.startswith("0 trials logged, ")
     shown = specfrontier("ui", storage.uri)
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     assert shown.stdout.split()[1::2] == list(facts["links"].values())
-    assert "hidden-word" not in ran.stdout + ran.stderr
 
 
-def test_mistakes_get_a_sentence(storage: Storage, tmp_path: Path) -> None:
-    nowhere = specfrontier("ui", str(tmp_path / "nothing"))
-    assert (nowhere.returncode, nowhere.stdout, nowhere.stderr.count("\n")) == (2, "", 1)
+def test_mistakes_are_one_message(storage: Storage, tmp_path: Path) -> None:
+    nowhere = specfrontier("ui", str(tmp_path / "nothing")).exception
+    assert isinstance(nowhere, CommandError)
+    assert nowhere.code == 2
     away = specfrontier("sync", storage.uri, "--uri", "http://me:hidden-word@127.0.0.1:9")
-    assert (away.returncode, away.stdout) == (1, "")
-    assert away.stderr.startswith("Error: MLflow at http://127.0.0.1:9: ")
-    assert "hidden-word" not in away.stderr
-    assert "Traceback" not in away.stderr
+    assert isinstance(away.exception, CommandError)
+    assert (away.exception.code, away.stdout) == (1, "")
+    assert str(away.exception).startswith("MLflow at http://127.0.0.1:9: ")
+    assert "hidden-word" not in str(away.exception)
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

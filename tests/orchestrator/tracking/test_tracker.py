@@ -1,12 +1,10 @@
-"""A sweep in a real MLflow database: what its runs hold, and that every trial is there exactly once."""
+"""Sweeps and trainings in a real MLflow database: what their runs hold, and that each trial has exactly one run."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +15,11 @@ import yaml
 
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.tracking.outbox import Ledger
-from orchestrator.tracking.tracker import Pending, Synced, Tracker, TrackingError, sync
+from orchestrator.tracking.client import Event, TrackingError
+from orchestrator.tracking.run_log import RunLog
+from orchestrator.tracking.tracker import Pending, SweepTracker, SyncResult, TrainingTracker, sync
 from search_spaces.trial import DecodingConfig
+from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -28,46 +28,12 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 TRIALS, FAILED = 9, 7
-KILLING = """
-import os, signal, sys
-from mlflow.tracking import MlflowClient
-from orchestrator.tracking.tracker import sync
-from orchestrator.tracking.outbox import Ledger
-from workers.data.storage import Storage
-owner = Ledger if sys.argv[2] == "add" else MlflowClient
-true, left = getattr(owner, sys.argv[2]), [int(sys.argv[3])]
-def deadly(*given, **named):
-    left[0] -= 1
-    if left[0] == 0 and sys.argv[4] == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    result = true(*given, **named)
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-setattr(owner, sys.argv[2], deadly)
-sync(Storage(sys.argv[1]))
-"""
-
-
-@pytest.fixture(autouse=True)
-def _no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database with all its tables: making them takes seconds."""
-    root = tmp_path_factory.mktemp("empty")
-    write_sweep(root / "none", 0, failed=())
-    sync(Storage(str(root / "none")), f"sqlite:///{root}/mlflow.db")
-    return root / "mlflow.db"
 
 
 @pytest.fixture
-def storage(tmp_path: Path, database: Path) -> Storage:
-    """A sweep beside a database that does not have it."""
-    shutil.copy(database, tmp_path / "mlflow.db")
+def storage(tmp_path: Path, empty_database: Path) -> Storage:
+    """A sweep next to a database that lacks it."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     write_sweep(tmp_path / "sweep", TRIALS, name="demo", failed=(FAILED,))
     return Storage(str(tmp_path / "sweep"))
 
@@ -81,7 +47,7 @@ def client(storage: Storage) -> MlflowClient:
 
 
 def runs_of(found: MlflowClient, experiment: str = "specfrontier/demo") -> tuple[Run, dict[int, Run]]:
-    """The one parent, and its children by trial: fails if anything is there twice, or does not belong there."""
+    """The sweep's run and its trials' runs by number; fails if there is a duplicate or a foreign run."""
     place = found.get_experiment_by_name(experiment)
     assert place is not None
     runs = found.search_runs([place.experiment_id])
@@ -119,7 +85,7 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
 
     for name in ("front.png", "report.html", "front.parquet"):
         storage.write(name, b"view of " + name.encode())
-    assert sync(storage) == Synced(TRIALS, 0)
+    assert sync(storage) == SyncResult(TRIALS, 0)
     found = client(storage)
     parent, children = runs_of(found)
     assert children.keys() == set(range(TRIALS))
@@ -166,37 +132,24 @@ def contents(storage: Storage) -> list[tuple[object, ...]]:
 def test_a_second_sync_changes_nothing(storage: Storage) -> None:
     sync(storage)
     before, lines = contents(storage), storage.read("mlflow.jsonl")
-    assert sync(storage) == Synced(0, TRIALS)
+    assert sync(storage) == SyncResult(0, TRIALS)
     assert contents(storage) == before
     assert storage.read("mlflow.jsonl") == lines
 
 
-def test_a_lost_ledger_is_written_again_and_a_lost_database_too(
-    storage: Storage, tmp_path: Path, database: Path
-) -> None:
+def test_a_lost_run_log_and_a_lost_database_are_rebuilt(storage: Storage, tmp_path: Path, empty_database: Path) -> None:
     sync(storage)
     before, lines = contents(storage), storage.read("mlflow.jsonl")
     (tmp_path / "sweep" / "mlflow.jsonl").unlink()
-    assert sync(storage) == Synced(0, TRIALS)
+    assert sync(storage) == SyncResult(0, TRIALS)
     assert contents(storage) == before
     assert storage.read("mlflow.jsonl") == lines
-    shutil.copy(database, tmp_path / "mlflow.db")
-    assert sync_elsewhere(storage) == "Synced(logged=9, already=0)"
-    assert sync_elsewhere(storage) == "Synced(logged=0, already=9)"
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    assert sync_in_child(storage, tmp_path / "output") == "SyncResult(logged=9, already=0)"
+    assert sync_in_child(storage, tmp_path / "output") == "SyncResult(logged=0, already=9)"
 
 
-def sync_elsewhere(storage: Storage) -> str:
-    """`sync` by a process of its own, which must say nothing else (this one keeps its connections to the database)."""
-    code = (
-        "import sys; from workers.data.storage import Storage; from orchestrator.tracking.tracker import sync\n"
-        "print(sync(Storage(sys.argv[1])))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, storage.uri], capture_output=True, text=True, check=True)
-    assert ran.stderr == ""
-    return ran.stdout.strip()
-
-
-def test_front_members_are_marked_and_lose_the_mark_when_beaten(storage: Storage) -> None:
+def test_exactly_the_front_has_the_pareto_tag(storage: Storage) -> None:
     def marked() -> set[int]:
         _, children = runs_of(client(storage))
         return {number for number, run in children.items() if run.data.tags["specfrontier.pareto"] == "true"}
@@ -213,7 +166,7 @@ def test_front_members_are_marked_and_lose_the_mark_when_beaten(storage: Storage
     assert len(front) > 1
     best = {"speedup": Measured(99.0, 0.1, 9), "fid": Measured(0.01, 0.1, 192)}
     write_trial(storage, another(records[0], TRIALS, metrics=best))
-    assert sync(storage) == Synced(1, TRIALS)
+    assert sync(storage) == SyncResult(1, TRIALS)
     assert marked() == {TRIALS}
 
 
@@ -223,10 +176,10 @@ def another(record: TrialRecord, number: int, **changed: object) -> TrialRecord:
     return replace(record, number=number, **changed)  # type: ignore[arg-type]
 
 
-def test_new_params_are_filled_in_for_all(storage: Storage) -> None:
+def test_every_run_has_the_same_params(storage: Storage) -> None:
     sync(storage)
     gsd = {"drafter": "jacobi", "tree": {"policy": "chain", "length": 5}, "acceptance": "grouped"}
-    config = DecodingConfig.from_mapping(gsd).to_mapping()
+    config = DecodingConfig.from_mapping(gsd)
     write_trial(storage, another(read_trials(storage)[0], TRIALS, label="gsd", config=config))
     sync(storage)
     _, children = runs_of(client(storage))
@@ -235,20 +188,20 @@ def test_new_params_are_filled_in_for_all(storage: Storage) -> None:
     assert children[TRIALS].data.params["drafter.initialisation"] == "random"
 
 
-@pytest.mark.slow(seconds=40)
-def test_killed_at_any_step_no_trial_is_there_twice_or_in_part(storage: Storage, tmp_path: Path) -> None:
-    """Processes that die one after the other, each at another step, the first ones at making the sweep's own run."""
-    deaths = [("create_run", 1), ("create_run", 1), ("log_batch", 1), ("set_terminated", 1), ("add", 1)]
-    for place, (step, count) in enumerate(deaths):
+@pytest.mark.slow(seconds=20)
+def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
+    storage: Storage, tmp_path: Path, empty_database: Path
+) -> None:
+    """Processes die one after the other, each at another step, the first ones while they create the sweep's run."""
+    for step in ("create_run", "create_run", "log_batch", "set_terminated", "add"):
         when = "before" if step == "add" else "after"
-        command = [sys.executable, "-c", KILLING, storage.uri, step, str(count), when]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert ran.returncode == -signal.SIGKILL, (place, step, ran.stderr)
+        assert run_in_child(sync_and_die, storage.uri, step, when) == -signal.SIGKILL, step
         runs_of(client(storage))
     sync(storage)
     broken = contents(storage)
     shutil.copytree(tmp_path / "sweep", tmp_path / "other" / "sweep", ignore=shutil.ignore_patterns("mlflow*"))
     whole = Storage(str(tmp_path / "other" / "sweep"))
+    shutil.copy(empty_database, tmp_path / "other" / "mlflow.db")
     sync(whole)
 
     def without_ids(entries: list[tuple[object, ...]]) -> list[object]:
@@ -258,30 +211,30 @@ def test_killed_at_any_step_no_trial_is_there_twice_or_in_part(storage: Storage,
     assert without_ids(broken) == without_ids(contents(whole))
 
 
-def test_what_the_sweeps_run_says_about_its_end(storage: Storage) -> None:
+def test_the_sweeps_run_has_the_status_of_its_end(storage: Storage) -> None:
     def ends(event: str | None) -> str:
         if event:
-            Ledger(storage).note(event)  # type: ignore[arg-type]
+            RunLog(storage).add_event(event)  # type: ignore[arg-type]
         sync(storage)
         return str(runs_of(client(storage))[0].info.status)
 
     assert ends(None) == "FINISHED"
-    assert ends("started") == "KILLED"  # the driver was killed and could not say so
+    assert ends("started") == "KILLED"  # the driver was killed
     assert [ends(event) for event in ("finished", "interrupted", "failed")] == ["FINISHED", "KILLED", "FAILED"]
 
 
-def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, database: Path) -> None:
-    shutil.copy(database, tmp_path / "mlflow.db")
+def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     write_sweep(tmp_path / "sweep", 3, name="demo", failed=(), budget=10)
     storage = Storage(str(tmp_path / "sweep"))
     sync(storage)
     assert runs_of(client(storage))[0].info.status == "KILLED"
 
 
-def until(truth: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
-    while not truth():
-        assert time.monotonic() < end, "it did not happen"
+    while not reached():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
@@ -298,31 +251,32 @@ def growing(storage: Storage) -> tuple[Storage, list[TrialRecord]]:
 
 def test_a_tracker_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialRecord]]) -> None:
     storage, records = growing
-    tracker = Tracker(storage)
+    tracker = SweepTracker(storage)
     tracker.start()
     for record in records[:4]:
         write_trial(storage, record)
         tracker.nudge()
-    until(lambda: tracker.pending().count == 0 and len(Ledger(storage).runs()) == 4)
+    until(lambda: tracker.pending().count == 0 and len(RunLog(storage).runs()) == 4)
     parent, children = runs_of(client(storage))
     assert (parent.info.status, len(children)) == ("RUNNING", 4)
     with pytest.raises(TrackingError, match="another process is logging"):
         sync(storage)
     for record in records[4:]:
         write_trial(storage, record)
-    assert tracker.finish(60, "interrupted") == Pending(0, None)
+    assert tracker.finish(60, "interrupted") is None
+    assert tracker.pending() == Pending(0, None)
     parent, children = runs_of(client(storage))
     assert (parent.info.status, len(children)) == ("KILLED", TRIALS)
-    assert sync(storage) == Synced(0, TRIALS)
-    again = Tracker(storage)
+    assert sync(storage) == SyncResult(0, TRIALS)
+    again = SweepTracker(storage)
     again.start()
     until(lambda: runs_of(client(storage))[0].info.status == "RUNNING")
-    assert again.finish(60) == Pending(0, None)
+    assert again.finish(60) is None
     assert runs_of(client(storage))[0].info.status == "FINISHED"
 
 
 def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage) -> None:
-    tracker = Tracker(storage, uri="http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
+    tracker = SweepTracker(storage, uri="http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
     began = time.perf_counter()
     tracker.start()
     for _ in range(1000):
@@ -330,31 +284,53 @@ def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage) -> None
     assert time.perf_counter() - began < 0.5
     until(lambda: tracker.problem is not None)
     began = time.perf_counter()
-    pending = tracker.finish(0.5)
+    problem = tracker.finish(0.5)
     assert time.perf_counter() - began < 3
-    assert pending.count == TRIALS
-    assert pending.problem is not None
-    assert "127.0.0.1:9" in pending.problem
-    assert "hidden" not in pending.problem + repr(tracker.shown) + storage.read("mlflow.jsonl").decode()
-    assert tracker.link is None
+    assert tracker.pending().count == TRIALS
+    assert problem is not None
+    assert "127.0.0.1:9" in problem
+    assert "hidden" not in problem + tracker.public_uri + storage.read("mlflow.jsonl").decode()
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////proc/no/x.db", "nonsense://x", "/a/folder"])
-def test_a_place_that_cannot_be_is_a_problem_not_an_error(storage: Storage, uri: str) -> None:
+def test_an_invalid_place_is_a_problem_not_an_error(storage: Storage, uri: str) -> None:
     with pytest.raises(TrackingError, match=uri):
         sync(storage, uri)
-    tracker = Tracker(storage, uri=uri)
+    tracker = SweepTracker(storage, uri=uri)
     tracker.start()
     until(lambda: tracker.problem is not None)
-    assert tracker.finish(1).count == TRIALS
+    assert tracker.finish(1) is not None
+    assert tracker.pending().count == TRIALS
 
 
-def test_logging_says_nothing_on_the_terminal_even_when_it_makes_the_tables(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep", 2, failed=())
-    assert sync_elsewhere(Storage(str(tmp_path / "sweep"))) == "Synced(logged=2, already=0)"
+def test_a_folder_with_an_odd_name(tmp_path: Path, empty_database: Path) -> None:
+    folder = tmp_path / "50 % of it #1"
+    write_sweep(folder / "sweep", 2, failed=())
+    shutil.copy(empty_database, folder / "mlflow.db")
+    storage = Storage(str(folder / "sweep"))
+    assert sync(storage) == SyncResult(2, 0)
+    parent, children = runs_of(client(storage), "specfrontier/synthetic")
+    assert len(children) == 2
+    assert client(storage).list_artifacts(parent.info.run_id)
 
 
-def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "50 % of it #1" / "sweep", 2, failed=())
-    assert sync(Storage(str(tmp_path / "50 % of it #1" / "sweep"))) == Synced(2, 0)
-    assert (tmp_path / "50 % of it #1" / "mlflow.db").exists()
+def test_a_trainings_curve_continues_in_its_run(tmp_path: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    journal, storage = tmp_path / "drafter" / "eagle.journal.jsonl", Storage(tmp_path / "drafter")
+    journal.parent.mkdir()
+
+    def train(steps: int, event: Event, *, resume: bool) -> None:
+        tracker = TrainingTracker(journal, storage, uri=uri(storage), params={"batch": 4}, resume=resume)
+        lines = [json.dumps({"step": step, "loss": 1 / (1 + step)}) + "\n" for step in range(steps)]
+        journal.write_text("".join(lines) + '{"step": 9, "lo')
+        tracker.start()
+        assert tracker.finish(event=event) is None
+
+    train(3, "interrupted", resume=False)
+    train(5, "finished", resume=True)
+    found = client(storage)
+    experiment = found.get_experiment_by_name("specfrontier/train")
+    assert experiment is not None
+    (logged,) = found.search_runs([experiment.experiment_id])
+    assert (logged.info.status, logged.info.run_name, logged.data.params) == ("FINISHED", "drafter", {"batch": "4"})
+    assert [point.step for point in found.get_metric_history(logged.info.run_id, "loss")] == [0, 1, 2, 3, 4]
