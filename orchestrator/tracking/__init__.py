@@ -1,1 +1,1 @@
-"""MLflow: an append-only outbox and the process that copies it to the tracking server."""
+"""MLflow: a tracker that logs sweeps and trainings while they run, and MLflow's own server."""
