@@ -17,10 +17,10 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics
 from workers.loading.models import Models
-from workers.runtime.memory import free_memory, is_out_of_memory
+from workers.runtime.memory import OutOfMemory, guard_memory
 from workers.scenes.images import sample_captions
 
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,9 @@ def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:
     return {name: PRESETS[name] for name in (names or CATALOGUE)}
 
 
-def within_memory(work: Callable[[], Made]) -> Made | None:
-    """What `work` makes; None if memory runs out."""
+def within_memory(work: Callable[[], Output]) -> Output | None:
+    """The output of `work`; None if memory runs out."""
     try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    free_memory()  # outside of the handler, whose error would keep the memory of the frames that it came through
-    return None
+        return guard_memory(work, "this size")
+    except OutOfMemory:
+        return None

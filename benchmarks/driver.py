@@ -53,7 +53,7 @@ def run(sweep: SweepConfig, folder: Path) -> tuple[float, int]:
     driver = Driver(
         sweep,
         storage,
-        Planner(sweep, experiment, baseline.to_mapping(), sweep.captions.count, NAMES),
+        Planner(sweep, experiment, baseline, sweep.captions.count, NAMES),
         Search(sweep, WAYS),
         StudyLog(sweep.name, str(folder / "study.log"), WAYS, NAMES, "benchmark"),
         workers,

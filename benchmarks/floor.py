@@ -10,7 +10,7 @@ from workers.drafters.eagle import EagleDrafter
 from workers.loading.dry_run import size_of
 from workers.loading.models import Models
 from workers.models.transformer import Body
-from workers.runtime.timing import settle
+from workers.runtime.timing import synchronize
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -18,10 +18,10 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.ones(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
     place, seconds = torch.zeros_like(source), []
     for _ in range(10):
-        settle(device)
+        synchronize(device)
         begin = time.perf_counter()
         place.copy_(source)
-        settle(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return 2 * source.nbytes / min(seconds)
 

@@ -42,7 +42,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
-from workers.runtime.timing import settle
+from workers.runtime.timing import synchronize
 
 SETTINGS = {
     "vanilla": preset("vanilla"),
@@ -76,7 +76,7 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
     rounds, emitted = [], [1] * batch
     while min(emitted) <= tokens and max(emitted) < engine.image_len:
         columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
-        settle(engine.device)
+        synchronize(engine.device)
         begin = time.perf_counter()
         result, tree = engine.step(state)
         emitted = engine.read_counts(state, result, tree)

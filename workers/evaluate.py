@@ -1,6 +1,6 @@
-"""The evaluator: models, captions and nets loaded once; shards in, files out. It knows nothing of Ray or of the search.
+"""The evaluator: loads models, captions and nets once, then turns tasks into files. It does not know Ray or the search.
 
-Every result is a file under its own name: what is there is not made again.
+The name of a result's file follows from its task: a file that exists is not computed again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash, read_captions
-from workers.data.records import quality_table, read_shard, timing_table, write_shard
+from workers.data.records import read_shard, write_shard
 from workers.data.reference import FILE
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard
 from workers.data.storage import Storage
@@ -32,21 +31,25 @@ from workers.metrics.trial_metrics import Shards, compute_trial_metrics, draw_pi
 from workers.runtime.device import device_name, pick_device, versions
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks
+from workers.runtime.shard_tables import quality_table, timing_table
 from workers.runtime.specification import WorkerSpec
-from workers.runtime.timing import pairs
+from workers.runtime.timing import time_pairs
 
-TOKEN = "store.id"  # what the driver writes before workers start
-PICTURES_AT_ONCE = 64  # decoded from tokens together
+_STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
+IMAGES_PER_DECODE = 64  # decoded from tokens together
 
 
-def shared_store(spec: WorkerSpec) -> Storage:
-    """The sweep's store, which must be the one that the driver sees.
+def _open_store(spec: WorkerSpec) -> Storage:
+    """The sweep's store.
 
     Raises:
-        ValueError: it is another one, as a folder of the same name on another machine is.
+        ValueError: it is not the driver's store, such as a folder of the same name on another machine.
     """
     storage = Storage(spec.store)
-    if spec.token is not None and (not storage.exists(TOKEN) or storage.read(TOKEN).decode() != spec.token):
+    is_drivers = spec.token is None or (
+        storage.exists(_STORE_TOKEN) and storage.read(_STORE_TOKEN).decode() == spec.token
+    )
+    if not is_drivers:
         raise ValueError(
             f"{storage.shown}: on {platform.node()} this is not the folder that the driver writes to; give --out a "
             "bucket, or a folder that all machines share"
@@ -64,18 +67,18 @@ class Evaluator:
 
     def __init__(self, spec: WorkerSpec) -> None:
         torch.set_num_threads(spec.threads)
-        self.spec, self.storage = spec, shared_store(spec)
+        self.spec, self.storage = spec, _open_store(spec)
         self.device = pick_device(spec.device)
         entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
         target = self.models.target
+        target.check(texts)  # every caption, before the first is drawn
         self._cancelled = threading.Event()
         self._running: dict[str, Any] | None = None
         self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
         self.capabilities = self.engines.capabilities
-        target.check(texts)  # every caption, before the first is drawn
         self.extractors = Extractors.load(
             entry.folder,
             image_size=self.capabilities.image_size,
@@ -91,18 +94,19 @@ class Evaluator:
             extractors=self.extractors.identities,
             precision=str(next(target.parameters()).dtype).removeprefix("torch."),
         )
-        self._real = SweepReference(self.storage, spec.reference, self.extractors, self.capabilities.image_size)
-        self.reference = self._real.facts
+        side = self.capabilities.image_size
+        self._sweep_reference = SweepReference(self.storage, spec.reference, self.extractors, side)
+        self.reference = self._sweep_reference.facts
         select_metrics(spec.metrics, self.available)
 
     @property
     def available(self) -> set[str]:
-        """What metrics may need and this model, its captions and the sweep's sections give."""
+        """The inputs of metrics that this model, its captions and the sweep's sections provide."""
         return available_inputs(self.extractors.columns, reference=self.reference is not None)
 
     def facts(self) -> dict[str, Any]:
-        """What was loaded and what it can give, as plain data."""
-        metrics, lacking = select_metrics(None, self.available)
+        """What was loaded and what it can compute, as plain data."""
+        metrics, unavailable = select_metrics(None, self.available)
         captions = self.spec.captions
         return {
             "capabilities": self.capabilities.to_mapping(),
@@ -110,7 +114,7 @@ class Evaluator:
             "extractors": dict(self.experiment.extractors),
             "precision": self.experiment.precision,
             "metrics": {metric.name: metric.described for metric in metrics},
-            "without": lacking | dict(self.extractors.absent),
+            "without": unavailable | dict(self.extractors.absent),
             "captions": {
                 "count": len(self.captions),
                 "hash": self.experiment.captions,
@@ -123,12 +127,12 @@ class Evaluator:
         }
 
     def cancel(self, task: Mapping[str, Any] | None = None) -> None:
-        """Stop the running task before its next round; with `task`, only if that is the one (it may be done by now)."""
+        """Stops the running task before its next round; with `task`, only if that is the running one."""
         if task is None or task == self._running:
             self._cancelled.set()
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """One task by its "kind": quality, timing, measure or reference; see the method of that name.
+        """Runs a task by its "kind": quality, timing, measure or reference; see the method of that name.
 
         Raises:
             ValueError: no such kind.
@@ -144,133 +148,125 @@ class Evaluator:
             return self.measure(MeasureTask.from_mapping(task))
         if kind == REFERENCE:
             return self.prepare_reference()
-        raise ValueError(f"a task of kind {kind!r}: there are quality, timing, measure and reference")
+        raise ValueError(f"unknown kind of task {kind!r}; use quality, timing, measure or reference")
 
     def quality(self, shard: QualityShard) -> dict[str, Any]:
-        """Draw a shard's images, read them, and write the rows; a shard that is there is only told.
+        """Draws a shard's images, scores them, and writes the rows, unless the file exists.
 
         Raises:
-            ConfigError: the model cannot serve the setting.
+            ConfigError: the model cannot serve the config.
             OutOfMemory, Cancelled, DecodingError: see `Engines.draw`.
         """
         name = shard.name(self.experiment)
         if self.storage.exists(name):
-            return self._told(name)
-        begin = time.perf_counter()
-        results, batch = self.engines.draw(self._setting(shard.config), self._requests(shard), shard.batch)
-        readings = self._read(results)
-        table = quality_table(
-            results, seed=self.spec.seed, batch=batch, features=readings.features, scores=readings.scores
-        )
-        return self._keep(name, table, shard.kind, shard.config, shard.images, time.perf_counter() - begin)
+            return self._stored_result(name)
+        start = time.perf_counter()
+        results, batch = self.engines.draw(shard.config, self._requests(shard), shard.batch)
+        scores = self._score(results)
+        table = quality_table(results, seed=self.spec.seed, batch=batch, features=scores.features, scores=scores.scores)
+        return self._write(name, table, shard, time.perf_counter() - start)
 
     def timing(self, shard: TimingShard) -> dict[str, Any]:
-        """Time a shard's captions with the baseline and with the setting, and write the rows.
+        """Times a shard's captions with the baseline and with the config, and writes the rows, unless the file exists.
 
         Raises:
-            ConfigError: the model cannot serve the setting.
-            OutOfMemory: the stated batch does not fit; another one would be another measurement.
+            ConfigError: the model cannot serve the config.
+            OutOfMemory: the stated batch does not fit; timings at another batch would not be comparable.
             Cancelled, DecodingError: see `Engines.draw`.
         """
         name = shard.name(self.experiment)
         if self.storage.exists(name):
-            return self._told(name)
-        begin = time.perf_counter()
-        setting, baseline = self._setting(shard.config), self._setting(shard.baseline)
+            return self._stored_result(name)
+        start = time.perf_counter()
         requests = self._requests(shard)
-        batches = [requests[start : start + shard.batch] for start in range(0, len(requests), shard.batch)]
-        draws = [partial(self.engines.draw_once, config, batch=shard.batch) for config in (baseline, setting)]
-        rows = pairs(
-            draws[0],
-            None if setting == baseline else draws[1],
+        batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
+        baseline, candidate = (
+            partial(self.engines.draw_once, config, batch=shard.batch) for config in (shard.baseline, shard.config)
+        )
+        rows = time_pairs(
+            baseline,
+            None if shard.config == shard.baseline else candidate,
             batches,
             shard.repetitions,
             self.device,
-            read=self._read_captions,
+            encode=self._encode,
         )
-        table = timing_table(rows)
-        return self._keep(name, table, shard.kind, shard.config, shard.images, time.perf_counter() - begin)
+        return self._write(name, timing_table(rows), shard, time.perf_counter() - start)
 
     def measure(self, task: MeasureTask) -> dict[str, Any]:
-        """Metrics of a setting from its stored shards, and its pictures; what is there is only read.
+        """Computes a config's metrics from its stored shards and draws its pictures, unless the file exists.
 
         Raises:
             FileNotFoundError, ValueError: a shard is missing or damaged, or a metric is unknown.
         """
-        name, begin = task.name(), time.perf_counter()
+        name, start = task.name(), time.perf_counter()
         if self.storage.exists(name):
-            told: dict[str, Any] = json.loads(self.storage.read(name))
-            return told | {"ran": False}
-        there, lacking = select_metrics(task.metrics, self.available)
+            stored: dict[str, Any] = json.loads(self.storage.read(name))
+            return stored | {"ran": False}
+        metrics, unavailable = select_metrics(task.metrics, self.available)
         shards = Shards(self.storage, self.extractors.stored, tuple(self.extractors.scores))
-        needs_reference = any(REFERENCE in metric.needs for metric in there)
-        references = self._real.load() if needs_reference else {}
-        wanted, net = [metric.name for metric in there], self.extractors.reader
-        found = compute_trial_metrics(shards, task, wanted, references=references, net=net)
-        found["skipped"] |= lacking
-        digest = self._setting(task.config).digest()
-        found["pictures"] = draw_pictures(shards, task, self.models.target, digest)
-        found |= {"seconds": time.perf_counter() - begin, "worker": self.spec.worker}
-        self.storage.write(name, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False).encode())
-        return found | {"ran": True}
+        needs_reference = any(REFERENCE in metric.needs for metric in metrics)
+        references = self._sweep_reference.load() if needs_reference else {}
+        names, net = [metric.name for metric in metrics], self.extractors.reader
+        result = compute_trial_metrics(shards, task, names, references=references, net=net)
+        result["skipped"] |= unavailable
+        result["pictures"] = draw_pictures(shards, task, self.models.target, task.config.digest())
+        result |= {"seconds": time.perf_counter() - start, "worker": self.spec.worker}
+        self.storage.write(name, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False).encode())
+        return result | {"ran": True}
 
     def prepare_reference(self) -> dict[str, Any]:
-        """Write the features of the real images to the store, unless they are there; returns the reference's facts.
+        """Writes the features of the real images to the store, unless they exist; returns the reference's facts.
 
         Raises:
             ValueError: an image cannot be read, there are too few, or the store's are those of another reference.
         """
-        begin = time.perf_counter()
+        start = time.perf_counter()
         if self.reference is None:
             return {"name": FILE, "count": 0, "seconds": 0.0, "ran": False, "worker": self.spec.worker}
-        ran = self._real.prepare()
-        seconds = time.perf_counter() - begin
+        ran = self._sweep_reference.prepare()
+        seconds = time.perf_counter() - start
         return {"name": FILE, **self.reference, "seconds": seconds, "ran": ran, "worker": self.spec.worker}
 
-    def _read_captions(self, requests: Sequence[Request]) -> None:
-        """Encode them, so that a text encoder which remembers its latest captions has them at hand."""
+    def _encode(self, requests: Sequence[Request]) -> None:
+        """Encodes the captions; a text encoder that caches its latest captions then has them."""
         self.models.target.encode([request.caption for request in requests], guided=False)
-
-    def _setting(self, config: Mapping[str, Any]) -> DecodingConfig:
-        return DecodingConfig.from_mapping(config, defaults=self.models.target.sampling)
 
     def _requests(self, shard: QualityShard | TimingShard) -> list[Request]:
         if shard.stop > len(self.captions):
-            raise ValueError(f"captions {shard.start}..{shard.stop} are wanted, the sweep has {len(self.captions)}")
+            raise ValueError(f"captions {shard.start}..{shard.stop}: the sweep has {len(self.captions)}")
         samples = shard.samples if isinstance(shard, QualityShard) else 1
-        chosen_captions = self.captions[shard.start : shard.stop]
-        return [Request(caption.id, caption.text, sample) for caption in chosen_captions for sample in range(samples)]
+        captions = self.captions[shard.start : shard.stop]
+        return [Request(caption.id, caption.text, sample) for caption in captions for sample in range(samples)]
 
-    def _read(self, results: list[Result]) -> ImageScores:
+    def _score(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""
 
-        def read(some: Sequence[Result]) -> ImageScores:
-            tokens = torch.stack([result.tokens for result in some]).to(self.device)
-            return self.extractors.read(self.models.target.decode(tokens), [result.request.caption for result in some])
+        def score(chunk: Sequence[Result]) -> ImageScores:
+            tokens = torch.stack([result.tokens for result in chunk]).to(self.device)
+            captions = [result.request.caption for result in chunk]
+            return self.extractors.read(self.models.target.decode(tokens), captions)
 
-        return ImageScores.joined(in_chunks(read, results, PICTURES_AT_ONCE))
+        return ImageScores.joined(in_chunks(score, results, IMAGES_PER_DECODE))
 
-    def _keep(
-        self, name: str, table: Any, kind: str, config: Mapping[str, Any], images: int, seconds: float
-    ) -> dict[str, Any]:
-        """Write a shard with what it belongs to; returns what the driver wants to know."""
-        meta = {
-            "kind": kind,
-            "config": dict(config),
+    def _write(self, name: str, table: Any, shard: QualityShard | TimingShard, seconds: float) -> dict[str, Any]:
+        """Writes a shard's table with its metadata; returns what the driver needs of it."""
+        metadata = {
+            "kind": shard.kind,
+            "config": shard.config.to_mapping(),
             "experiment": self.experiment.digest(),
             "extractors": dict(self.experiment.extractors),
-            "images": images,
+            "images": shard.images,
             "seconds": seconds,
             "worker": self.spec.worker,
             "device": device_name(self.device),
             "threads": torch.get_num_threads(),
             "versions": versions(),
         }
-        write_shard(self.storage, name, table, meta)
-        return {"name": name, "images": images, "seconds": seconds, "ran": True, "worker": self.spec.worker}
+        write_shard(self.storage, name, table, metadata)
+        return {"name": name, "images": shard.images, "seconds": seconds, "ran": True, "worker": self.spec.worker}
 
-    def _told(self, name: str) -> dict[str, Any]:
-        """A shard that is there already, as `_keep` told of it."""
-        _, meta = read_shard(self.storage, name, [])
-        told = {key: meta[key] for key in ("images", "seconds", "worker")}
-        return {"name": name, "ran": False, **told}
+    def _stored_result(self, name: str) -> dict[str, Any]:
+        """What `_write` returned for a shard whose file exists."""
+        _, metadata = read_shard(self.storage, name, [])
+        return {"name": name, "ran": False, **{key: metadata[key] for key in ("images", "seconds", "worker")}}

@@ -20,7 +20,7 @@ from search_spaces.params import ConfigError
 from search_spaces.space import MOST_BRANCHES, resolve_config
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.evaluate import PICTURES_AT_ONCE
+from workers.evaluate import IMAGES_PER_DECODE
 from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
 from workers.loading.models_yaml import BUILTIN_NAME, find_entry
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models, shape_only_models
@@ -151,7 +151,7 @@ def batches_of(sweep: SweepConfig) -> dict[str, int]:
     return {
         "timing": min(sweep.timing.batch, sweep.timing.images),
         "quality": min(sweep.quality.batch, shard),
-        "pictures": min(PICTURES_AT_ONCE, shard),
+        "pictures": min(IMAGES_PER_DECODE, shard),
     }
 
 

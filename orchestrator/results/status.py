@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.results.store import EVENTS, planned_trials, read_lines
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import FAILED
-from workers.runtime.logs import folder_of_logs
+from workers.runtime.logs import log_folder
 
 _RECENT_EVENTS = 3
 _VERBS = {"trial_started": "started", "trial_finished": "finished"}
@@ -44,7 +44,7 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
     events = read_lines(sweep.storage, EVENTS)
     stamps = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
     times = [time for stamp in stamps if (time := _parse_time(stamp)) is not None]
-    logs = folder_of_logs(sweep.storage)
+    logs = log_folder(sweep.storage)
     return SweepStatus(
         name=sweep.name,
         place=sweep.storage.shown,

@@ -105,7 +105,7 @@ def _make_planner(sweep: SweepConfig, facts: Mapping[str, Any], identity: Identi
     return Planner(
         sweep,
         _experiment(sweep, facts),
-        identity.baseline.to_mapping(),
+        identity.baseline,
         facts["captions"]["count"],
         tuple(identity.metrics),
         timed=uses_timings(identity.metrics),

@@ -12,6 +12,7 @@ from orchestrator.results.trials import COMPLETE, FAILED, Measured, TrialRecord
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
 
 
@@ -28,7 +29,6 @@ class PendingTrial:
     """
 
     proposal: Proposal
-    config_mapping: dict[str, Any] = field(init=False)
     quality: list[QualityShard] = field(default_factory=list)
     timing: list[TimingShard] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": []})
@@ -39,8 +39,11 @@ class PendingTrial:
     measuring: bool = False
     record: TrialRecord | None = None
 
-    def __post_init__(self) -> None:
-        self.config_mapping = self.proposal.config.to_mapping() if self.proposal.config else {}
+    @property
+    def config(self) -> DecodingConfig:
+        config = self.proposal.config
+        assert config is not None, "a proposal without a config is never planned"
+        return config
 
     @property
     def number(self) -> int:
@@ -110,22 +113,20 @@ class PendingTrial:
 class Planner:
     """Plans the shards of a config, and the tasks that write the missing ones.
 
-    baseline: vanilla's config as a mapping. captions: their number. timed: whether any metric needs timings.
+    baseline: vanilla's config. captions: their number. timed: whether any metric needs timings.
     """
 
     sweep: SweepConfig
     experiment: Experiment
-    baseline: Mapping[str, Any]
+    baseline: DecodingConfig
     captions: int
     metrics: tuple[str, ...]
     timed: bool = True
 
     def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
         """Fill in the trial's shards; returns the tasks for those that are not `existing` files."""
-        config, quality, timing = pending.config_mapping, self.sweep.quality, self.sweep.timing
-        pending.quality = plan_quality(
-            pending.config_mapping, self.captions, quality.shard, quality.samples, quality.batch
-        )
+        config, quality, timing = pending.config, self.sweep.quality, self.sweep.timing
+        pending.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
         if self.timed:
             pending.timing = plan_timing(
                 config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
@@ -144,7 +145,7 @@ class Planner:
     def measure(self, pending: PendingTrial, baseline: PendingTrial) -> Task:
         """The task that computes a trial's metrics from its shards."""
         task = MeasureTask(
-            config=pending.config_mapping,
+            config=pending.config,
             quality=tuple(pending.files["quality"]),
             timing=tuple(pending.files["timing"]),
             baseline_quality=tuple(baseline.files["quality"]),

@@ -52,7 +52,7 @@ def check_timing(sweep: SweepConfig, captions: int) -> None:
     if not uses_timings(sweep.asked):
         return
     assert sweep.sampling is not None
-    vanilla, timing = DecodingConfig(sampling=sweep.sampling).to_mapping(), sweep.timing
+    vanilla, timing = DecodingConfig(sampling=sweep.sampling), sweep.timing
     with prefix_errors("timing"):
         plan_timing(
             vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions

@@ -12,7 +12,7 @@ import torch
 
 from tests.fakes.real_sweeps import SweepRun
 from workers.runtime import engines
-from workers.runtime.engines import StoppableEngine
+from workers.runtime.engines import CancellableEngine
 
 pytestmark = pytest.mark.slow(seconds=5)
 LARGEST_BATCH = {2: 4, 3: 0}  # images that fit into memory, by the chain's length
@@ -35,7 +35,7 @@ sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
 """
 
 
-class ScarceEngine(StoppableEngine):
+class ScarceEngine(CancellableEngine):
     """Runs out of memory in its third round if the batch is too large for the setting."""
 
     rounds = 0
@@ -51,7 +51,7 @@ class ScarceEngine(StoppableEngine):
 def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "StoppableEngine", ScarceEngine)
+    monkeypatch.setattr(engines, "CancellableEngine", ScarceEngine)
     run = SweepRun(tmp_path, SPACE, tmp_path)
     run.run_locally("--no-mlflow")
     records = {record.label: record for record in run.records}

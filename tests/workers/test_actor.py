@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import workers.evaluate
-from workers.actor import RUNNING_AND_ONE, Worker, actor_class
+from workers.actor import MAX_CONCURRENCY, Worker, actor_class
 from workers.runtime.specification import WorkerSpec
 
 
@@ -72,4 +72,4 @@ def test_a_wrong_spec_is_refused() -> None:
 def test_ray_gets_a_class_that_answers_while_it_works() -> None:
     actor = actor_class()
     assert hasattr(actor, "remote")
-    assert actor._default_options["max_concurrency"] == RUNNING_AND_ONE == 2
+    assert actor._default_options["max_concurrency"] == MAX_CONCURRENCY == 2

@@ -17,9 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
+from search_spaces.neighbourhoods import Additive
 from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Medusa, Sampling
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
 from workers.data.shards import MeasureTask, QualityShard, TimingShard
@@ -29,20 +30,19 @@ from workers.evaluate import Evaluator
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
 from workers.models.checkpoint_files import WeightsError
-from workers.runtime.engines import Cancelled, StoppableEngine
+from workers.runtime.engines import CancellableEngine, Cancelled
 from workers.runtime.memory import OutOfMemory
 from workers.runtime.specification import WorkerSpec
 
 SAMPLING = Sampling(temperature=1.0, cfg=1.0)
-VANILLA = DecodingConfig(sampling=SAMPLING).to_mapping()
-CHAIN = DecodingConfig.from_mapping(
+VANILLA = DecodingConfig(sampling=SAMPLING)
+CONFIG = DecodingConfig.from_mapping(
     {
         "drafter": "eagle",
         "tree": {"policy": "chain", "length": 3},
         "acceptance": {"neighbourhood": "additive", "k": 50, "delta": 0.2},
     }
 ).with_sampling(SAMPLING)
-CONFIG = CHAIN.to_mapping()
 COUNTED = ("clip_score", "caption_accuracy", "mean_accepted_length", "step_compression", "target_passes")
 METRICS = (*COUNTED, "fid", "speedup")
 
@@ -112,7 +112,7 @@ def test_a_shard_is_drawn_once(evaluator: Evaluator, shards: list[QualityShard],
     assert table.num_rows == 8
     assert table.column("caption").to_pylist() == [caption.text for caption in evaluator.captions[:8]]
     assert {"features.scenes", "score.clip_score", "score.caption_accuracy"} <= set(table.column_names)
-    assert DecodingConfig.from_mapping(meta["config"]) == CHAIN
+    assert DecodingConfig.from_mapping(meta["config"]) == CONFIG
     assert meta["experiment"] == evaluator.experiment.digest()
 
 
@@ -164,7 +164,7 @@ def test_shards_in_any_order_measure_the_same(evaluator: Evaluator, shards: list
 
 def test_pictures_stand_for_the_trial(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
     found = evaluator.measure(MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS))
-    digest = CHAIN.digest()
+    digest = CONFIG.digest()
     assert found["pictures"] == [f"pictures/{digest}.png", f"heatmaps/{digest}.png"]
     grid = Image.open(home / found["pictures"][0])
     assert grid.size == (4 * 48 + 6, 4 * 48 + 6)
@@ -249,29 +249,29 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, home: Path) -> Non
 def test_settings_that_do_not_fit_are_refused_before_they_run(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StoppableEngine, "step", lambda *_: pytest.fail("it ran"))
-    wide = CHAIN.to_mapping() | {"acceptance": {"neighbourhood": "additive", "k": 5000, "delta": 0.1}}
+    monkeypatch.setattr(CancellableEngine, "step", lambda *_: pytest.fail("it ran"))
+    wide = replace(CONFIG, acceptance=replace(CONFIG.acceptance, neighbourhood=Additive(k=5000, delta=0.1)))
     with pytest.raises(ConfigError, match="5000 neighbours"):
         evaluator.quality(QualityShard(wide, 0, 2, 1, 2))
-    deep = {"drafter": "medusa", "tree": {"policy": "chain", "length": 50}, "sampling": VANILLA["sampling"]}
+    deep = replace(CONFIG, drafter=Medusa(), policy=Chain(length=50))
     with pytest.raises(ConfigError, match="Medusa heads"):
         evaluator.quality(QualityShard(deep, 0, 2, 1, 2))
     with pytest.raises(ValueError, match="the sweep has 24"):
         evaluator.quality(QualityShard(VANILLA, 20, 28, 1, 2))
-    with pytest.raises(ValueError, match="there are quality, timing"):
+    with pytest.raises(ValueError, match="use quality, timing"):
         evaluator.run({"kind": "generate"})
 
 
 def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sizes = StoppableEngine.step, []
+    real, sizes = CancellableEngine.step, []
 
-    def step(self: StoppableEngine, batch: Batch) -> Any:
+    def step(self: CancellableEngine, batch: Batch) -> Any:
         sizes.append(batch.size)
         if batch.size > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return real(self, batch)
 
-    monkeypatch.setattr(StoppableEngine, "step", step)
+    monkeypatch.setattr(CancellableEngine, "step", step)
     limit = 2
     told = evaluator.quality(QualityShard(CONFIG, 16, 20, 1, 4))
     assert sizes[0] == 4
@@ -345,16 +345,16 @@ def test_a_shard_stops_when_it_is_called_off(evaluator: Evaluator) -> None:
 
 
 def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(self: StoppableEngine, batch: Batch) -> Any:
+    def step(self: CancellableEngine, batch: Batch) -> Any:
         raise DecodingError("logits are not finite")
 
-    monkeypatch.setattr(StoppableEngine, "step", step)
+    monkeypatch.setattr(CancellableEngine, "step", step)
     with pytest.raises(DecodingError, match="not finite"):
         evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
 
 
 def test_few_engines_are_kept(evaluator: Evaluator) -> None:
-    lengths = [replace(CHAIN, policy=Chain(length=length)) for length in range(1, 9)]
+    lengths = [replace(CONFIG, policy=Chain(length=length)) for length in range(1, 9)]
     engines = [evaluator.engines.get(config) for config in lengths]
     assert evaluator.engines.get(lengths[-1]) is engines[-1]
     assert evaluator.engines.get(lengths[0]) is not engines[0]

@@ -24,7 +24,7 @@ from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 SCENES, FILE, KIND = "scenes", "reference.parquet", "reference"
 AT_ONCE = 256  # images in memory
-MEND = "make it again: specfrontier reference DIR --out FILE, with the --inception and --vgg that the entry names"
+_FIX = "create it again: specfrontier reference DIR --out FILE, with the --inception and --vgg that the entry names"
 
 
 class Extractor(Protocol):
@@ -222,17 +222,17 @@ def read_reference(
     storage, name = (place, name or FILE) if isinstance(place, Storage) else Storage.holding(place)
     where = f"{storage.shown}/{name}"
     try:
-        table, meta = read_shard(storage, name, ["features"], kind=KIND, mend=MEND)
+        table, meta = read_shard(storage, name, ["features"], kind=KIND, fix=_FIX)
     except FileNotFoundError:
-        raise ValueError(f"{where}: no such file; {MEND}") from None
+        raise ValueError(f"{where}: no such file; {_FIX}") from None
     if identity is not None and meta["identity"] != identity:
         raise ValueError(
             f"{where}: holds features of {meta['identity']}, but images are read by {identity}; a distance between "
-            f"the two means nothing; {MEND}"
+            f"the two means nothing; {_FIX}"
         )
     features = matrix_of(table, "features")
     if len(features) != meta["count"]:
-        raise ValueError(f"{where}: holds {len(features)} images instead of {meta['count']}; {MEND}")
+        raise ValueError(f"{where}: holds {len(features)} images instead of {meta['count']}; {_FIX}")
     others = {other: Seen(seen[:count], also[other]) for other, seen in _others(storage, name, meta, also).items()}
     return Reference(features[:count], meta["identity"], meta["source"], meta["resize"], others)
 
@@ -244,9 +244,9 @@ def _others(storage: Storage, name: str, meta: Mapping[str, Any], also: Mapping[
         if held.get(other) != identity:
             raise ValueError(
                 f"{storage.shown}/{name}: holds features of {held.get(other, f'no {other}')}, but images are read by "
-                f"{identity} as well; {MEND}"
+                f"{identity} as well; {_FIX}"
             )
-    table, _ = read_shard(storage, name, [FEATURES + other for other in also], kind=KIND, mend=MEND)
+    table, _ = read_shard(storage, name, [FEATURES + other for other in also], kind=KIND, fix=_FIX)
     return {other: features_of(table, other) for other in also}
 
 

@@ -1,8 +1,8 @@
-"""The pieces of work that a setting is cut into, and the names of the files that hold their results.
+"""The tasks that a trial is divided into, and the names of the files that hold their results.
 
-A file's name is a hash of all that its content depends on, and of nothing else: whoever needs a result can tell its
-name, and a name that is there need not be made again. Neither the order of a mapping's keys nor the version of Python
-moves it. `start` and `stop` are positions in the sweep's list of captions.
+A file's name is a hash of everything that its content depends on, and of nothing else: the driver knows the name of a
+result before it exists, and a file that exists need not be computed again. The order of a mapping's keys and the
+version of Python do not change the name. `start` and `stop` are positions in the sweep's list of captions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 1  # goes up when rows of the same identity would mean something else: files of another format are not taken
-SHARDS, MEASURES = "shards", "measures"
+FORMAT = 1  # raised when rows of the same identity would mean something else; files of another format are not used
+_SHARDS, _MEASURES = "shards", "measures"  # folders
+_CONFIGS = ("config", "baseline")  # fields that hold a DecodingConfig
 
 
 def canonical(value: object) -> str:
-    """JSON text that equal plain data share. Raises ValueError for NaN, infinity and what JSON cannot hold."""
+    """JSON text that equal plain data share. Raises ValueError for NaN, infinity and values that JSON cannot hold."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     except TypeError as error:
@@ -32,30 +33,46 @@ def digest(value: object, length: int = 20) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
 
 
-class Plain:
-    """Base of the pieces below: their way to and from the plain mapping that is sent to a worker."""
+class Serializable:
+    """Base of the dataclasses below: conversion to and from the plain mapping that is sent to a worker."""
 
     __slots__ = ()
     kind: ClassVar[str]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data; `from_mapping` gives an equal piece back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        """Plain data; `from_mapping` gives an equal object back."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read what `to_mapping` wrote; the key `kind` may stand beside it. ValueError if it is another piece."""
-        given = dict(mapping)
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        if given.pop("kind", cls.kind) != cls.kind or given.keys() != set(known):
-            raise ValueError(f"not a piece of kind {cls.kind!r} ({', '.join(known)}): {sorted(mapping)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        """Reads what `to_mapping` wrote; a key `kind` may be added. ValueError if it is of another class.
+
+        Raises:
+            ValueError: keys or kind of another class.
+            ConfigError: an invalid decoding config.
+        """
+        entries = dict(mapping)
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if entries.pop("kind", cls.kind) != cls.kind or entries.keys() != set(names):
+            raise ValueError(f"not a task of kind {cls.kind!r} ({', '.join(names)}): {sorted(mapping)}")
+        return cls(**{name: _parsed(name, value) for name, value in entries.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DecodingConfig):
+        return value.to_mapping()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if name in _CONFIGS:
+        return DecodingConfig.from_mapping(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment(Plain):
-    """What every result of a sweep depends on, beside the setting.
+class Experiment(Serializable):
+    """What every result of a sweep depends on, apart from the decoding config.
 
     models, extractors: name -> content hash or identity. captions: their hash. precision: e.g. "float32".
     """
@@ -74,13 +91,13 @@ class Experiment(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class QualityShard(Plain):
-    """Images of captions start..stop-1, `samples` of each, under a complete setting; `batch` are drawn together.
+class QualityShard(Serializable):
+    """Images of captions start..stop-1, `samples` of each, under a config with sampling; `batch` are drawn together.
 
-    The batch is no part of the identity, because no image depends on it.
+    The batch is not part of the identity, because no image depends on it.
     """
 
-    config: dict[str, Any]
+    config: DecodingConfig
     start: int
     stop: int
     samples: int
@@ -95,17 +112,17 @@ class QualityShard(Plain):
         return (self.stop - self.start) * self.samples
 
     def name(self, experiment: Experiment) -> str:
-        """The file of its result, from the storage's root: shards/quality-<20 hex>.parquet."""
-        depends = {name: value for name, value in self.to_mapping().items() if name != "batch"}
-        return _shard_name(self.kind, experiment, depends)
+        """The file of its result, relative to the storage's root: shards/quality-<20 hex>.parquet."""
+        identity = {name: value for name, value in self.to_mapping().items() if name != "batch"}
+        return _shard_name(self.kind, experiment, identity)
 
 
 @dataclass(frozen=True, slots=True)
-class TimingShard(Plain):
+class TimingShard(Serializable):
     """Captions start..stop-1 drawn in turn by `baseline` and `config`, `batch` at a time, `repetitions` times over."""
 
-    config: dict[str, Any]
-    baseline: dict[str, Any]
+    config: DecodingConfig
+    baseline: DecodingConfig
     start: int
     stop: int
     batch: int
@@ -120,15 +137,15 @@ class TimingShard(Plain):
         return self.stop - self.start
 
     def name(self, experiment: Experiment) -> str:
-        """The file of its result, from the storage's root: shards/timing-<20 hex>.parquet."""
+        """The file of its result, relative to the storage's root: shards/timing-<20 hex>.parquet."""
         return _shard_name(self.kind, experiment, self.to_mapping())
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureTask(Plain):
-    """A setting's metrics from its shards' files, named from the storage's root, and from the baseline's."""
+class MeasureTask(Serializable):
+    """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's."""
 
-    config: dict[str, Any]
+    config: DecodingConfig
     quality: tuple[str, ...]
     timing: tuple[str, ...]
     baseline_quality: tuple[str, ...]
@@ -136,26 +153,26 @@ class MeasureTask(Plain):
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:
-        """The file of its result, from the storage's root: measures/<20 hex>.json. The files' names say the rest."""
+        """The file of its result, relative to the storage's root: measures/<20 hex>.json."""
         identity = {"format": FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
-        return f"{MEASURES}/{digest(identity)}.json"
+        return f"{_MEASURES}/{digest(identity)}.json"
 
 
-def plan_quality(config: Mapping[str, Any], count: int, shard: int, samples: int, batch: int) -> list[QualityShard]:
+def plan_quality(config: DecodingConfig, count: int, shard: int, samples: int, batch: int) -> list[QualityShard]:
     """All of `count` captions in shards of at most `shard` captions.
 
     Raises:
-        ValueError: a number below 1, or a setting that is not complete.
+        ValueError: a number below 1, or a config without sampling.
     """
     _check_sizes(count=count, shard=shard)
-    whole = _complete(config)
+    _check_sampling(config)
     starts = range(0, count, shard)
-    return [QualityShard(whole, start, min(start + shard, count), samples, batch) for start in starts]
+    return [QualityShard(config, start, min(start + shard, count), samples, batch) for start in starts]
 
 
 def plan_timing(
-    config: Mapping[str, Any],
-    baseline: Mapping[str, Any],
+    config: DecodingConfig,
+    baseline: DecodingConfig,
     count: int,
     *,
     images: int,
@@ -163,40 +180,39 @@ def plan_timing(
     repetitions: int,
     seed: int = 0,
 ) -> list[TimingShard]:
-    """The one timing shard of a setting: `images` of `count` captions, rounded up to whole batches.
+    """The one timing shard of a config: `images` of `count` captions, rounded up to whole batches.
 
-    Where it lies depends on the numbers alone, so that all settings of a sweep are timed on the same captions.
+    Its captions depend on the numbers alone, so that all configs of a sweep are timed on the same ones.
 
     Raises:
-        ValueError: a number below 1, fewer captions than that takes, or a setting that is not complete.
+        ValueError: a number below 1, fewer captions than that takes, or a config without sampling.
     """
     _check_sizes(count=count, images=images, batch=batch)
+    _check_sampling(config)
+    _check_sampling(baseline)
     size = -(-images // batch) * batch
-    places = count // size
-    if not places:
+    spans = count // size
+    if not spans:
         raise ValueError(
             f"timing takes {size} captions ({images} in batches of {batch}), there are {count}; lower timing.images or "
             "timing.batch, or give more captions"
         )
-    start = int(digest(["timing", seed]), 16) % places * size
-    return [TimingShard(_complete(config), _complete(baseline), start, start + size, batch, repetitions)]
+    start = int(digest(["timing", seed]), 16) % spans * size
+    return [TimingShard(config, baseline, start, start + size, batch, repetitions)]
 
 
-def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting with every parameter written out. ValueError when it leaves the sampling to the target."""
-    setting = DecodingConfig.from_mapping(config)
-    if setting.sampling is None:
-        raise ValueError("the setting has no sampling; fill in the target's own before it is cut into shards")
-    return setting.to_mapping()
+def _check_sampling(config: DecodingConfig) -> None:
+    if config.sampling is None:
+        raise ValueError("the config has no sampling; set the target's own before planning its shards")
 
 
-def _shard_name(kind: str, experiment: Experiment, depends: Mapping[str, Any]) -> str:
-    return f"{SHARDS}/{kind}-{digest([experiment.digest(), kind, dict(depends)])}.parquet"
+def _shard_name(kind: str, experiment: Experiment, identity: Mapping[str, Any]) -> str:
+    return f"{_SHARDS}/{kind}-{digest([experiment.digest(), kind, dict(identity)])}.parquet"
 
 
 def _check_span(start: int, stop: int, **sizes: int) -> None:
     if not 0 <= start < stop:
-        raise ValueError(f"a shard of captions {start}..{stop} is empty or starts before the first; 0 <= start < stop")
+        raise ValueError(f"captions {start}..{stop}: the shard is empty or starts below 0; use 0 <= start < stop")
     _check_sizes(**sizes)
 
 

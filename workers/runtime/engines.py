@@ -1,4 +1,4 @@
-"""Drawing captions with any setting: engines that are kept, stopped on demand, and halved when memory runs out."""
+"""Engines by decoding config: kept between shards, cancelled on demand, retried at half the batch out of memory."""
 
 from __future__ import annotations
 
@@ -11,60 +11,59 @@ from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree
 from workers.loading.models import Capabilities, Models
-from workers.runtime.memory import OutOfMemory, free_memory, is_out_of_memory
+from workers.runtime.memory import OutOfMemory, guard_memory
 
-KEPT = 4  # engines: their tables and shapes are worth keeping between the shards of a trial
+_MAX_ENGINES = 4  # their tables and shapes are worth keeping between the shards of a trial
 
 
 class Cancelled(RuntimeError):
-    """The work was called off; nothing of it is kept."""
+    """The task was cancelled; nothing of it is kept."""
 
 
-class StoppableEngine(Engine):
-    """An engine that asks before every round whether to go on."""
+class CancellableEngine(Engine):
+    """An engine that checks before every round whether its task was cancelled."""
 
-    stopped: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
 
     def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
-        if self.stopped():
-            raise Cancelled("called off")
+        if self.is_cancelled():
+            raise Cancelled("the task was cancelled")
         return super().step(batch)
 
 
 class Engines:
-    """Engines of one model by setting. Settings that do not suit the model are refused before anything runs."""
+    """Engines of one model by config. A config that the model cannot serve is refused before anything runs."""
 
-    def __init__(self, models: Models, seed: int, stopped: Callable[[], bool]) -> None:
-        self.models, self.seed, self.stopped = models, seed, stopped
+    def __init__(self, models: Models, seed: int, is_cancelled: Callable[[], bool]) -> None:
+        self.models, self.seed, self.is_cancelled = models, seed, is_cancelled
         self.capabilities = Capabilities.of(models)
-        self._kept: OrderedDict[str, StoppableEngine] = OrderedDict()
+        self._engines: OrderedDict[DecodingConfig, CancellableEngine] = OrderedDict()
 
-    def get(self, config: DecodingConfig) -> StoppableEngine:
-        """The engine of a setting.
+    def get(self, config: DecodingConfig) -> CancellableEngine:
+        """The engine of a config.
 
         Raises:
             ConfigError: the model cannot serve it.
         """
-        key = config.digest()
-        if key not in self._kept:
+        if config not in self._engines:
             self.capabilities.check(config)
             drafter = self.models.drafters.get(config.drafter.kind)
-            engine = StoppableEngine(self.models.target, config, drafter, seed=self.seed)
-            engine.stopped = self.stopped
-            self._kept[key] = engine
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+            engine = CancellableEngine(self.models.target, config, drafter, seed=self.seed)
+            engine.is_cancelled = self.is_cancelled
+            self._engines[config] = engine
+            if len(self._engines) > _MAX_ENGINES:
+                self._engines.popitem(last=False)
+        self._engines.move_to_end(config)
+        return self._engines[config]
 
     def draw(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
         """The requests' results in their order, and the batch that they were drawn at: `batch`, or half of it if memory
         ran out.
 
         Raises:
-            ConfigError: the model cannot serve the setting.
+            ConfigError: the model cannot serve the config.
             OutOfMemory: not even half the batch fits.
-            Cancelled: the work was called off.
+            Cancelled: the task was cancelled.
             DecodingError: the target's logits are not finite.
         """
         half = max(1, batch // 2)
@@ -77,20 +76,15 @@ class Engines:
 
     def draw_once(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> list[Result]:
         """As `draw`, at this batch or not at all."""
-        engine = self.get(config)
-        engine.batch_size = batch
-        found: dict[tuple[int, int], Result] = {}
-        problem = ""
-        try:
-            for result in engine.run(requests):
-                found[result.request.caption_id, result.request.sample] = result
-        except (RuntimeError, MemoryError) as error:
-            self._kept.pop(config.digest(), None)  # a round broke off in the middle: its clock and caches are astray
-            if not is_out_of_memory(error):
+
+        def run() -> list[Result]:
+            engine = self.get(config)
+            engine.batch_size = batch
+            try:
+                return list(engine.run(requests))
+            except (RuntimeError, MemoryError):
+                del self._engines[config]  # the interrupted round leaves its timer and caches in an undefined state
                 raise
-            problem = str(error).partition("\n")[0] or type(error).__name__  # a MemoryError may be without words
-        if problem:  # outside of the handler, whose error would keep the memory of the frames that it came through
-            del engine
-            free_memory()
-            raise OutOfMemory(f"out of memory at batch {batch}: {problem}")
-        return [found[request.caption_id, request.sample] for request in requests]
+
+        results = {(r.request.caption_id, r.request.sample): r for r in guard_memory(run, f"batch {batch}")}
+        return [results[request.caption_id, request.sample] for request in requests]

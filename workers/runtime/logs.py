@@ -1,6 +1,4 @@
-"""A worker's log: a file of its own in the sweep's folder, where its tasks stand with their times and its errors with
-their tracebacks.
-"""
+"""A worker's log: its own file in the sweep's folder, with its tasks, their times, and tracebacks of errors."""
 
 from __future__ import annotations
 
@@ -15,68 +13,68 @@ from typing import Any
 
 from workers.data.storage import Storage
 
-FOLDER = "logs"
-LOGGER = "workers"  # above the loggers of all modules here
-FORMAT = "%(asctime)s %(levelname)s %(message)s"
-CALLED_OFF = "Cancelled"
+_FOLDER = "logs"
+_LOGGER = "workers"  # parent of the loggers of all modules in this package
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_CANCELLED = "Cancelled"  # of workers.runtime.engines, by name: importing that module imports torch
 
 
-class _OwnFile(logging.FileHandler):
+class _WorkerHandler(logging.FileHandler):
     """The handler that `open_log` added; a process has one."""
 
 
 def open_log(storage: Storage, worker: str) -> logging.Logger:
-    """The worker's logger. Where the storage is a folder, all that this process logs goes to logs/<worker>.log as well,
-    after what an earlier worker of that name left; elsewhere it goes to standard error, which Ray keeps.
+    """The worker's logger. If the storage is a folder, everything that this process logs is also appended to
+    logs/<worker>.log; otherwise it goes to standard error, which Ray keeps.
 
     Raises:
         OSError: the file cannot be written.
     """
-    logger, root = logging.getLogger(LOGGER), logging.getLogger()
-    for handler in [entry for entry in root.handlers if isinstance(entry, _OwnFile)]:
+    logger, root = logging.getLogger(_LOGGER), logging.getLogger()
+    for handler in [entry for entry in root.handlers if isinstance(entry, _WorkerHandler)]:
         root.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.INFO)
-    path = storage.path(f"{FOLDER}/{worker}.log")
+    path = storage.path(f"{_FOLDER}/{worker}.log")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _OwnFile(path, encoding="utf-8")
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler = _WorkerHandler(path, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(handler)
-    logger.info("%s begins on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.shown)
+    logger.info("%s starts on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.shown)
     return logger
 
 
-def folder_of_logs(storage: Storage) -> Path | None:
-    """Where the workers' logs lie; None if there are none, or Ray has them."""
-    path = storage.path(FOLDER)
+def log_folder(storage: Storage) -> Path | None:
+    """The folder of the workers' logs; None if it does not exist or the storage is remote."""
+    path = storage.path(_FOLDER)
     return path if path is not None and path.is_dir() else None
 
 
 @contextmanager
-def logged(logger: logging.Logger, what: str) -> Iterator[None]:
-    """Log how long something took, or how it failed; the exception goes on."""
-    begin = time.perf_counter()
+def log_duration(logger: logging.Logger, task: str) -> Iterator[None]:
+    """Logs how long the block took, or how it failed; exceptions pass through."""
+    start = time.perf_counter()
     try:
         yield
     except Exception as error:
-        seconds = time.perf_counter() - begin
-        if type(error).__name__ == CALLED_OFF:
-            logger.info("%s: called off after %.2f s", what, seconds)
+        seconds = time.perf_counter() - start
+        if type(error).__name__ == _CANCELLED:
+            logger.info("%s: cancelled after %.2f s", task, seconds)
         else:
-            logger.exception("%s: failed after %.2f s", what, seconds)
+            logger.exception("%s: failed after %.2f s", task, seconds)
         raise
-    logger.info("%s: %.2f s", what, time.perf_counter() - begin)
+    logger.info("%s: %.2f s", task, time.perf_counter() - start)
 
 
-def task_in_words(task: Mapping[str, Any]) -> str:
+def describe_task(task: Mapping[str, Any]) -> str:
     """e.g. `quality of captions 48 to 95, eagle chain`."""
     kind, config = task.get("kind"), task.get("config") or {}
-    where = f" of captions {task['start']} to {task['stop'] - 1}" if "start" in task and "stop" in task else ""
+    span = f" of captions {task['start']} to {task['stop'] - 1}" if "start" in task and "stop" in task else ""
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]
-    setting = " ".join(part for part in parts if part)
-    return f"{kind}{where}{f', {setting}' if setting else ''}"
+    method = " ".join(part for part in parts if part)
+    return f"{kind}{span}{f', {method}' if method else ''}"
 
 
-def _kind(section: Any, tag: str) -> str:
-    return str(section.get(tag) or section.get("kind") or "") if isinstance(section, Mapping) else str(section or "")
+def _kind(section: Any, key: str) -> str:
+    return str(section.get(key) or section.get("kind") or "") if isinstance(section, Mapping) else str(section or "")

@@ -1,4 +1,4 @@
-"""What to do when memory runs out: give back what lies about, and try with half as much at once."""
+"""Running out of memory: it is recognised, unused memory is freed, and work is retried with half as much at once."""
 
 from __future__ import annotations
 
@@ -8,51 +8,63 @@ from typing import TypeVar
 
 import torch
 
-Item = TypeVar("Item")
-Made = TypeVar("Made")
+_Item = TypeVar("_Item")
+_Output = TypeVar("_Output")
 
 
 class OutOfMemory(RuntimeError):
     """The device's memory does not hold this many images at once."""
 
 
-def in_chunks(work: Callable[[Sequence[Item]], Made], items: Sequence[Item], size: int) -> list[Made]:
-    """What `work` makes of the items, at most `size` at a time and in their order.
-
-    Where memory runs out, the chunk is tried again in halves, and so are those after it. `work` must make of each item
-    the same whatever stands beside it.
+def guard_memory(work: Callable[[], _Output], size: str) -> _Output:
+    """The output of `work`. If memory runs out, unused memory is freed and the error says at what `size`.
 
     Raises:
-        OutOfMemory: not even half a chunk fits.
+        OutOfMemory: memory ran out.
     """
-    made: list[Made] = []
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = str(error).partition("\n")[0] or type(error).__name__  # a MemoryError may have no text
+    # Outside of the handler: the error holds the frames that it passed, and they hold the memory.
+    free_memory()
+    raise OutOfMemory(f"out of memory at {size}: {problem}")
+
+
+def in_chunks(work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item], size: int) -> list[_Output]:
+    """The outputs of `work` on the items in order, at most `size` at a time.
+
+    If memory runs out, that chunk is retried in halves, and later chunks have half the size. The output for an item
+    must not depend on the other items of its chunk.
+
+    Raises:
+        OutOfMemory: half a chunk does not fit either.
+    """
+    outputs: list[_Output] = []
     start, halved = 0, False
     while start < len(items):
-        some, problem = items[start : start + size], ""
+        chunk = items[start : start + size]
         try:
-            made.append(work(some))
-            start += len(some)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            outputs.append(guard_memory(lambda chunk=chunk: work(chunk), f"{len(chunk)} images"))  # type: ignore[misc]
+            start += len(chunk)
+        except OutOfMemory:
+            if halved or len(chunk) == 1:
                 raise
-            problem = str(error).partition("\n")[0] or type(error).__name__  # a MemoryError may be without words
-        if problem:  # outside of the handler, whose error would keep the memory of the frames that it came through
-            free_memory()
-            if halved or len(some) == 1:
-                raise OutOfMemory(f"out of memory at {len(some)} images: {problem}")
-            size, halved = len(some) // 2, True
-    return made
+            size, halved = len(chunk) // 2, True
+    return outputs
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the CPU."""
     text = str(error).lower()
-    told = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-    return told or isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    by_text = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    return by_text or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def free_memory() -> None:
-    """Give unused memory back to the device."""
+    """Returns unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

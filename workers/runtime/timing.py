@@ -1,4 +1,4 @@
-"""Seconds of a setting beside the baseline's: the same captions, the same process, in turn."""
+"""Timing of a config next to the baseline: the same captions in the same process, in turn."""
 
 from __future__ import annotations
 
@@ -7,73 +7,73 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from workers.data.records import Timing
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
+from workers.runtime.shard_tables import TimingRow
 
 Draw = Callable[[Sequence[Request]], list[Result]]
 
 
-def timed(draw: Draw, requests: Sequence[Request], device: torch.device) -> tuple[float, list[Result]]:
-    """Wall clock of drawing all requests in seconds, the device idle at both ends, and the results."""
-    settle(device)
-    begin = time.perf_counter()
+def time_draw(draw: Draw, requests: Sequence[Request], device: torch.device) -> tuple[float, list[Result]]:
+    """Wall clock in seconds of drawing all requests, the device idle at both ends, and the results."""
+    synchronize(device)
+    start = time.perf_counter()
     results = draw(requests)
-    settle(device)
-    return time.perf_counter() - begin, results
+    synchronize(device)
+    return time.perf_counter() - start, results
 
 
-def settle(device: torch.device) -> None:
-    """Wait until the device has nothing left to do."""
+def synchronize(device: torch.device) -> None:
+    """Waits until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def pairs(
+def time_pairs(
     baseline: Draw,
-    setting: Draw | None,
+    candidate: Draw | None,
     batches: Sequence[Sequence[Request]],
     repetitions: int,
     device: torch.device,
     *,
-    read: Callable[[Sequence[Request]], object] = lambda _: None,
-) -> list[Timing]:
-    """Every batch of captions, `repetitions` times over, drawn by both in turn; they take turns in beginning, too.
+    encode: Callable[[Sequence[Request]], object] = lambda _: None,
+) -> list[TimingRow]:
+    """Times every batch of captions, `repetitions` times over, drawn by both in turn; the order alternates.
 
-    Both draw the first batch once before, unmeasured. `read` reads captions before the clock starts: neither side's
-    seconds hold a text encoder's, as the papers' do not. `setting` None: it is the baseline itself, whose seconds then
-    stand on both sides, so that its speed-up is 1 and not the machine's mood.
+    Both first draw one batch unmeasured. `encode` encodes the captions before the clock starts, so neither side's
+    seconds include a text encoder, as in the papers. candidate None: the baseline itself; its seconds then stand on
+    both sides, so that its speed-up is exactly 1, free of timing noise.
     """
-    for draw in (baseline, setting):
+    for draw in (baseline, candidate):
         if draw is not None:
             draw(batches[0])
     rows = []
     for repetition in range(repetitions):
         for number, requests in enumerate(batches):
-            read(requests)
-            if setting is None:
-                slow, results = timed(baseline, requests, device)
-                fast = slow
+            encode(requests)
+            if candidate is None:
+                seconds_vanilla, results = time_draw(baseline, requests, device)
+                seconds = seconds_vanilla
             elif (repetition + number) % 2:
-                fast, results = timed(setting, requests, device)
-                slow, _ = timed(baseline, requests, device)
+                seconds, results = time_draw(candidate, requests, device)
+                seconds_vanilla, _ = time_draw(baseline, requests, device)
             else:
-                slow, _ = timed(baseline, requests, device)
-                fast, results = timed(setting, requests, device)
+                seconds_vanilla, _ = time_draw(baseline, requests, device)
+                seconds, results = time_draw(candidate, requests, device)
             rows.append(
-                Timing(
+                TimingRow(
                     caption_ids=tuple(request.caption_id for request in requests),
                     repetition=repetition,
                     batch=len(requests),
-                    seconds_vanilla=slow,
-                    seconds=fast,
-                    mean_accepted_length=accepted_length(results),
+                    seconds_vanilla=seconds_vanilla,
+                    seconds=seconds,
+                    mean_accepted_length=_mean_accepted_length(results),
                 )
             )
     return rows
 
 
-def accepted_length(results: Sequence[Result]) -> float:
+def _mean_accepted_length(results: Sequence[Result]) -> float:
     """Tokens per target pass over all images, prefill excluded."""
     emitted = sum(int(result.statistics.emitted.sum()) for result in results)
     return emitted / sum(result.statistics.rounds for result in results)

@@ -55,7 +55,7 @@ def sweep(
 
 
 def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Driver:
-    baseline = DecodingConfig(sampling=Sampling(cfg=1.5)).to_mapping()
+    baseline = DecodingConfig(sampling=Sampling(cfg=1.5))
     experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
     folder.mkdir(parents=True, exist_ok=True)
     options = {"check": lambda config: None, "emit": lambda event: None, **kwargs}

@@ -31,7 +31,7 @@ def planner(tmp_path: Path) -> Planner:
         "name: pending\nquality: {batch: 4, shard: 8, samples: 2}\ntiming: {batch: 1, images: 2, repetitions: 2}\n"
         "space: {drafter: eagle, tree: {policy: chain, length: 3}}\n"
     )
-    return Planner(SweepConfig.read(path), EXPERIMENT, BASELINE.to_mapping(), 20, ("fid", "speedup"))
+    return Planner(SweepConfig.read(path), EXPERIMENT, BASELINE, 20, ("fid", "speedup"))
 
 
 def make_trial(config: DecodingConfig | None = CHAIN, number: int = 4) -> PendingTrial:

@@ -13,24 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.data.records import (
-    PHASES,
-    Timing,
-    features_of,
-    quality_table,
-    read_shard,
-    timing_table,
-    tokens_of,
-    write_shard,
-)
+from workers.data.records import features_of, read_shard, tokens_of, write_shard
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import PHASES as ENGINE_PHASES
-from workers.decoding.statistics import ImageStatistics
+from workers.decoding.statistics import PHASES, ImageStatistics
+from workers.runtime.shard_tables import TimingRow, quality_table, timing_table
 
 NAME = "shards/quality-0123.parquet"
-META = {"kind": "quality", "config": {"sampling": {"cfg": 2}}, "worker": 'a "quoted" näme', "versions": {"torch": "2"}}
+METADATA = {
+    "kind": "quality",
+    "config": {"sampling": {"cfg": 2}},
+    "worker": 'a "quoted" näme',
+    "versions": {"torch": "2"},
+}
 
 
 def result(number: int, rounds: int = 3) -> Result:
@@ -59,20 +55,16 @@ def table(**changes: Any) -> pa.Table:
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     storage = Storage(tmp_path)
-    write_shard(storage, NAME, table(), META)
+    write_shard(storage, NAME, table(), METADATA)
     return storage
-
-
-def test_phases_are_those_of_the_engine() -> None:
-    assert PHASES == ENGINE_PHASES
 
 
 @pytest.mark.parametrize("place", ["local", "mock:///a"])
 def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
     storage = Storage(tmp_path if place == "local" else place)
-    write_shard(storage, NAME, table(), META)
-    read, meta = read_shard(storage, NAME, kind="quality")
-    assert meta == META
+    write_shard(storage, NAME, table(), METADATA)
+    read, metadata = read_shard(storage, NAME, kind="quality")
+    assert metadata == METADATA
     assert read.num_rows == 3
     assert torch.equal(tokens_of(read), torch.stack([r.tokens for r in RESULTS]))
     assert torch.equal(features_of(read, "scenes"), FEATURES.half().float())
@@ -96,9 +88,9 @@ def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
 
 
 def test_some_columns_are_enough(storage: Storage) -> None:
-    read, meta = read_shard(storage, NAME, ["caption_id", "features.scenes"])
+    read, metadata = read_shard(storage, NAME, ["caption_id", "features.scenes"])
     assert read.column_names == ["caption_id", "features.scenes"]
-    assert meta["kind"] == "quality"
+    assert metadata["kind"] == "quality"
     with pytest.raises(ValueError, match=r"no column 'features\.inception'; it has caption_id, .*features\.scenes"):
         read_shard(storage, NAME, ["features.inception"])
 
@@ -128,12 +120,12 @@ def test_duckdb_reads_it(storage: Storage) -> None:
 def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:
     storage, features = Storage(tmp_path), torch.randn(256, 1024)
     results = [result(number) for number in range(256)]
-    write_shard(storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), META)
+    write_shard(storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), METADATA)
     assert len(storage.read(NAME)) < 1.05 * features.numel() * 2
 
 
 def test_timings_come_back(tmp_path: Path) -> None:
-    storage, rows = Storage(tmp_path), [Timing((7, 9), 0, 2, 2.0, 1.0, 2.5), Timing((8,), 1, 2, 1.0, 0.5, 2.25)]
+    storage, rows = Storage(tmp_path), [TimingRow((7, 9), 0, 2, 2.0, 1.0, 2.5), TimingRow((8,), 1, 2, 1.0, 0.5, 2.25)]
     write_shard(storage, "shards/timing-1.parquet", timing_table(rows), {"kind": "timing"})
     read, _ = read_shard(storage, "shards/timing-1.parquet", kind="timing")
     assert read.to_pylist()[0] == {
@@ -149,7 +141,7 @@ def test_damage_at_any_place_is_noticed(storage: Storage) -> None:
     right, _ = read_shard(storage, NAME)
     for length in (0, 3, 4, 100, len(whole) // 2, len(whole) - 9, len(whole) - 1):
         storage.write(NAME, whole[:length])
-        with pytest.raises(ValueError, match=r"quality-0123\.parquet: damaged .*; delete it, and --resume"):
+        with pytest.raises(ValueError, match=r"quality-0123\.parquet: damaged .*; delete it"):
             read_shard(storage, NAME)
     refused = 0
     for place in range(4, len(whole), len(whole) // 60):
@@ -173,7 +165,7 @@ def test_foreign_files_are_refused(storage: Storage) -> None:
         with pytest.raises(ValueError, match=r"quality-0123\.parquet: not a Parquet file of specfrontier; delete it"):
             read_shard(storage, NAME)
     storage.write(NAME, b"caption,seconds\n")
-    with pytest.raises(ValueError, match="damaged or no Parquet file"):
+    with pytest.raises(ValueError, match="damaged or not a Parquet file"):
         read_shard(storage, NAME)
     with pytest.raises(FileNotFoundError):
         read_shard(storage, "shards/nothing.parquet")

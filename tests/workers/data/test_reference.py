@@ -179,7 +179,7 @@ def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
 def test_another_extractor_is_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     write_reference(storage, "reference.parquet", Reference(torch.randn(30, 12), "inception@1", "y@2", "none"))
-    with pytest.raises(ValueError, match=r"features of inception@1, but images are read by means@1.*make it again"):
+    with pytest.raises(ValueError, match=r"features of inception@1, but images are read by means@1.*create it again"):
         build_reference(tmp_path / "reference.parquet", Means(), size=8)
     with pytest.raises(ValueError, match="means@1"):
         reference_facts(tmp_path / "reference.parquet", "means@1", size=8)
@@ -188,7 +188,7 @@ def test_another_extractor_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     write_reference(Storage(tmp_path), "r.parquet", Reference(torch.randn(30, 12), "means@1", "y@2", "none"))
     check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12)
-    with pytest.raises(ValueError, match="no vgg, but images are read by vgg@3 as well; make it again"):
+    with pytest.raises(ValueError, match="no vgg, but images are read by vgg@3 as well; create it again"):
         check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12, also={"vgg": "vgg@3"})
 
 
@@ -200,7 +200,7 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
     storage.write("cut.parquet", whole[:-100])
     with pytest.raises(ValueError, match=r"cut\.parquet: damaged .*specfrontier reference DIR --out FILE"):
         read_reference(tmp_path / "cut.parquet")
-    with pytest.raises(ValueError, match=r"none\.parquet: no such file; make it again"):
+    with pytest.raises(ValueError, match=r"none\.parquet: no such file; create it again"):
         read_reference(tmp_path / "none.parquet")
     table = pa.table({"features": float_lists(made.features)})
     write_shard(storage, "shard.parquet", table, {"kind": "quality"})

@@ -28,13 +28,14 @@ from workers.data.shards import (
 
 ROOT = Path(__file__).parents[3]
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}
-LANTERN = {
+_LANTERN = {
     "drafter": "eagle",
     "tree": {"policy": "chain", "length": 3},
     "acceptance": {"neighbourhood": "additive", "k": 100, "delta": 0.1},
     "sampling": SAMPLING,
 }
-VANILLA = {"sampling": SAMPLING}
+LANTERN = DecodingConfig.from_mapping(_LANTERN)
+VANILLA = DecodingConfig.from_mapping({"sampling": SAMPLING})
 EXPERIMENT = Experiment({"target": "ab", "codec": "cd"}, "cafe", 0, {"features": "scenes-features@1"}, "float32")
 TASK = MeasureTask(LANTERN, ("shards/a",), ("shards/b",), ("shards/c",), ("fid", "speedup"))
 
@@ -53,7 +54,7 @@ def test_names_are_the_same_everywhere() -> None:
     assert EXPERIMENT.digest() == "ba27ef938200316a88c6"
     assert shard.name(EXPERIMENT) == "shards/quality-7f1f6309d9a6d615d96c.parquet"
     assert timing.name(EXPERIMENT) == "shards/timing-e8a0a6b1f5322bf69e8b.parquet"
-    assert TASK.name() == "measures/39ce9e32ad1325d5ad60.json"
+    assert TASK.name() == "measures/b7b11f64519f852b5274.json"
 
 
 def test_names_do_not_depend_on_the_process() -> None:
@@ -70,11 +71,9 @@ def test_the_order_of_keys_does_not_matter() -> None:
     turned = Experiment(
         reversed_keys(dict(EXPERIMENT.models)), "cafe", 0, reversed_keys(dict(EXPERIMENT.extractors)), "float32"
     )
-    for config in (reversed_keys(LANTERN), DecodingConfig.from_mapping(LANTERN).to_mapping()):
-        names = [shard.name(turned) for shard in plan_quality(config, 100, 48, 2, 4)]
-        assert names == [shard.name(EXPERIMENT) for shard in plan_quality(LANTERN, 100, 48, 2, 4)]
-    shard = plan_quality(LANTERN, 3, 48, 1, 4)[0]
-    assert dataclasses.replace(shard, config=reversed_keys(shard.config)).name(EXPERIMENT) == shard.name(EXPERIMENT)
+    config = DecodingConfig.from_mapping(reversed_keys(_LANTERN))
+    names = [shard.name(turned) for shard in plan_quality(config, 100, 48, 2, 4)]
+    assert names == [shard.name(EXPERIMENT) for shard in plan_quality(LANTERN, 100, 48, 2, 4)]
     assert dataclasses.replace(TASK, metrics=("speedup", "fid")).name() == TASK.name()
 
 
@@ -130,7 +129,7 @@ def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | T
     assert type(piece).from_mapping(sent) == piece
     assert type(piece).from_mapping(piece.to_mapping()) == piece
     other: type[Any] = TimingShard if isinstance(piece, QualityShard) else QualityShard
-    with pytest.raises(ValueError, match="not a piece of kind"):
+    with pytest.raises(ValueError, match="not a task of kind"):
         other.from_mapping(sent)
 
 
@@ -174,9 +173,9 @@ def test_where_timing_lies_follows_the_seed() -> None:
         (lambda: plan_quality(VANILLA, 9, 0, 1, 4), "shard must be at least 1"),
         (lambda: plan_quality(VANILLA, 9, 3, 0, 4), "samples must be at least 1"),
         (lambda: plan_quality(VANILLA, 9, 3, 1, 0), "batch must be at least 1"),
-        (lambda: plan_quality({}, 9, 3, 1, 1), "has no sampling"),
-        (lambda: QualityShard({}, 3, 3, 1, 1), "is empty"),
-        (lambda: TimingShard({}, {}, -1, 3, 1, 1), "before the first"),
+        (lambda: plan_quality(DecodingConfig(), 9, 3, 1, 1), "has no sampling"),
+        (lambda: QualityShard(VANILLA, 3, 3, 1, 1), "is empty"),
+        (lambda: TimingShard(VANILLA, VANILLA, -1, 3, 1, 1), "starts below 0"),
         (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
         (lambda: canonical(float("nan")), "not JSON compliant"),
         (lambda: digest({"a": object()}), "no identity"),

@@ -11,6 +11,7 @@ from prdc import compute_prdc
 from torch import Tensor
 
 import workers.data.reference
+from search_spaces.trial import DecodingConfig
 from tests.oracles.plain_inception import PlainInception
 from workers.data.records import features_of, read_shard
 from workers.data.shards import MeasureTask, QualityShard
@@ -183,7 +184,7 @@ def test_a_sweep_is_measured_on_it(
     assert sweep.reference is not None
     assert sweep.reference["extractor"] == net.identity
     assert {"fid", "inception_score", "caption_accuracy", "clip_score"} <= sweep.facts()["metrics"].keys()
-    shard = QualityShard(sweep._setting({}).to_mapping(), 0, 8, 1, 8)
+    shard = QualityShard(DecodingConfig(sampling=sweep.models.target.sampling), 0, 8, 1, 8)
     told = sweep.quality(shard)
     assert sweep.prepare_reference()["ran"] is True
     table, meta = read_shard(sweep.storage, told["name"])

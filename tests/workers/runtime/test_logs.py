@@ -14,10 +14,10 @@ from search_spaces.trial import DecodingConfig
 from workers.actor import Worker
 from workers.data.shards import QualityShard
 from workers.data.storage import Storage
-from workers.runtime.logs import folder_of_logs, logged, open_log, task_in_words
+from workers.runtime.logs import describe_task, log_duration, log_folder, open_log
 from workers.runtime.specification import WorkerSpec
 
-CONFIG = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).to_mapping()
+CONFIG = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
 TASK = {"kind": "quality", **QualityShard(CONFIG, 48, 96, 1, 8).to_mapping()}
 
 
@@ -72,15 +72,15 @@ def test_tasks_and_errors_stand_in_the_workers_own_log(tmp_path: Path, broken: N
         worker.run({"kind": "timing"})
     text = read(tmp_path)
     lines = [line.partition("INFO ")[2] for line in text.splitlines()]
-    assert lines[0].startswith("worker-3 begins on ")
+    assert lines[0].startswith("worker-3 starts on ")
     assert lines[1].startswith("loading builtin for auto: ")
     assert lines[2] == 'facts: {"target": "toy", "vocab": 8}'
     assert lines[3].startswith("quality of captions 48 to 95, eagle chain: ")
     assert "ERROR measure: failed after" in text
     assert "Traceback (most recent call last):" in text
     assert "ZeroDivisionError: no images" in text
-    assert text.count("Traceback") == 1, "to be called off is no error"
-    assert "timing: called off after" in text
+    assert text.count("Traceback") == 1, "a cancellation is no error"
+    assert "timing: cancelled after" in text
 
 
 def test_a_worker_that_does_not_come_up_says_why_in_its_log(tmp_path: Path, broken: None) -> None:
@@ -94,9 +94,9 @@ def test_a_worker_that_does_not_come_up_says_why_in_its_log(tmp_path: Path, brok
 def test_a_later_worker_of_the_name_goes_on_and_others_have_their_own(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     for worker in ("a", "b", "a"):
-        with logged(open_log(storage, worker), "nothing"):
+        with log_duration(open_log(storage, worker), "nothing"):
             pass
-    assert read(tmp_path, "a").count(" begins on ") == 2
+    assert read(tmp_path, "a").count(" starts on ") == 2
     assert read(tmp_path, "b").count("nothing: ") == 1
 
 
@@ -111,9 +111,9 @@ def test_elsewhere_than_in_a_folder_there_is_no_file(tmp_path: Path, caplog: pyt
 
     storage = Storage(str(tmp_path), filesystem=LocalFileSystem())
     open_log(storage, "a")
-    assert folder_of_logs(storage) is None
+    assert log_folder(storage) is None
     assert list(tmp_path.iterdir()) == []
-    assert "a begins on" in caplog.text
+    assert "a starts on" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_elsewhere_than_in_a_folder_there_is_no_file(tmp_path: Path, caplog: pyt
     ],
 )
 def test_tasks_in_words(task: Mapping[str, Any], words: str) -> None:
-    assert task_in_words(task) == words
+    assert describe_task(task) == words

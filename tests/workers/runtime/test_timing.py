@@ -11,7 +11,7 @@ import torch
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES, ImageStatistics
-from workers.runtime.timing import Draw, pairs, timed
+from workers.runtime.timing import Draw, time_draw, time_pairs
 
 BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ class Clock:
 
 def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU)
+    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU)
     order = [("v", 3), ("s", 3)]  # warm-up
     order += [("v", 3), ("s", 3), ("s", 9), ("v", 9)]
     order += [("s", 3), ("v", 3), ("v", 9), ("s", 9)]
@@ -61,7 +61,7 @@ def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPat
         clock.now += 100.0
         read.extend(request.caption_id for request in requests)
 
-    rows = pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, read=encode)
+    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, encode=encode)
     assert read == [3, 4, 9, 3, 4, 9]
     assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
     assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
@@ -69,7 +69,7 @@ def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPat
 
 def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    rows = pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)
+    rows = time_pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)
     assert clock.drawn == [("v", 3), ("v", 3), ("v", 9)]
     assert all(row.seconds == row.seconds_vanilla for row in rows)
 
@@ -77,7 +77,7 @@ def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatc
 def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, events = Clock(monkeypatch), ["begin"][:0]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(str(device)))
-    seconds, results = timed(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
+    seconds, results = time_draw(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
     assert events == ["cuda:1", "cuda:1"]
     assert seconds == 2.0
     assert [result.request.caption_id for result in results] == [3, 4]

@@ -1,0 +1,126 @@
+"""The rows of a shard's Parquet file: one per image (quality) or one per timed batch (timing)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from workers.data.records import FEATURES, SCORES, float_lists
+from workers.decoding.engine import Result
+from workers.decoding.statistics import PHASES
+
+_QUALITY_COLUMNS: Mapping[str, pa.DataType] = {
+    "caption_id": pa.int64(),
+    "caption": pa.string(),
+    "sample": pa.int32(),
+    "seed": pa.int64(),
+    "tokens": pa.list_(pa.int32()),
+    "accepted": pa.list_(pa.int32()),
+    "depth": pa.list_(pa.int32()),
+    "nodes": pa.list_(pa.int32()),
+    "rounds": pa.int32(),
+    **{f"seconds_{phase}": pa.float64() for phase in PHASES},
+    "latency": pa.float64(),
+    "batch": pa.int32(),
+}
+_TIMING_SCHEMA = pa.schema(
+    {
+        "caption_ids": pa.list_(pa.int64()),
+        "repetition": pa.int32(),
+        "batch": pa.int32(),
+        "images": pa.int32(),
+        "seconds_vanilla": pa.float64(),
+        "seconds": pa.float64(),
+        "mean_accepted_length": pa.float64(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimingRow:
+    """One batch of captions, drawn by vanilla and by the config in turn; seconds are wall clock of the whole batch.
+
+    mean_accepted_length: tokens per target pass under the config, over all images of the batch.
+    """
+
+    caption_ids: tuple[int, ...]
+    repetition: int
+    batch: int
+    seconds_vanilla: float
+    seconds: float
+    mean_accepted_length: float
+
+
+def quality_table(
+    results: Sequence[Result],
+    *,
+    seed: int,
+    batch: int,
+    features: Mapping[str, Tensor] | None = None,
+    scores: Mapping[str, Tensor] | None = None,
+) -> pa.Table:
+    """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name; row i is image i's.
+
+    Columns: caption_id, caption, sample, seed; tokens; per round accepted (tokens emitted), depth, nodes; rounds;
+    seconds_<phase> and latency (their sum) in seconds, this image's share; batch; features.<extractor>; score.<name>.
+
+    Raises:
+        ValueError: no results, another number of features or scores than images, or a feature that is not finite in
+        float16.
+    """
+    if not results:
+        raise ValueError("no results to record: the shard is empty")
+    requests, statistics = [r.request for r in results], [r.statistics for r in results]
+    columns: dict[str, Any] = {
+        "caption_id": [request.caption_id for request in requests],
+        "caption": [request.caption for request in requests],
+        "sample": [request.sample for request in requests],
+        "seed": [seed] * len(requests),
+        "tokens": _lists([r.tokens for r in results]),
+        "accepted": _lists([s.emitted for s in statistics]),
+        "depth": _lists([s.depth for s in statistics]),
+        "nodes": _lists([s.nodes for s in statistics]),
+        "rounds": [s.rounds for s in statistics],
+        **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
+        "latency": [s.latency for s in statistics],
+        "batch": [batch] * len(requests),
+    }
+    arrays = {name: _array(columns[name], kind) for name, kind in _QUALITY_COLUMNS.items()}
+    for name, rows in (features or {}).items():
+        arrays[FEATURES + name] = _features(name, rows, len(requests))
+    for name, values in (scores or {}).items():
+        if values.shape != (len(requests),):
+            raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(requests)} images")
+        arrays[SCORES + name] = pa.array(values.detach().double().cpu().numpy())
+    return pa.table(arrays)
+
+
+def timing_table(rows: Sequence[TimingRow]) -> pa.Table:
+    """One row per timed batch and repetition. Raises ValueError for no rows."""
+    if not rows:
+        raise ValueError("no timings to record: the shard is empty")
+    columns = {name: [getattr(row, name) for row in rows] for name in _TIMING_SCHEMA.names if name != "images"}
+    return pa.table(columns | {"images": [len(row.caption_ids) for row in rows]}, schema=_TIMING_SCHEMA)
+
+
+def _lists(rows: Sequence[Tensor]) -> pa.Array:
+    offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([row.cpu().numpy() for row in rows]), pa.int32()))
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def _features(name: str, rows: Tensor, count: int) -> pa.Array:
+    if rows.dim() != 2 or rows.shape[0] != count:
+        raise ValueError(f"features {name!r}: shape {list(rows.shape)} for {count} images; needed [{count}, d]")
+    rounded = rows.detach().half().float().cpu()
+    if not rounded.isfinite().all():
+        raise ValueError(f"features {name!r}: not finite as float16, in which they are kept (NaN, or beyond 65504)")
+    return float_lists(rounded)
