@@ -58,27 +58,27 @@ def plain(rule: AcceptanceRule) -> rules.Rule:
 
 
 def random_tables(seed: int, depth: int) -> list[Tensor]:
-    """Random laws after every context of 0 .. depth drafts: [V**i, V] each, some of them with zeros."""
+    """Random distributions after every context of 0 .. depth drafts: [V**i, V] each, some of them with zeros."""
     generator = torch.Generator().manual_seed(seed)
-    laws = []
+    all_probs = []
     for i in range(depth + 1):
         masses = torch.rand(CODES**i, CODES, generator=generator, dtype=torch.float64).pow(2)
         masses = masses * (torch.rand(CODES**i, CODES, generator=generator) > 0.15)
         masses[masses.sum(-1) == 0] = 1.0
-        laws.append(masses / masses.sum(-1, keepdim=True))
-    return laws
+        all_probs.append(masses / masses.sum(-1, keepdim=True))
+    return all_probs
 
 
-def by_context(laws: list[Tensor]) -> dict[rounds.Context, list[float]]:
+def by_context(all_probs: list[Tensor]) -> dict[rounds.Context, list[float]]:
     return {
-        context: laws[i][row].tolist()
-        for i in range(len(laws))
+        context: all_probs[i][row].tolist()
+        for i in range(len(all_probs))
         for row, context in enumerate(itertools.product(range(CODES), repeat=i))
     }
 
 
 def near(q: list[Tensor], p: list[Tensor], weight: float) -> list[Tensor]:
-    """Drafter laws between p and q: at weight 0 p, at 1 q."""
+    """Drafter distributions between p and q: at weight 0 p, at 1 q."""
     return [weight * a + (1 - weight) * b for a, b in zip(q, p, strict=True)]
 
 
@@ -91,12 +91,12 @@ def test_bound_dominates_and_accepted_length_is_exact(name: str) -> None:
         p = near(q, p, 0.7 if seed % 3 == 1 else 0.0)[:DEPTH]
         theory = exact_bounds(rule, q[:DEPTH], p, LOOKUP)
         q_table = by_context(q)
-        law = rounds.round_law(reference, q_table, by_context(p), CHAIN, omegas)
+        probs = rounds.round_distribution(reference, q_table, by_context(p), CHAIN, omegas)
         distance = rounds.total_variation(
-            rounds.completed(law, q_table, DEPTH + 1), rounds.target_law(q_table, DEPTH + 1)
+            rounds.completed(probs, q_table, DEPTH + 1), rounds.target_distribution(q_table, DEPTH + 1)
         )
         assert distance <= theory.bound.value + 1e-12
-        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(law), abs=1e-12)
+        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(probs), abs=1e-12)
         assert theory.optimal_bound.value <= theory.bound.value + 1e-12
         if rule.resampling == "optimal" or isinstance(rule.neighbourhood, NoNeighbourhood):
             assert theory.optimal_bound.value == pytest.approx(theory.bound.value, abs=1e-12)
@@ -112,8 +112,8 @@ def test_bound_is_an_equality_for_one_draft(name: str) -> None:
         q, p = random_tables(3 * seed, 1), random_tables(3 * seed + 1, 0)
         theory = exact_bounds(rule, q[:1], p, LOOKUP)
         q_table = by_context(q)
-        law = rounds.round_law(plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1))
-        distance = rounds.total_variation(rounds.completed(law, q_table, 2), rounds.target_law(q_table, 2))
+        probs = rounds.round_distribution(plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1))
+        distance = rounds.total_variation(rounds.completed(probs, q_table, 2), rounds.target_distribution(q_table, 2))
         assert theory.bound.value == pytest.approx(distance, abs=1e-12)
 
 
@@ -125,11 +125,11 @@ def test_no_resampling_beats_the_optimal_one(name: str) -> None:
         best = exact_bounds(rule, q, p, LOOKUP).optimal_bound.value
         for other in range(10):
             guess = random_tables(1000 * seed + other, 0)[0][0].tolist()
-            law = rounds.node(
+            probs = rounds.node(
                 plain(rule), q[0][0].tolist(), p[0][0].tolist(), 1, rule.schedule.omegas(1)[0],
                 redraw=lambda *_, guess=guess: guess,
-            ).law()  # fmt: skip
-            assert sum(abs(a - b) for a, b in zip(law, q[0][0].tolist(), strict=True)) / 2 >= best - 1e-12
+            ).probs()  # fmt: skip
+            assert sum(abs(a - b) for a, b in zip(probs, q[0][0].tolist(), strict=True)) / 2 >= best - 1e-12
 
 
 def draw_chains(p: list[Tensor], count: int, seed: int) -> tuple[Tensor, list[Tensor]]:
@@ -137,9 +137,9 @@ def draw_chains(p: list[Tensor], count: int, seed: int) -> tuple[Tensor, list[Te
     generator = torch.Generator().manual_seed(seed)
     row = torch.zeros(count, dtype=torch.int64)
     drafts, rows = [], []
-    for law in p:
+    for probs in p:
         rows.append(row)
-        x = torch.multinomial(law[row], 1, generator=generator)[:, 0]
+        x = torch.multinomial(probs[row], 1, generator=generator)[:, 0]
         drafts.append(x)
         row = row * CODES + x
     return torch.stack(drafts, 1), rows
@@ -156,8 +156,8 @@ def test_estimates_agree_with_the_exact_bounds(name: str) -> None:
         q, p = random_tables(7 * seed, depth - 1), random_tables(7 * seed + 1, depth - 1)
         exact = exact_bounds(rule, q, p, LOOKUP)
         drafts, rows = draw_chains(p, chains, seed)
-        q_rows = torch.stack([law[row] for law, row in zip(q, rows, strict=True)], 1)
-        p_rows = torch.stack([law[row] for law, row in zip(p, rows, strict=True)], 1)
+        q_rows = torch.stack([probs[row] for probs, row in zip(q, rows, strict=True)], 1)
+        p_rows = torch.stack([probs[row] for probs, row in zip(p, rows, strict=True)], 1)
         theory = estimate_bounds(rule, q_rows, p_rows, drafts, LOOKUP)
         for got, want in (
             (theory.accepted, exact.accepted),
@@ -193,9 +193,9 @@ def test_deterministic_drafts_are_chains_too(name: str) -> None:
         drafts = torch.tensor([[first, second]])
         theory = estimate_bounds(rule, torch.stack([q[0][0], q[1][first]])[None], None, drafts, LOOKUP)
         q_table = by_context(q)
-        law = rounds.round_law(plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH))
-        distance = rounds.total_variation(rounds.completed(law, q_table, 3), rounds.target_law(q_table, 3))
-        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(law), abs=1e-12)
+        probs = rounds.round_distribution(plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH))
+        distance = rounds.total_variation(rounds.completed(probs, q_table, 3), rounds.target_distribution(q_table, 3))
+        assert theory.accepted.value == pytest.approx(rounds.expected_accepted(probs), abs=1e-12)
         assert distance <= theory.bound.value + 1e-12
         assert theory.accepted.error == math.inf  # one chain: the error is unknown
 
@@ -203,8 +203,8 @@ def test_deterministic_drafts_are_chains_too(name: str) -> None:
 def test_groups_count_as_one_sample() -> None:
     q, p = random_tables(21, 1), random_tables(22, 1)
     drafts, rows = draw_chains(p, 300, 3)
-    q_rows = torch.stack([law[row] for law, row in zip(q, rows, strict=True)], 1)
-    p_rows = torch.stack([law[row] for law, row in zip(p, rows, strict=True)], 1)
+    q_rows = torch.stack([probs[row] for probs, row in zip(q, rows, strict=True)], 1)
+    p_rows = torch.stack([probs[row] for probs, row in zip(p, rows, strict=True)], 1)
     rule = RULES["uniform 2"]
     once = estimate_bounds(rule, q_rows, p_rows, drafts, LOOKUP)
     # repeating every chain four times adds no information

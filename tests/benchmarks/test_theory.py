@@ -1,4 +1,4 @@
-"""Theorem 2 against the engine itself: laws recorded while the built-in model draws, and the drafts that really stood.
+"""Theorem 2 against the engine itself: distributions recorded while the built-in model draws, and accepted drafts.
 
 16 captions, a fixed seed. Bounds and measurement must lie within 4.5 of their errors over images, added as if they were
 independent (read off the same rounds, they agree better than that): with 15 degrees of freedom a false alarm in at most

@@ -1,4 +1,4 @@
-"""Random cases for the acceptance rules: laws, neighbour tables, codebooks, and the rule in both vocabularies."""
+"""Random cases for the acceptance rules: probs, neighbour tables, codebooks, the rule and its oracle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """One target law, one drafter law, one rule; ``plain`` is the reference's description of ``neighbourhood``."""
+    """Probs of target and drafter, and one rule; ``plain`` is the oracle's description of ``neighbourhood``."""
 
     r: list[float]
     p: list[float]
@@ -53,7 +53,7 @@ class Case:
         )
 
 
-def in_words(plain: rules.Rule) -> Neighbourhood:
+def to_neighbourhood(plain: rules.Rule) -> Neighbourhood:
     """The production object for a reference rule."""
     if plain.kind == "none":
         return NoNeighbourhood()
@@ -67,8 +67,8 @@ def in_words(plain: rules.Rule) -> Neighbourhood:
 
 
 @st.composite
-def dyadic_law(draw: st.DrawFn, codes: int) -> list[float]:
-    """A law whose masses are multiples of 1/64; zeros and ties are common."""
+def dyadic_probs(draw: st.DrawFn, codes: int) -> list[float]:
+    """A distribution whose masses are multiples of 1/64; zeros and ties are common."""
     cuts = sorted(draw(st.lists(st.integers(0, UNIT), min_size=codes - 1, max_size=codes - 1)))
     return [(b - a) / UNIT for a, b in zip([0, *cuts], [*cuts, UNIT], strict=True)]
 
@@ -76,8 +76,8 @@ def dyadic_law(draw: st.DrawFn, codes: int) -> list[float]:
 @st.composite
 def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
     codes = draw(st.integers(2, 6))
-    r = draw(dyadic_law(codes))
-    p = draw(st.one_of(dyadic_law(codes), st.just(r)))
+    r = draw(dyadic_probs(codes))
+    p = draw(st.one_of(dyadic_probs(codes), st.just(r)))
     others = [[y for y in range(codes) if y != x] for x in range(codes)]
     plain = rules.Rule(
         kind=kind,
@@ -93,7 +93,7 @@ def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
     )
     levels = draw(st.integers(1, 5))
     schedule = draw(st.sampled_from(SCHEDULES))
-    return Case(r, p, plain, in_words(plain), schedule, levels, draw(st.integers(0, levels - 1)))
+    return Case(r, p, plain, to_neighbourhood(plain), schedule, levels, draw(st.integers(0, levels - 1)))
 
 
 @st.composite
@@ -101,7 +101,7 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     codes = int(rng.integers(3, 14))
 
-    def law() -> list[float]:
+    def probs() -> list[float]:
         masses = rng.dirichlet(np.full(codes, rng.choice([0.1, 0.5, 2.0])))
         masses[rng.random(codes) < rng.choice([0.0, 0.4])] = 0.0
         masses = masses if masses.sum() > 1e-3 else np.ones(codes)
@@ -122,7 +122,7 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
     )
     levels = int(rng.integers(1, 7))
     schedule = SCHEDULES[int(rng.integers(len(SCHEDULES)))]
-    return Case(law(), law(), plain, in_words(plain), schedule, levels, int(rng.integers(levels)))
+    return Case(probs(), probs(), plain, to_neighbourhood(plain), schedule, levels, int(rng.integers(levels)))
 
 
 def margin(plain: rules.Rule, r: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""An engine whose rounds can be looked at, and a drafter that is nearly always right: trees that are walked to their
+"""An engine whose rounds can be looked at, and a drafter that is nearly always right: trees that are followed to their
 ends, on any target."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Replay(Drafter):
         self.table = self.table[indices]
 
 
-class Watched(Engine):
+class RecordingEngine(Engine):
     """An engine that keeps, of every round of its first row, the image so far, the tree and the guided logits."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
@@ -94,8 +94,8 @@ class Watched(Engine):
 
 def draw(
     target: Target, setting: Mapping[str, object], drafter: Drafter | None, captions: Sequence[str], batch: int = 1
-) -> tuple[dict[str, Result], Watched]:
+) -> tuple[dict[str, Result], RecordingEngine]:
     """Results by caption, and the engine that drew them."""
-    engine = Watched(target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch)
+    engine = RecordingEngine(target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch)
     results = engine.run([Request(number, caption) for number, caption in enumerate(captions)])
     return {result.request.caption: result for result in results}, engine

@@ -1,5 +1,5 @@
 """Rounds for a drafter alone: three captions under guidance, ragged commits of random tokens and features, and trees of
-three levels, held against what a test says each node's logits must be.
+three levels, compared with what a test says each node's logits must be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level 
 
 
 @dataclass
-class Story:
+class DrafterInputs:
     """What a drafter was told. By transformer row (captions, then their unconditional streams): the prompt's own
     features [P, D], and the target's feature before every token; by caption, the tokens so far.
     """
@@ -44,11 +44,11 @@ class Story:
         return [t for t in range(self.target.prompt_len) if self.prompt.valid[row, t]]
 
 
-Expected = Callable[[Story, int, tuple[int, ...]], Tensor]
+Expected = Callable[[DrafterInputs, int, tuple[int, ...]], Tensor]
 """Logits [V] of a row after its tokens so far and a path of drafts below them."""
 
 
-def hold(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
+def check_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
     """Every round's logits, at the root and at all nodes of three levels, are the expected ones to 1e-5."""
     generator = torch.Generator().manual_seed(seed)
     size, width, codes = len(CAPTIONS), target.transformer.config.dim, target.vocab_size
@@ -56,12 +56,12 @@ def hold(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0,
     prompt = target.encode(CAPTIONS, guided=streams == 2)
     features = torch.randn(streams * size, target.prompt_len, width, generator=generator)
     first = torch.randint(codes, (size,), generator=generator)
-    story = Story(target, prompt, features, [[int(t)] for t in first], [[f[-1]] for f in features])
+    inputs = DrafterInputs(target, prompt, features, [[int(t)] for t in first], [[f[-1]] for f in features])
     drafter.prepare(batch, len(TREE) + 1, sum(len(parents) for parents, _ in TREE))
     batch.admit(torch.arange(size), torch.arange(size), first, prompt.valid)
     drafter.admit(torch.arange(size), prompt, CAPTIONS, features, first)
     for counts in COUNTS:
-        grow(batch, drafter, story, expected, generator)
+        grow(batch, drafter, inputs, expected, generator)
         longest = max(COUNTS[0] + COUNTS[1])
         tokens = torch.randint(codes, (size, longest), generator=generator)
         features = torch.randn(streams * size, longest, width, generator=generator)
@@ -70,10 +70,10 @@ def hold(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0,
         batch.commit(tokens, emitted, tokens[torch.arange(size), emitted - 1])
         batch.max_emitted = int(batch.emitted.max())
         for row in range(streams * size):
-            story.before[row] += features[row, : counts[story.caption(row)]]
+            inputs.before[row] += features[row, : counts[inputs.caption(row)]]
         for caption, count in enumerate(counts):
-            story.tokens[caption] += tokens[caption, :count].tolist()
-    grow(batch, drafter, story, expected, generator)
+            inputs.tokens[caption] += tokens[caption, :count].tolist()
+    grow(batch, drafter, inputs, expected, generator)
 
 
 def open_batch(target: Target, streams: int) -> Batch:
@@ -88,24 +88,24 @@ def open_batch(target: Target, streams: int) -> Batch:
     )
 
 
-def grow(batch: Batch, drafter: Drafter, story: Story, expected: Expected, generator: torch.Generator) -> None:
+def grow(batch: Batch, drafter: Drafter, inputs: DrafterInputs, expected: Expected, generator: torch.Generator) -> None:
     """One round's tree, every node of it compared."""
-    compare(drafter.root_logits(batch)[:, None], story, [[()]] * batch.size, expected)
+    compare(drafter.root_logits(batch)[:, None], inputs, [[()]] * batch.size, expected)
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(batch.size)]
     for level, (parents, shared) in enumerate(TREE):
         above = torch.tensor([parents]).repeat(1 if shared else batch.size, 1)
         if not shared:  # every row its own parents
             above = torch.randint(len(paths[0]), above.shape, generator=generator)
-        tokens = torch.randint(story.target.vocab_size, (batch.size, len(parents)), generator=generator)
+        tokens = torch.randint(inputs.target.vocab_size, (batch.size, len(parents)), generator=generator)
         logits = drafter.expand(batch, tokens, above if level else None)
         paths = [
             [(*paths[b][p], t) for p, t in zip(above[b % len(above)].tolist(), tokens[b].tolist(), strict=True)]
             for b in range(batch.size)
         ]
-        compare(logits, story, paths, expected)
+        compare(logits, inputs, paths, expected)
 
 
-def compare(logits: Tensor, story: Story, paths: list[list[tuple[int, ...]]], expected: Expected) -> None:
+def compare(logits: Tensor, inputs: DrafterInputs, paths: list[list[tuple[int, ...]]], expected: Expected) -> None:
     for row, nodes in enumerate(logits):
-        for node, path in zip(nodes, paths[story.caption(row)], strict=True):
-            torch.testing.assert_close(node.double(), expected(story, row, path), atol=1e-5, rtol=1e-5)
+        for node, path in zip(nodes, paths[inputs.caption(row)], strict=True):
+            torch.testing.assert_close(node.double(), expected(inputs, row, path), atol=1e-5, rtol=1e-5)

@@ -12,31 +12,31 @@ from fractions import Fraction
 from search_spaces.trees import Adjacency
 
 Path = tuple[int, ...]
-Laws = Callable[[Path], Sequence[float]]
-"""The drafter's law after a path."""
+ProbsFunction = Callable[[Path], Sequence[float]]
+"""The drafter's distribution after a path."""
 
 
-def score(laws: Laws, path: Path) -> float:
-    """log of the product of the drafter's chances along the path."""
-    return sum(math.log(laws(path[:depth])[token]) for depth, token in enumerate(path))
+def score(all_probs: ProbsFunction, path: Path) -> float:
+    """log of the product of the drafter's probabilities along the path."""
+    return sum(math.log(all_probs(path[:depth])[token]) for depth, token in enumerate(path))
 
 
-def children(laws: Laws, path: Path, width: int) -> list[Path]:
-    """The likeliest codes after a path, best first; what the drafter holds impossible is no child."""
-    law = laws(path)
-    ranked = sorted((code for code in range(len(law)) if law[code] > 0), key=lambda code: -law[code])
+def children(all_probs: ProbsFunction, path: Path, width: int) -> list[Path]:
+    """The most likely codes after a path, best first; what the drafter holds impossible is no child."""
+    probs = all_probs(path)
+    ranked = sorted((code for code in range(len(probs)) if probs[code] > 0), key=lambda code: -probs[code])
     return [(*path, code) for code in ranked[:width]]
 
 
-def eagle2(laws: Laws, depth: int, width: int, nodes: int) -> list[Path]:
-    """Grow `width` children of each of the level's `width` surest nodes, `depth` levels; keep the surest of all."""
-    level = children(laws, (), width)
+def eagle2(all_probs: ProbsFunction, depth: int, width: int, nodes: int) -> list[Path]:
+    """Grow `width` children of each of a level's `width` surest nodes, `depth` levels; keep the best of all."""
+    level = children(all_probs, (), width)
     grown = list(level)
     for _ in range(depth - 1):
-        frontier = sorted(level, key=lambda path: -score(laws, path))[:width]
-        level = [child for path in frontier for child in children(laws, path, width)]
+        frontier = sorted(level, key=lambda path: -score(all_probs, path))[:width]
+        level = [child for path in frontier for child in children(all_probs, path, width)]
         grown += level
-    return sorted(grown, key=lambda path: (-score(laws, path), len(path)))[:nodes]
+    return sorted(grown, key=lambda path: (-score(all_probs, path), len(path)))[:nodes]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""The exact law of what one round of speculative decoding emits, by enumeration of everything that can happen.
+"""The exact distribution of what one round of speculative decoding emits, by enumeration of everything that can happen.
 
-For small codebooks and trees only: every ordered draw of every node's children is visited. Laws are lists of floats;
-contexts are the tokens since the root.
+For small codebooks and trees only: every ordered draw of every node's children is visited. Distributions are lists of
+floats; contexts are the tokens since the root.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.oracles.rules import Law, Rule, acceptance_prob, normalised, residual
+from tests.oracles.rules import Probs, Rule, acceptance_prob, normalised, residual
 
 Context = tuple[int, ...]
 Table = Mapping[Context, Sequence[float]]
@@ -16,7 +16,7 @@ Shape = tuple["Shape", ...]
 Drawn = dict[int, "Drawn"]
 """A tree of tokens taken deterministically: child token -> its subtree, in the order of trial."""
 
-Residual = Callable[[Rule, Sequence[float], Sequence[float] | None, int, float], Law]
+Residual = Callable[[Rule, Sequence[float], Sequence[float] | None, int, float], Probs]
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Outcome:
     """What can happen at one node: ``accepted[(rank, token)]`` and, nothing accepted, ``emitted[token]``."""
 
     accepted: dict[tuple[int, int], float]
-    emitted: Law
+    emitted: Probs
 
-    def law(self) -> Law:
-        """The law of the token that leaves the node, accepted or drawn from the residual."""
+    def probs(self) -> Probs:
+        """The distribution of the token that leaves the node, accepted or drawn from the residual."""
         total = list(self.emitted)
         for (_, token), weight in self.accepted.items():
             total[token] += weight
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def top(p: Sequence[float], count: int) -> list[int]:
-    """The ``count`` likeliest codes in order, equals by index; codes without mass are no children."""
+    """The ``count`` most likely codes in order, equals by index; codes without mass are no children."""
     ranked = sorted(range(len(p)), key=lambda y: (-p[y], y))
     return [y for y in ranked[:count] if p[y] > 0]
 
@@ -51,7 +51,7 @@ def node(
     """Everything that can happen at a node, with its probability.
 
     ``children`` is a count (drawn from ``p`` without replacement: every ordered draw is enumerated) or the very tokens
-    (deterministic children, tried in that order). ``redraw`` is the law after a rejection; tests put faults there.
+    (deterministic children, tried in that order). ``redraw`` gives the residual after a rejection.
     """
     outcome = Outcome({}, [0.0] * len(q))
 
@@ -65,7 +65,7 @@ def node(
             if sum(left) <= 0:  # fewer codes than children: the surplus is void
                 trial(r, weight, taken, children)
                 return
-            proposal: Law | None = normalised(left)
+            proposal: Probs | None = normalised(left)
             draws = [(y, mass) for y, mass in enumerate(proposal or ()) if mass > 0]
         else:
             proposal, draws = None, [(children[rank], 1.0)]
@@ -79,15 +79,15 @@ def node(
     return outcome
 
 
-def round_law(
+def round_distribution(
     rule: Rule, q: Table, p: Table, tree: Shape | Drawn, omegas: Sequence[float], redraw: Residual = residual
 ) -> dict[Context, float]:
-    """The exact law of all tokens that one round emits (its length varies: accepted path, then one more token).
+    """The exact distribution of all tokens that one round emits: the accepted path, then one more token.
 
-    ``q`` and ``p`` give the laws after each context. A ``Shape`` has its children drawn from p without replacement, a
-    ``Drawn`` names them (see ``likeliest`` for the static tree of top codes).
+    ``q`` and ``p`` give the distributions after each context. The children of a ``Shape`` are sampled from p without
+    replacement; a ``Drawn`` names them (see ``likeliest`` for the static tree of top codes).
     """
-    law: dict[Context, float] = {}
+    probs: dict[Context, float] = {}
 
     def visit(context: Context, here: Shape | Drawn, weight: float) -> None:
         subtrees: list[Shape | Drawn] = list(here.values() if isinstance(here, dict) else here)
@@ -99,24 +99,24 @@ def round_law(
             outcome = node(rule, q[context], p[context], len(here), omegas[len(context)], redraw)
         for y, mass in enumerate(outcome.emitted):
             if mass > 0:
-                law[*context, y] = law.get((*context, y), 0.0) + weight * mass
+                probs[*context, y] = probs.get((*context, y), 0.0) + weight * mass
         for (rank, token), mass in outcome.accepted.items():
             visit((*context, token), subtrees[rank], weight * mass)
 
     visit((), tree, 1.0)
-    return law
+    return probs
 
 
 def likeliest(p: Table, shape: Shape, context: Context = ()) -> Drawn:
-    """The static tree ``shape`` filled with the likeliest codes of each node."""
+    """The static tree ``shape`` filled with the most likely codes of each node."""
     tokens = top(p[context], len(shape)) if shape else []
     return {x: likeliest(p, below, (*context, x)) for x, below in zip(tokens, shape, strict=False)}
 
 
-def completed(law: Mapping[Context, float], q: Table, length: int) -> dict[Context, float]:
-    """``law`` over sequences of at most ``length`` tokens, each filled up to ``length`` by the target itself."""
+def completed(probs: Mapping[Context, float], q: Table, length: int) -> dict[Context, float]:
+    """``probs`` over sequences of at most ``length`` tokens, each completed to ``length`` by the target itself."""
     full: dict[Context, float] = {}
-    for context, weight in law.items():
+    for context, weight in probs.items():
         if len(context) >= length:
             full[context[:length]] = full.get(context[:length], 0.0) + weight
         else:
@@ -125,16 +125,16 @@ def completed(law: Mapping[Context, float], q: Table, length: int) -> dict[Conte
     return full
 
 
-def target_law(q: Table, length: int) -> dict[Context, float]:
-    """The joint law of the next ``length`` tokens by the target alone."""
+def target_distribution(q: Table, length: int) -> dict[Context, float]:
+    """The joint distribution of the next ``length`` tokens by the target alone."""
     return completed({(): 1.0}, q, length)
 
 
 def total_variation(a: Mapping[Context, float], b: Mapping[Context, float]) -> float:
-    """Half the l1 distance of two laws on sequences."""
+    """Half the l1 distance of two distributions on sequences."""
     return sum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in {*a, *b}) / 2
 
 
-def expected_accepted(law: Mapping[Context, float]) -> float:
-    """E[N]: accepted drafts of a round whose law is ``law``."""
-    return sum((len(context) - 1) * weight for context, weight in law.items())
+def expected_accepted(probs: Mapping[Context, float]) -> float:
+    """E[N]: accepted drafts of a round whose distribution is ``distribution``."""
+    return sum((len(context) - 1) * weight for context, weight in probs.items())

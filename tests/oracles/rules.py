@@ -1,6 +1,6 @@
 """The acceptance rules spelled out: slow, plain, float64, no tensors.
 
-Written from the formulas alone, so that a mistake in the fast code cannot repeat itself here. Laws are lists of floats
+Written from the formulas alone, so that a mistake in the fast code cannot repeat itself here. Probs are lists of floats
 over the codebook; a proposal of ``None`` is a point mass on the child itself (a child taken deterministically).
 
 Sources: Leviathan et al. 2023 (exact rule), LANTERN (additive; TVD and JSD), LANTERN++ (multiplicative), Cool-SD Thm 2
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Law = list[float]
+Probs = list[float]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def exponential(levels: int, budget: float, nu: float) -> list[float]:
 
 
 def jsd_of_move(r_x: float, moved: float) -> float:
-    """Jensen-Shannon divergence (nats) between a law and itself with the mass ``moved`` carried onto x.
+    """Jensen-Shannon divergence (nats) between a distribution and itself with the mass ``moved`` carried onto x.
 
     Straight from the definition, entry by entry: the emptied entries together held ``moved`` (each contributes in
     proportion to its mass), x held ``r_x``.
@@ -112,7 +112,7 @@ def _group(rule: Rule, r: Sequence[float], x: int) -> list[int]:
 
 
 def neighbourhood_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int) -> tuple[float, float]:
-    """(S_r(x), the proposal mass it is held against)."""
+    """(S_r(x), the proposal mass it is compared with)."""
     admitted = members(rule, r, x)
     mass = r[x] + sum(r[y] for y in admitted)
     if p is None:
@@ -133,20 +133,20 @@ def acceptance_prob(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x
 # --- what is drawn after a rejection ---------------------------------------------------------------------------------
 
 
-def optimal_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
+def optimal_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
     """[r - p f]_+, the full formula, unnormalised (Cool-SD Thm 2)."""
     if p is None:
         return [max(0.0, r[y] - acceptance_prob(rule, r, None, y, omega)) if y == x else r[y] for y in range(len(r))]
     return [max(0.0, r[y] - p[y] * acceptance_prob(rule, r, p, y, omega)) for y in range(len(r))]
 
 
-def exact_mass(r: Sequence[float], p: Sequence[float] | None, x: int) -> Law:
+def exact_mass(r: Sequence[float], p: Sequence[float] | None, x: int) -> Probs:
     """[r - p]_+, unnormalised."""
     proposal = [float(y == x) for y in range(len(r))] if p is None else p
     return [max(0.0, a - b) for a, b in zip(r, proposal, strict=True)]
 
 
-def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
+def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
     """What each paper subtracts, unnormalised: [r_A - p]_+ with A's mass carried onto x; GSD [r - p]_+.
 
     A neighbourhood that can never admit anybody (k = 1, a zero bound) is none, where the papers do the optimal thing.
@@ -163,8 +163,8 @@ def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int
     return [max(0.0, a - b) for a, b in zip(carried, proposal, strict=True)]
 
 
-def residual(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Law:
-    """The law that stands in for r after x was rejected.
+def residual(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
+    """The distribution that stands in for r after x was rejected.
 
     When the papers' has no mass left, the exact rule's, [r - p]_+; when that has none either, r itself.
     """
@@ -177,7 +177,7 @@ def residual(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, 
     return list(r)
 
 
-def normalised(mass: Sequence[float]) -> Law:
+def normalised(mass: Sequence[float]) -> Probs:
     """``mass`` over its sum."""
     total = math.fsum(mass)
     return [m / total for m in mass]

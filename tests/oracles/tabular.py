@@ -1,4 +1,4 @@
-"""Models that are tables: every law can be written down, so what decoding emits can be checked against its exact law.
+"""Models that are tables: their distributions are known, so the tokens of decoding are checked against the exact ones.
 
 A context (the image's tokens so far) is numbered like a node of a heap: nothing is 0, and after context c token x leads
 to c * V + 1 + x. The drafting, the result and the random numbers are the real ones; only the two networks are look-ups.
@@ -135,13 +135,13 @@ class TabularEngine:
         logits = apply_cfg(
             look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg
         )
-        law = to_probs(logits[:, 0], self.sampling)
-        first = self.acceptor.sample(law, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
-        everyone = torch.arange(count)
-        batch.admit(everyone, keys, first, torch.ones(batch.streams * count, 1, dtype=torch.bool))
+        probs = to_probs(logits[:, 0], self.sampling)
+        first = self.acceptor.sample(probs, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
+        all_rows = torch.arange(count)
+        batch.admit(all_rows, keys, first, torch.ones(batch.streams * count, 1, dtype=torch.bool))
         nothing = torch.zeros(batch.streams * count, 1, 1)
         prompt = Prompt(nothing, nothing[..., 0].bool())
-        self.drafting.admit(everyone, prompt, [], nothing, first)
+        self.drafting.admit(all_rows, prompt, [], nothing, first)
         return batch
 
     def step(self, batch: Batch) -> AcceptResult:
@@ -178,35 +178,35 @@ class TabularEngine:
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The target's law, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p."""
-    laws = np.zeros_like(logits)
+    """The target's distribution, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p."""
+    all_probs = np.zeros_like(logits)
     for row, line in enumerate(logits / sampling.temperature):
         order = sorted(range(len(line)), key=lambda x: -line[x])
         order = order[: sampling.top_k] if sampling.top_k else order
         masses = np.exp([line[x] - line[order[0]] for x in order])
         masses /= masses.sum()
         kept = next((n for n in range(1, len(order) + 1) if masses[:n].sum() >= sampling.top_p), len(order))
-        laws[row, order[:kept]] = masses[:kept] / masses[:kept].sum()
-    return laws
+        all_probs[row, order[:kept]] = masses[:kept] / masses[:kept].sum()
+    return all_probs
 
 
-def exact_law(target: Tensor, sampling: Sampling, length: int) -> np.ndarray:
-    """The law of whole images [V ** length], first token most significant; ``target`` [streams, 1, contexts, V]."""
+def exact_distribution(target: Tensor, sampling: Sampling, length: int) -> np.ndarray:
+    """The joint probs of whole images [V ** length], first token most significant; target [streams, 1, contexts, V]."""
     table = target[:, 0].double().numpy()
     guided = table[0] if sampling.cfg == 1 else table[1] + sampling.cfg * (table[0] - table[1])
-    laws, codes = processed(guided, sampling), target.shape[-1]
+    all_probs, codes = processed(guided, sampling), target.shape[-1]
     joint, start = np.ones(1), 0
     for n in range(length):
-        joint = (joint[:, None] * laws[start : start + codes**n]).ravel()
+        joint = (joint[:, None] * all_probs[start : start + codes**n]).ravel()
         start += codes**n
     return joint
 
 
-def p_value(counts: np.ndarray, law: np.ndarray) -> float:
-    """Chi-square p-value of counts against a law. Cells that expect under 5 are pooled; an impossible one gives 0."""
-    if counts[law == 0].any():
+def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
+    """Chi-square p-value of counts against probs. Cells that expect under 5 are pooled; an impossible one gives 0."""
+    if counts[probs == 0].any():
         return 0.0
-    expected = law * counts.sum()
+    expected = probs * counts.sum()
     rare = expected < 5
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())

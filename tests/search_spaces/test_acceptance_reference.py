@@ -1,4 +1,4 @@
-"""The acceptance rules against a plain reference written from the formulas (tests/oracles/rules.py).
+"""The acceptance rules against a slow reference written from the formulas (tests/oracles/rules.py).
 
 Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum and comparison is
 exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random probs
@@ -81,7 +81,7 @@ def check_credit(case: Case, p: list[float] | None, mass: NeighbourhoodMass, pre
 
 
 def check_probs(
-    case: Case, probs: list[float], attempts: list[rules.Law], precision: float, carried: int | None
+    case: Case, probs: list[float], attempts: list[rules.Probs], precision: float, carried: int | None
 ) -> None:
     """``probs`` is the first of ``attempts`` that has mass, or else r itself.
 
@@ -93,7 +93,7 @@ def check_probs(
     assert all(probs[y] == 0 for y in outside), "left the target's support"
     masses = [sum(attempt) for attempt in attempts if sum(attempt) > 0]
     if masses and min(masses) < 1e3 * precision:
-        return  # all but empty: normalised rounding, and (optimal) drawn from with a chance as small
+        return  # all but empty: normalised rounding, and (optimal) drawn from with a probability as small
     want = next((rules.normalised(attempt) for attempt in attempts if sum(attempt) > 0), case.r)
     np.testing.assert_allclose(probs, want, rtol=0, atol=4 * precision / (masses[0] if masses else 1))
 
@@ -213,8 +213,8 @@ def test_acceptance_grows_with_every_knob(case: Case) -> None:
     for proposal in (p, None):
         for ladder in ladders:
             masses = [neighbourhood.mass(r, proposal, x, tables) for neighbourhood in ladder]
-            chances = torch.stack([AcceptanceRule().acceptance_prob(mass, budgets[1]) for mass in masses])
-            assert (chances.diff(dim=0) >= -1e-6).all()
+            probs = torch.stack([AcceptanceRule().acceptance_prob(mass, budgets[1]) for mass in masses])
+            assert (probs.diff(dim=0) >= -1e-6).all()
             by_budget = torch.stack([AcceptanceRule().acceptance_prob(masses[-1], budget) for budget in budgets])
             assert (by_budget.diff(dim=0) >= 0).all()
 

@@ -88,7 +88,7 @@ def as_if_read(self: AdjacencyTree, batch: Batch) -> Bounds:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("sizes", [BASE, ROW_ENDS], ids=["", "row ends"])
-def test_without_the_cpus_shortcuts_all_is_the_same(
+def test_results_do_not_depend_on_cpu_shortcuts(
     sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
@@ -129,7 +129,7 @@ class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def anybody(codebook: Tensor, proximity: str, k: int) -> Tensor:
+def empty_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     return torch.zeros(len(codebook), k, dtype=torch.int64, device=META)
 
 
@@ -162,7 +162,7 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
 ) -> None:
     """Only an adjacency tree's size is, before the round's first pass; neighbours are found once per run, elsewhere."""
     monkeypatch.setattr(AdjacencyTree, "size_limits", as_if_read)
-    monkeypatch.setattr(build, "neighbour_table", anybody)
+    monkeypatch.setattr(build, "neighbour_table", empty_table)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     config, dtype = ROUNDS[name]
     base = ROW_ENDS if "row ends" in name else BASE
@@ -186,6 +186,6 @@ READS: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_read_would_be_noticed(name: str) -> None:
+def test_host_reads_are_detected(name: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError, AssertionError)), AllOnMeta():
         READS[name](torch.ones(3, device=META))

@@ -36,7 +36,7 @@ def opened(config: DecodingConfig, size: int = 1) -> tuple[AdjacencyTree, Batch]
 
 @pytest.mark.parametrize("initialisation", ["horizontal", "random"])
 @pytest.mark.parametrize("acceptance", ["exact", {"neighbourhood": "additive", "k": 12, "delta": 0.4}])
-def test_a_narrow_row_drafts_the_same_beside_a_wide_one(initialisation: str, acceptance: object) -> None:
+def test_a_narrow_row_does_not_depend_on_wider_rows(initialisation: str, acceptance: object) -> None:
     """Trees of three levels and more, of mixed widths: tokens, rounds and node counts do not depend on the batch."""
     config = adjacency(acceptance, initialisation=initialisation, nodes=40, beta=0.3)
 
@@ -51,7 +51,7 @@ def test_a_narrow_row_drafts_the_same_beside_a_wide_one(initialisation: str, acc
         assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
 
 
-def test_a_flock_judges_by_those_that_were_judged() -> None:
+def test_tokenflock_averages_only_known_alphas() -> None:
     """The prefill's token has no alpha: it counts for depth and width, not for alpha."""
     drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
     batch.emitted[:] = 3

@@ -22,8 +22,8 @@ from workers.decoding.drafting import TreeDrafting
 from workers.decoding.sampling import to_probs
 
 
-def test_a_law_that_a_level_shares_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Medusa's heads do not see the path: all nodes of a level have one law."""
+def test_probs_shared_by_a_level_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medusa's heads do not see the path: all nodes of a level have one distribution."""
     target, seen = toy_target(), []
 
     def noted(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -22,7 +22,7 @@ from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.models.target import Prompt, Target
 
 CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop", "qr", "stu"]
-REQUESTS = [Request(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(9)]
+REQUESTS = [Request(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(6)]
 LOSSLESS = [
     "speculative",
     "medusa",
@@ -67,7 +67,7 @@ def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
         Sampling(cfg=cfg, temperature=0.0),
     ):
         results = draw(target, fitted(PRESETS[name], sampling))
-        assert sorted(results) == list(range(9))
+        assert sorted(results) == list(range(6))
         for result in results.values():
             stats = result.statistics
             assert result.tokens.shape == (16,)
@@ -115,19 +115,19 @@ PRODUCTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_unpublished_products_run(name: str) -> None:
+def test_unpublished_combinations_run(name: str) -> None:
     config = replace(DecodingConfig.from_mapping(PRODUCTS[name]), sampling=Sampling(cfg=2.0))
     results = draw(toy_target(), config)
-    assert sum(int(r.statistics.emitted.sum()) for r in results.values()) == 9 * 15
+    assert sum(int(r.statistics.emitted.sum()) for r in results.values()) == 6 * 15
 
 
 @pytest.mark.parametrize("name", ["vanilla", *LOSSLESS, "lantern", "lantern_pp", "cool", "adt_lantern", "gsd"])
 def test_images_do_not_depend_on_their_batch(name: str) -> None:
-    """Batch 1, 3 and 7, in order and reversed: same tokens, same rounds."""
+    """Batch 1, 4 (reversed) and 6: same tokens, same rounds."""
     target = toy_target()
     config = fitted(PRESETS[name], Sampling(cfg=2.0, top_k=12))
     alone = draw(target, config, batch=1)
-    for batch, requests in ((3, REQUESTS), (7, REQUESTS[::-1])):
+    for batch, requests in ((4, REQUESTS[::-1]), (6, REQUESTS)):
         others = draw(target, config, batch=batch, requests=requests)
         for key, result in alone.items():
             assert torch.equal(result.tokens, others[key].tokens)
@@ -148,7 +148,7 @@ def test_greedy_equals_vanilla(name: str, rope: str) -> None:
         assert result.statistics.step_compression == 1
 
 
-def test_a_perfect_drafter_is_always_believed() -> None:
+def test_a_perfect_drafter_is_always_accepted() -> None:
     """The target as its own independent drafter: every draft of a chain is accepted."""
     target = toy_target()
     config = DecodingConfig.from_mapping({"drafter": "independent", "tree": {"policy": "chain", "length": 3}})
@@ -168,7 +168,7 @@ def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
     assert len(set(images)) == 8
 
 
-def test_nan_weights_are_an_error_not_an_image() -> None:
+def test_a_target_with_nan_weights_is_an_error() -> None:
     target = toy_target()
     dict(target.transformer.named_parameters())["layers.1.feed_forward.w2.weight"].data[0, 0] = torch.nan
     with pytest.raises(DecodingError, match="not finite"):
@@ -179,7 +179,7 @@ def test_nan_weights_are_an_error_not_an_image() -> None:
 
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_that_says_nothing_is_an_error_not_a_slow_image(name: str, temperature: float) -> None:
+def test_a_drafter_with_nan_weights_is_an_error(name: str, temperature: float) -> None:
     target = toy_target()
     drafter = toy_drafter(PRESETS[name].drafter.kind, target)
     assert drafter is not None
@@ -190,7 +190,7 @@ def test_a_drafter_that_says_nothing_is_an_error_not_a_slow_image(name: str, tem
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "independent"])
-def test_drafts_may_reach_far_past_the_image(kind: str) -> None:
+def test_drafts_may_extend_far_past_the_image(kind: str) -> None:
     """Deeper than the rotation table has spare positions."""
     target = toy_target(config=replace(BASE, rows=9, cols=9))
     config = DecodingConfig.from_mapping({"drafter": kind, "tree": {"policy": "chain", "length": 75}})
@@ -214,9 +214,9 @@ def test_latency_leaves_out_the_reading_of_captions(monkeypatch: pytest.MonkeyPa
 
 def test_a_drafter_of_another_kind_or_shape_is_refused() -> None:
     target = toy_target()
-    for wanted, given in (("eagle", "medusa"), ("medusa", "independent"), ("independent", "eagle")):
-        config = DecodingConfig.from_mapping({"drafter": wanted, "tree": {"policy": "chain", "length": 3}})
-        with pytest.raises(ValueError, match=f"needs the {wanted} drafter's weights, but {given}'s were given"):
+    for expected, given in (("eagle", "medusa"), ("medusa", "independent"), ("independent", "eagle")):
+        config = DecodingConfig.from_mapping({"drafter": expected, "tree": {"policy": "chain", "length": 3}})
+        with pytest.raises(ValueError, match=f"needs the {expected} drafter's weights, but {given}'s were given"):
             Engine(target, config, toy_drafter(given, target))
     others = {"rows": replace(BASE, rows=2, cols=8), "prompt_len": replace(BASE, prompt_len=6)}
     for what, shape in others.items():
@@ -233,7 +233,7 @@ def test_a_drafter_of_another_kind_or_shape_is_refused() -> None:
         MedusaDrafter(target, MedusaHeads(32, 30, 2, shared_head=False))
 
 
-def test_what_does_not_fit_is_refused_in_words() -> None:
+def test_configs_that_do_not_fit_are_errors() -> None:
     target = toy_target()
     lantern = replace(PRESETS["lantern"], sampling=Sampling())
     with pytest.raises(ValueError, match=r"k.*24"):

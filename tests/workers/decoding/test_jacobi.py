@@ -1,4 +1,4 @@
-"""The Jacobi window against a plain one: who moves where, which law each token keeps, how new places are filled."""
+"""The Jacobi window against a plain one: how tokens move, which probs they keep, how new positions are filled."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def opened(
     batch = open_batch(target, 2)
     config = DecodingConfig(Jacobi(initialisation, redraw), Chain(LENGTH), sampling=sampling)
     window = JacobiWindow(config, target, None)
-    everyone = torch.arange(SIZE)
+    all_rows = torch.arange(SIZE)
     window.prepare(batch)
-    batch.admit(everyone, everyone + 5, FIRST, torch.ones(2 * SIZE, 5, dtype=torch.bool))
-    window.admit(everyone, NOTHING, [], torch.zeros(SIZE, 1, 1), FIRST)
+    batch.admit(all_rows, all_rows + 5, FIRST, torch.ones(2 * SIZE, 5, dtype=torch.bool))
+    window.admit(all_rows, NOTHING, [], torch.zeros(SIZE, 1, 1), FIRST)
     return window, batch
 
 
@@ -53,8 +53,8 @@ def commit(window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, l
 
 
 def filled(start: Start, known: list[tuple[int, list[float]] | None], root: int) -> list[tuple[int, list[float]]]:
-    """The window to verify: a place without a law takes the nearest known token to its left, or that place's likeliest
-    token; the proposal is then that token for certain.
+    """The window to verify: a position without probs takes the nearest known token to its left, or that position's most
+    likely token; the proposal is then a point mass.
     """
     window: list[tuple[int, list[float]]] = []
     nearest = root
@@ -63,8 +63,8 @@ def filled(start: Start, known: list[tuple[int, list[float]] | None], root: int)
             window.append((nearest, [float(code == nearest) for code in range(CODES)]))
         else:
             window.append(place)
-            token, law = place
-            nearest = token if start == "repeat_left" else law.index(max(law))
+            token, probs = place
+            nearest = token if start == "repeat_left" else probs.index(max(probs))
     return window
 
 
@@ -76,7 +76,7 @@ def filled(start: Start, known: list[tuple[int, list[float]] | None], root: int)
     seed=st.integers(0, 999),
 )
 def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds: list[list[int]], seed: int) -> None:
-    """Every row at its own pace; "coupled", so that a position's token is known from its law."""
+    """Every row at its own pace; "coupled", so that a position's token is known from its distribution."""
     sampling = Sampling(temperature=temperature, top_k=9, top_p=0.95)
     window, batch = opened(start, "coupled", sampling)
     generator = torch.Generator().manual_seed(seed)
@@ -85,17 +85,17 @@ def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds
     for accepts in [*rounds, None]:
         tree = window.draft(batch)
         for row in range(SIZE):
-            if start == "random":  # any token of the codebook will do, as long as its law says so
+            if start == "random":  # any token of the codebook will do, as long as its distribution says so
                 tokens = tree.tokens[row].tolist()
                 assert all(0 <= token < CODES for token in tokens)
                 certain = [[float(code == token) for code in range(CODES)] for token in tokens]
-                expected = [place or (t, law) for place, t, law in zip(known[row], tokens, certain, strict=True)]
+                expected = [place or (t, probs) for place, t, probs in zip(known[row], tokens, certain, strict=True)]
             else:
                 expected = filled(start, known[row], int(batch.root[row]))
             assert tree.tokens[row].tolist() == [token for token, _ in expected]
             if tree.probs is not None:
-                laws = torch.tensor([law for _, law in expected])
-                torch.testing.assert_close(tree.probs[row], laws, atol=1e-6, rtol=1e-5)
+                all_probs = torch.tensor([probs for _, probs in expected])
+                torch.testing.assert_close(tree.probs[row], all_probs, atol=1e-6, rtol=1e-5)
                 assert tree.probs_index is not None
                 assert tree.probs_index[0, :LENGTH].tolist() == list(range(LENGTH))
         assert (tree.probs is None) == (temperature == 0)
@@ -106,7 +106,7 @@ def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds
         commit(window, batch, torch.tensor(accepts), last, logits)
         for row, accepted in enumerate(accepts):
             emitted[row] += accepted + 1
-            slots = range(accepted + 1, LENGTH + 1)  # slot s gave the law of the token after it
+            slots = range(accepted + 1, LENGTH + 1)  # slot s gave the distribution of the token after it
             known[row] = [
                 redrawn(batch, row, emitted[row] + ahead, logits[row, slot], sampling)
                 for ahead, slot in enumerate(slots)
@@ -115,26 +115,26 @@ def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds
 
 
 def redrawn(batch: Batch, row: int, position: int, logits: Tensor, sampling: Sampling) -> tuple[int, list[float]]:
-    """A place's new token and the law it was drawn from."""
+    """A place's new token and the distribution it was drawn from."""
     if sampling.temperature == 0:
-        law = logits.double().softmax(0).tolist()
-        return law.index(max(law)), law
-    law = tabular.processed(logits[None].double().numpy(), sampling)[0].tolist()
+        probs = logits.double().softmax(0).tolist()
+        return probs.index(max(probs)), probs
+    probs = tabular.processed(logits[None].double().numpy(), sampling)[0].tolist()
     codes = torch.arange(CODES)
     exponential_noise = rng.exponential(batch.keys[row], torch.tensor(position), rng.Purpose.WINDOW, codes).tolist()
-    odds = [mass / clock for mass, clock in zip(law, exponential_noise, strict=True)]
-    return odds.index(max(odds)), law
+    odds = [mass / clock for mass, clock in zip(probs, exponential_noise, strict=True)]
+    return odds.index(max(odds)), probs
 
 
 @pytest.mark.parametrize("redraw", ["fresh", "coupled"])
-def test_coupled_redraws_keep_a_positions_numbers_and_fresh_ones_do_not(redraw: Literal["fresh", "coupled"]) -> None:
-    """Under one and the same law a coupled place keeps its token from round to round."""
+def test_only_coupled_redraws_reuse_a_positions_numbers(redraw: Literal["fresh", "coupled"]) -> None:
+    """Under one and the same distribution a coupled place keeps its token from round to round."""
     window, batch = opened("random", redraw, Sampling())
-    nobody, same = torch.zeros(SIZE, dtype=torch.int64), torch.zeros(SIZE, LENGTH + 1, CODES)
+    none_accepted, same = torch.zeros(SIZE, dtype=torch.int64), torch.zeros(SIZE, LENGTH + 1, CODES)
     kept: list[Tensor] = []
     before = None
     for _ in range(8):
-        commit(window, batch, nobody, FIRST, same)
+        commit(window, batch, none_accepted, FIRST, same)
         tokens = window.draft(batch).tokens[:, : LENGTH - 1]  # the last place is new every time
         if before is not None:
             kept.append(tokens[:, :-1] == before[:, 1:])

@@ -1,11 +1,11 @@
-"""Lossless means lossless: under the exact rule every drafter and tree draws whole images from the target's own law.
+"""Lossless means lossless: under the exact rule every drafter and tree draws images from the target's own distribution.
 
-Whole images of 4 to 6 tokens over 3 to 6 codes, 200,000 of them per setting, against the enumerated law of the
-*processed* target (guidance, temperature, top-k, top-p) by chi-square. Rounds follow each other, so random numbers that
-leaked from one into the next would show. The models are tables (tests/oracles/tabular.py), whose drafter gives a law
-for every path, as EAGLE and the independent model do; small real transformers repeat every pair with 8,000. A test
-fails at p < 1e-5: with about 50 settings, a sound engine would fail for one seed in 2,000, and the seed is fixed. The
-planted faults show that the same test does find mistakes.
+Whole images of 4 to 6 tokens over 3 to 6 codes, 80,000 for each config, are compared with the enumerated distribution
+of the *processed* target (guidance, temperature, top-k, top-p) by chi-square. Rounds follow each other, so random
+numbers that leak from one into the next would show. The models are tables (tests/oracles/tabular.py), whose drafter has
+a distribution for every path, as EAGLE and the independent model have; small real transformers repeat every pair with
+4,000 images. A test fails at p < 1e-5: with about 50 configs, a correct engine would fail for one seed in 2,000, and
+the seed is fixed. Planted faults show that the same tests find mistakes.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from workers.decoding.state import Request
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Prompt, Target
 
-DRAWS, AT_ONCE, ALARM = 200_000, 20_000, 1e-5
+DRAWS, AT_ONCE, ALARM = 80_000, 20_000, 1e-5
 PLAIN = Sampling()
 FILTERED = Sampling(temperature=1.2, top_k=3, top_p=0.9, cfg=1.5)
 BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
@@ -96,12 +96,12 @@ def p_of_draws(drafter: DrafterChoice, policy: TreePolicy, sampling: Sampling, c
     for start in range(0, DRAWS, AT_ONCE):
         cells = (engine.images(AT_ONCE, start) * weights).sum(1)
         counts += torch.bincount(cells, minlength=len(counts)).numpy()
-    return tabular.p_value(counts, tabular.exact_law(target, sampling, length))
+    return tabular.p_value(counts, tabular.exact_distribution(target, sampling, length))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_images_follow_the_targets_law(name: str) -> None:
+def test_images_follow_the_targets_distribution(name: str) -> None:
     assert p_of_draws(*CASES[name]) > ALARM
 
 
@@ -122,8 +122,8 @@ class OneCaption(nn.Module):
 
 
 @torch.inference_mode()
-def law_of_model(target: Target, sampling: Sampling) -> np.ndarray:
-    """The law of whole images of a real target, from plain causal passes over every image there is."""
+def model_distribution(target: Target, sampling: Sampling) -> np.ndarray:
+    """The distribution of whole images of a real target, from plain causal passes over every image there is."""
     codes, length = target.vocab_size, target.grid.tokens
     images = torch.cartesian_prod(*[torch.arange(codes)] * length)
     prompt = target.encode(["ab"] * len(images), guided=True)
@@ -133,8 +133,8 @@ def law_of_model(target: Target, sampling: Sampling) -> np.ndarray:
     guided = unconditional + sampling.cfg * (conditional - unconditional)
     joint = np.ones(len(images))
     for place in range(length):
-        laws = tabular.processed(guided[:, place].numpy(), sampling)
-        joint *= laws[np.arange(len(images)), images[:, place].numpy()]
+        all_probs = tabular.processed(guided[:, place].numpy(), sampling)
+        joint *= all_probs[np.arange(len(images)), images[:, place].numpy()]
     return joint
 
 
@@ -142,7 +142,7 @@ def law_of_model(target: Target, sampling: Sampling) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "policy"), [*itertools.product(["eagle", "medusa", "independent"], POLICIES), ("jacobi", "chain")]
 )
-def test_real_models_follow_the_targets_law(kind: str, policy: str) -> None:
+def test_real_models_follow_the_targets_distribution(kind: str, policy: str) -> None:
     """The whole engine with small random transformers: caches, tree masks, commits and catch-ups included."""
     config = replace(
         BASE, dim=8, n_layers=1, n_heads=1, ffn_dim=8, vocab_size=3, prompt_len=2, rows=2, cols=2,
@@ -157,11 +157,11 @@ def test_real_models_follow_the_targets_law(kind: str, policy: str) -> None:
     if isinstance(drafter, IndependentDrafter):
         drafter.conditioner = OneCaption(drafter.conditioner)
     choice = {"eagle": Eagle(), "medusa": Medusa(), "independent": Independent(), "jacobi": Jacobi()}[kind]
-    draws, weights = 8_000, 3 ** torch.arange(3, -1, -1)
+    draws, weights = 4_000, 3 ** torch.arange(3, -1, -1)
     engine = Engine(target, DecodingConfig(choice, POLICIES[policy], sampling=sampling), drafter, batch_size=draws)
     cells = torch.stack([result.tokens for result in engine.run(Request(i, "ab") for i in range(draws))]) @ weights
     counts = torch.bincount(cells, minlength=81).numpy().astype(float)
-    assert tabular.p_value(counts, law_of_model(target, sampling)) > ALARM
+    assert tabular.p_value(counts, model_distribution(target, sampling)) > ALARM
 
 
 @pytest.mark.slow
@@ -176,29 +176,29 @@ def test_fault_bonus_token_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfiltered_below_the_root(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.cat([to_probs(logits[:, :1], sampling), logits[:, 1:].softmax(-1)], dim=1)
 
-    # in a chain of one, the second law is the bonus token's
+    # in a chain of one, the second distribution is the bonus token's
     monkeypatch.setattr(accept, "to_probs", unfiltered_below_the_root)
     assert p_of_draws(Eagle(), Chain(1), Sampling(top_p=0.95), 4, 4) < ALARM
 
 
 @pytest.mark.slow
-def test_fault_siblings_law_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_siblings_probs_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         accept,
         "remove_and_renormalise",
-        lambda law, x, where: torch.where(where[:, None], law.scatter(1, x[:, None], 0), law),
+        lambda probs, x, where: torch.where(where[:, None], probs.scatter(1, x[:, None], 0), probs),
     )
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
 @pytest.mark.slow
-def test_fault_rejected_sibling_left_in_the_drafters_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "remove_and_renormalise", lambda law, x, where: law)
+def test_fault_rejected_sibling_left_in_the_drafters_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "remove_and_renormalise", lambda probs, x, where: probs)
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
 @pytest.mark.slow
-def test_fault_window_forgets_the_law_a_token_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_window_forgets_the_probs_a_token_was_sampled_from(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = JacobiWindow.commit
 
     def forget(self, *args):  # type: ignore[no-untyped-def]
@@ -211,7 +211,7 @@ def test_fault_window_forgets_the_law_a_token_was_drawn_from(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", [name for name in CASES if "filtered" not in name])
 def test_greedy_tokens_are_vanillas(name: str) -> None:
-    """300 random tables at once, each its own image; in a third of them the two likeliest codes tie, exactly or so
+    """300 random tables at once, each its own image; in a third of them the two most likely codes tie, exactly or so
     nearly that a softmax cannot tell them apart."""
     drafter, policy, _, codes, length = CASES[name]
     for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.0, top_k=2, top_p=0.5, cfg=1.6)):

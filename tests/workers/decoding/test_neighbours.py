@@ -17,7 +17,7 @@ from workers.decoding.neighbours import neighbour_table
 
 
 @pytest.fixture(autouse=True)
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_tables", {})
 
 
@@ -33,8 +33,8 @@ def far(x: list[float], y: list[float], proximity: str) -> Fraction:
 def test_the_nearest_come_first(proximity: str) -> None:
     """Codes on a small lattice, of all lengths, so that l2 and cosine differ and equal distances abound; one code is
     there twice."""
-    luck = random.Random(1)
-    book = [[float(luck.choice([v for v in range(-9, 10) if v])) for _ in range(2)] for _ in range(29)]
+    random_numbers = random.Random(1)
+    book = [[float(random_numbers.choice([v for v in range(-9, 10) if v])) for _ in range(2)] for _ in range(29)]
     book.append(book[4])
     table = neighbour_table(torch.tensor(book), proximity, 30).tolist()
     for x, row in enumerate(table):
@@ -57,31 +57,29 @@ def test_random_neighbours_are_a_fixed_order_of_all_codes() -> None:
     assert neighbour_table(book.flip(0), "random", 30).tolist() == table  # whatever the codes are
 
 
-def test_a_folder_that_cannot_be_written_or_read_costs_no_more_than_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_cache_folder_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_DISK_CACHE_MIN_PAIRS", 100)
     book = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     file = tmp_path / "file"
     file.write_text("no folder")
-    wanted = neighbour_table(book, "l2", 5, file).tolist()  # nothing can be put into a file
+    expected = neighbour_table(book, "l2", 5, file).tolist()  # nothing can be put into a file
     assert file.read_text() == "no folder"
     neighbours._tables.clear()
-    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
+    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == expected
     (kept,) = (tmp_path / "here").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o644
     kept.write_bytes(kept.read_bytes()[:50])
     neighbours._tables.clear()
-    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == wanted
-    assert load_file(kept)["neighbours"][:, :5].tolist() == wanted  # mended
+    assert neighbour_table(book, "l2", 5, tmp_path / "here").tolist() == expected
+    assert load_file(kept)["neighbours"][:, :5].tolist() == expected  # mended
 
 
-def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
+def test_a_user_without_a_home_directory_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", no_home)
     assert neighbours._default_cache() == Path(tempfile.gettempdir()) / "specfrontier"
 
 
@@ -121,7 +119,7 @@ def test_the_process_keeps_a_few_tables_only() -> None:
     assert len(neighbours._tables) == neighbours._MAX_TABLES
 
 
-def test_what_cannot_be_is_refused_in_words() -> None:
+def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match="codebook of 6 codes"):
         neighbour_table(torch.zeros(6, 2), "l2", 7)
     with pytest.raises(ValueError, match="unknown proximity 'near'"):

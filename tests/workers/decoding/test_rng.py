@@ -61,7 +61,7 @@ def test_exponentials_are_exponential_finite_and_positive() -> None:
 
 
 def test_neighbouring_keys_purposes_positions_and_slots_are_uncorrelated() -> None:
-    """Correlation of 100,000 pairs that differ by one in a single coordinate; |r| above 0.0123 has chance 1e-4."""
+    """Correlation of 100,000 pairs that differ by one in a single coordinate; |r| above 0.0123 has probability 1e-4."""
     captions, positions, slots = range(101), torch.arange(41), torch.arange(26)
     keys = rng.image_keys(0, captions, [0] * 101)
     block = rng.uniform(keys[:, None, None], positions[:, None], rng.Purpose.ACCEPT, slots).double()
@@ -76,7 +76,7 @@ def test_neighbouring_keys_purposes_positions_and_slots_are_uncorrelated() -> No
         assert abs(stats.pearsonr(a.flatten().numpy(), b.flatten().numpy())[0]) < 0.0123, name
 
 
-def test_parts_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers stay."""
     made: list[int] = []
 

@@ -33,19 +33,19 @@ def lineage(parents: list[int], node: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_shape_agrees_with_walking_the_parents(seed: int) -> None:
+def test_shape_agrees_with_following_the_parents(seed: int) -> None:
     parents, depth = random_parents(9, torch.Generator().manual_seed(seed))
     shape = fixed_shape(parents, depth, torch.device("cpu"))
     for node in range(9):
         path = {0} | {a + 1 for a in lineage(parents, node)}
         assert set(shape.mask[0, node + 1].nonzero()[:, 0].tolist()) == path
-        kids = [i + 1 for i, p in enumerate(parents) if p == node]
-        assert [c for c in shape.children[0, node + 1].tolist() if c] == kids
+        children = [i + 1 for i, p in enumerate(parents) if p == node]
+        assert [c for c in shape.children[0, node + 1].tolist() if c] == children
     assert [c for c in shape.children[0, 0].tolist() if c] == [i + 1 for i, p in enumerate(parents) if p == -1]
     assert shape.offsets[0].tolist() == [0, *depth]
 
 
-def test_nodes_that_do_not_exist_are_nobodys_children() -> None:
+def test_missing_nodes_are_not_children() -> None:
     parents = torch.tensor([[-1, -1, -1, 0, 0]])
     exists = torch.tensor([[True, False, True, True, False]])
     shape = shape_from_parents(parents, torch.tensor([[1, 1, 1, 2, 2]]), exists, max_depth=2, width=2)
@@ -112,7 +112,7 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
                 torch.testing.assert_close(moved[row, :, : sequence.shape[1]], made[0], atol=2e-5, rtol=1e-4)
 
 
-def test_queries_of_a_chain_see_what_is_before_them_but_padding() -> None:
+def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
     """Two rows, one with a padded prompt; the same as the tree that has one node a level, and kept rows keep theirs."""
     attention_mask = AttentionMask(3, 12, dtype=torch.float32, device=torch.device("cpu"))
     valid = torch.tensor([[True, True, True], [False, True, True]])
@@ -140,7 +140,7 @@ def test_cache_put_and_keep() -> None:
     assert torch.equal(cache.read(0, 4)[1][0], small.read(0, 4)[1][0])
 
 
-def test_the_cache_closes_ranks_in_place_until_half_is_empty() -> None:
+def test_the_cache_is_compacted_in_place_until_half_is_empty() -> None:
     cache = KVCache(layers=3, rows=6, columns=4, kv_heads=1, head_dim=2)
     cache.storage.normal_(generator=torch.Generator().manual_seed(0))
     before = cache.storage.clone().view(3, 2, 6, 4, 2)
@@ -159,7 +159,7 @@ def test_the_cache_closes_ranks_in_place_until_half_is_empty() -> None:
     assert cache.storage.numel() == 0
 
 
-def test_a_cast_leaves_the_rotations_alone_and_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_cast_keeps_the_rotation_table_without_warnings(recwarn: pytest.WarningsRecorder) -> None:
     body = Transformer(BASE)
     table = body.rotations.clone()
     body.to(torch.bfloat16)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import Story, hold
+from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
 from workers.drafters.eagle import EagleDrafter
 from workers.models.target import Target
 from workers.models.transformer import TransformerConfig
@@ -32,16 +32,16 @@ def eagle(target: Target, filler: int | None) -> EagleDrafter:
     return EagleDrafter(target, made.layer, filler=filler)
 
 
-def next_law(drafter: EagleDrafter, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
+def expected_logits(drafter: EagleDrafter, inputs: DrafterInputs, row: int, path: tuple[int, ...]) -> Tensor:
     """Logits after the tokens so far and a path below them, slot by slot."""
-    target, prompt_len = story.target, story.target.prompt_len
-    tokens = story.tokens[story.caption(row)]
+    target, prompt_len = inputs.target, inputs.target.prompt_len
+    tokens = inputs.tokens[inputs.caption(row)]
     slots: list[tuple[int, Tensor, Tensor]] = []  # place, embedding of x_{t+1}, feature f_t
-    for t in story.prompt_slots(row)[:-1]:
+    for t in inputs.prompt_slots(row)[:-1]:
         # prompts without token ids: one code's embedding stands in for the next token's
-        following = story.prompt.embeds[row, t + 1] if drafter.filler is None else target.embed.weight[drafter.filler]
-        slots.append((t - (prompt_len - 1), following, story.features[row, t]))
-    for n, (token, feature) in enumerate(zip(tokens, story.before[row], strict=True)):
+        following = inputs.prompt.embeds[row, t + 1] if drafter.filler is None else target.embed.weight[drafter.filler]
+        slots.append((t - (prompt_len - 1), following, inputs.features[row, t]))
+    for n, (token, feature) in enumerate(zip(tokens, inputs.before[row], strict=True)):
         slots.append((n, target.embed.weight[token], feature))
     for n, token in enumerate(path, start=len(tokens)):  # a draft's feature is what its parent's slot predicted
         slots.append((n, target.embed.weight[token], predicted(drafter, slots)))
@@ -59,10 +59,10 @@ def predicted(drafter: EagleDrafter, slots: list[tuple[int, Tensor, Tensor]]) ->
 def test_every_node_is_what_one_causal_pass_predicts(name: str, filler: int | None) -> None:
     target = toy_target(config=CONFIGS[name])
     drafter = eagle(target, filler)
-    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path))
+    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path))
 
 
 def test_without_guidance_there_is_one_stream() -> None:
     target = toy_target(config=CONFIGS["line"])
     drafter = eagle(target, 0)
-    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path), streams=1)
+    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=1)

@@ -1,5 +1,5 @@
 """Published EAGLE drafters: small files in their layout are written here, and every logit of three rounds' trees is
-held against the layer as the papers have it, spelled out below on the file's own tensors.
+compared with the layer as the papers have it, spelled out below on the file's own tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import Story, hold
+from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
@@ -98,20 +98,20 @@ def last_output(state: State, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor
     return (y + (gate / (1 + (-gate).exp()) * up) @ w("mlp.down_proj").T)[0]
 
 
-def next_law(state: State, story: Story, row: int, path: tuple[int, ...], *, llamagen: bool) -> Tensor:
+def expected_logits(state: State, inputs: DrafterInputs, row: int, path: tuple[int, ...], *, llamagen: bool) -> Tensor:
     """Logits after the tokens so far and a path of drafts, by the published drafter."""
-    own, last = state["embed_tokens.weight"], story.target.prompt_len - 1
+    own, last = state["embed_tokens.weight"], inputs.target.prompt_len - 1
     # LlamaGen: code 0 stands in for the prompt's tokens, and its padding is seen
-    seen = range(last) if llamagen else story.prompt_slots(row)[:-1]
+    seen = range(last) if llamagen else inputs.prompt_slots(row)[:-1]
     slots: list[tuple[int, Tensor, Tensor]] = [
-        (t - last, own[0] if llamagen else story.prompt.embeds[row, t + 1], story.features[row, t]) for t in seen
+        (t - last, own[0] if llamagen else inputs.prompt.embeds[row, t + 1], inputs.features[row, t]) for t in seen
     ]
-    tokens = story.tokens[story.caption(row)]
-    for n, (token, feature) in enumerate(zip(tokens, story.before[row], strict=True)):
+    tokens = inputs.tokens[inputs.caption(row)]
+    for n, (token, feature) in enumerate(zip(tokens, inputs.before[row], strict=True)):
         slots.append((n, own[token], feature))
     for n, token in enumerate(path, start=len(tokens)):
         slots.append((n, own[token], last_output(state, slots)))
-    return plain_layers.linear(story.target.head, last_output(state, slots))
+    return plain_layers.linear(inputs.target.head, last_output(state, slots))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -121,7 +121,9 @@ def test_a_published_drafter_drafts_as_its_own_layer_would(tmp_path: Path, llama
     state = published(chameleon=not llamagen, bias=bias)
     drafter = load_eagle(write(tmp_path, state, rms_norm_eps=EPS, pickled=bias), target)
     assert (drafter.filler, drafter.masked) == ((0, False) if llamagen else (None, True))
-    hold(target, drafter, lambda story, row, path: next_law(state, story, row, path, llamagen=llamagen))
+    check_rounds(
+        target, drafter, lambda inputs, row, path: expected_logits(state, inputs, row, path, llamagen=llamagen)
+    )
 
 
 def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +178,8 @@ CHANGES: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "said"), CHANGES)
-def test_every_tensor_counts(tmp_path: Path, change: Change, said: str) -> None:
-    with pytest.raises(WeightsError, match=said):
+def test_every_tensor_counts(tmp_path: Path, change: Change, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
         load_eagle(write(tmp_path, change(published())), toy_target(config=LLAMAGEN))
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import CAPTIONS, Story, hold
+from tests.oracles.drafter_rounds import CAPTIONS, DrafterInputs, check_rounds
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Conditioner
 from workers.models.transformer import Transformer
 
 
-def next_law(drafter: IndependentDrafter, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
+def expected_logits(drafter: IndependentDrafter, inputs: DrafterInputs, row: int, path: tuple[int, ...]) -> Tensor:
     """Logits after the tokens so far and a path below them; the target's prompt and features play no part."""
-    model, caption = drafter.decoder, story.caption(row)
+    model, caption = drafter.decoder, inputs.caption(row)
     assert isinstance(model, Transformer)
     assert model.embed is not None
     assert model.head is not None
@@ -26,10 +26,10 @@ def next_law(drafter: IndependentDrafter, story: Story, row: int, path: tuple[in
     prompt = conditioner(CAPTIONS)
     if row >= len(CAPTIONS):
         prompt = conditioner.null(prompt)
-    slots = [(t - story.target.prompt_len, prompt.embeds[caption, t]) for t in story.prompt_slots(row)]
-    slots += [(n, model.embed.weight[token]) for n, token in enumerate([*story.tokens[caption], *path])]
-    places, inputs = zip(*slots, strict=True)
-    return plain_layers.linear(model.head, plain_layers.causal_pass(model, inputs, places)[-1])
+    slots = [(t - inputs.target.prompt_len, prompt.embeds[caption, t]) for t in inputs.prompt_slots(row)]
+    slots += [(n, model.embed.weight[token]) for n, token in enumerate([*inputs.tokens[caption], *path])]
+    places, embeddings = zip(*slots, strict=True)
+    return plain_layers.linear(model.head, plain_layers.causal_pass(model, embeddings, places)[-1])
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -38,4 +38,6 @@ def test_every_node_is_what_one_causal_pass_predicts(rope: str, prompt_rope: str
     target = toy_target(config=replace(BASE, rope=rope, prompt_rope=prompt_rope))  # type: ignore[arg-type]
     drafter = toy_drafter("independent", target)
     assert isinstance(drafter, IndependentDrafter)
-    hold(target, drafter, lambda story, row, path: next_law(drafter, story, row, path), streams=streams)
+    check_rounds(
+        target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=streams
+    )

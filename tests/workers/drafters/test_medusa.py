@@ -1,5 +1,5 @@
-"""Medusa's heads against their formula: on the feature f_t from which the root was drawn, head m gives the law of the
-token m after the root, logits_m = W_m (f + SiLU(V_m f + b_m)), whatever path leads there.
+"""Medusa's heads against their formula: on the feature f_t that the root was sampled from, head m gives the logits
+of the token m after the root, logits_m = W_m (f + SiLU(V_m f + b_m)), whatever path leads there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from tests.fakes.toys import toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import Story, hold
+from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 
 
-def next_law(heads: MedusaHeads, story: Story, row: int, path: tuple[int, ...]) -> Tensor:
-    feature, depth = story.before[row][-1].double(), len(path)
+def expected_logits(heads: MedusaHeads, inputs: DrafterInputs, row: int, path: tuple[int, ...]) -> Tensor:
+    feature, depth = inputs.before[row][-1].double(), len(path)
     hidden = feature + plain_layers.silu(plain_layers.linear(heads.residuals[depth], feature))
-    head = story.target.head if heads.heads is None else heads.heads[depth]
+    head = inputs.target.head if heads.heads is None else heads.heads[depth]
     return plain_layers.linear(head, hidden)
 
 
@@ -37,7 +37,7 @@ def test_every_node_is_what_its_levels_head_predicts(shared_head: bool, streams:
         for parameter in heads.parameters():
             nn.init.normal_(parameter, std=0.2)
         drafter = MedusaDrafter(target, heads.requires_grad_(False))
-    hold(target, drafter, lambda story, row, path: next_law(heads, story, row, path), streams=streams)
+    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(heads, inputs, row, path), streams=streams)
 
 
 def test_heads_start_as_the_targets_own() -> None:

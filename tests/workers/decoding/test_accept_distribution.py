@@ -1,8 +1,8 @@
 """Relaxed means exactly as written, for a whole round: emitted tokens against a plain enumeration of all outcomes.
 
-The law of (first token, everything the first round emits) is enumerated by tests/oracles/rounds.py from the formulas
-and compared with 100,000 real rounds on table models by chi-square. A test fails at p < 1e-5: with 28 settings, sound
-code would fail for one seed in 3,500, and the seed is fixed.
+tests/oracles/rounds.py enumerates the distribution of (first token, everything the first round emits) from the
+formulas; 40,000 real rounds on table models are compared with it by chi-square. A test fails at p < 1e-5: with 28
+configs, correct code would fail for one seed in 3,500, and the seed is fixed.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import rounds, rules, tabular
 
-CODES, LEVELS, DRAWS = 4, 3, 100_000
+CODES, LEVELS, DRAWS = 4, 3, 40_000
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 SHAPE: rounds.Shape = ((((), ()), ()), ((),), ())
 ORDER = ((0, 1, 2, 3), (1, 3, 0, 2), (2, 0, 3, 1), (3, 2, 1, 0))
@@ -49,13 +49,13 @@ SETTINGS = [(name, "optimal") for name in RULES] + [
 ]
 
 
-def laws(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """Processed laws [contexts, V] of a table without guidance, plainly."""
+def all_probs(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
+    """Processed distributions [contexts, V] of a table without guidance, plainly."""
     return tabular.processed(logits[0, 0].double().numpy(), sampling)
 
 
 def below(table: np.ndarray, first: int) -> dict[rounds.Context, list[float]]:
-    """Laws by the context after ``first``."""
+    """Distributions by the context after ``first``."""
     named = {}
     for length in range(LEVELS + 1):
         for context in itertools.product(range(CODES), repeat=length):
@@ -91,7 +91,7 @@ def count_rounds(engine: tabular.TabularEngine) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("children", ["sampled", "top"])
 @pytest.mark.parametrize(("name", "resampling"), SETTINGS)
-def test_a_round_emits_the_enumerated_law(
+def test_a_round_emits_the_enumerated_distribution(
     name: str, resampling: Literal["paper", "optimal"], children: Literal["sampled", "top"]
 ) -> None:
     fast, plain = RULES[name]
@@ -101,20 +101,20 @@ def test_a_round_emits_the_enumerated_law(
     draft = 0.5 * target + tabular.random_logits(CODES, LEVELS + 2, 22)
     config = DecodingConfig(Eagle(), Static(paths=PATHS, children=children), fast, sampling)
     counts = count_rounds(tabular.TabularEngine(config, target, draft, LEVELS + 2, lookup=LOOKUP))
-    q, p = laws(target, sampling), laws(draft, sampling)
+    q, p = all_probs(target, sampling), all_probs(draft, sampling)
     omegas = fast.schedule.omegas(LEVELS)
     expected = np.zeros_like(counts)
     for first in range(CODES):
         q_after, p_after = below(q, first), below(p, first)
         tree = SHAPE if children == "sampled" else rounds.likeliest(p_after, SHAPE)
-        for tokens, weight in rounds.round_law(plain, q_after, p_after, tree, omegas).items():
+        for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, omegas).items():
             expected[cell((first, *tokens))] += q[0, first] * weight
     assert expected.sum() == pytest.approx(1)
     assert tabular.p_value(counts, expected) > 1e-5
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_greedy_takes_the_longest_path_that_stands(name: str) -> None:
+def test_greedy_takes_the_longest_accepted_path(name: str) -> None:
     """200 random tables: at temperature 0 a round is the longest path all of whose tokens stand, the first on a tie."""
     fast, plain = RULES[name]
     sampling, images = Sampling(temperature=0.0), 200
