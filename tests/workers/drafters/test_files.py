@@ -177,7 +177,7 @@ CHANGES: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), CHANGES)
+@pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_every_tensor_counts(tmp_path: Path, change: Change, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
         load_eagle(write(tmp_path, change(published())), toy_target(config=LLAMAGEN))
