@@ -15,6 +15,7 @@ from search_spaces import plugins
 from search_spaces.samplers import SAMPLERS
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
+from workers.models.families.catalogue import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,7 +29,7 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
-    registries: tuple[plugins.Registry[Any], ...] = (DRAFTERS, POLICIES, SAMPLERS)
+    registries: tuple[plugins.Registry[Any], ...] = (DRAFTERS, FAMILIES, POLICIES, SAMPLERS)
     for registry in registries:
         monkeypatch.setattr(registry, "_entries", {**registry})
     module = ModuleType(page.removesuffix(".md"))
