@@ -115,14 +115,16 @@ def planned(
 
 def in_words(findings: dict[str, Any]) -> list[str]:
     """The findings as lines for a person."""
+    from workers.runtime.memory import format_bytes
+
     machine, torch = findings["machine"], findings["torch"]
-    free = f", {size(machine['free_bytes'])} free" if machine["free_bytes"] else ""
+    free = f", {format_bytes(machine['free_bytes'])} free" if machine["free_bytes"] else ""
     facts = [
         ("machine", f"{machine['system']}, Python {findings['python']}"),
         ("cores", f"{machine['cores']}, of which torch uses {torch['threads']}"),
-        ("memory", size(machine["memory_bytes"]) + free),
+        ("memory", format_bytes(machine["memory_bytes"]) + free),
         ("torch", f"{torch['version']} ({torch['build']})"),
-        *(("GPU", f"{device['name']}, {size(device['memory_bytes'])}") for device in torch["devices"]),
+        *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
         *(() if torch["devices"] else [("GPU", "none that torch can use: everything runs on the CPU")]),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
         *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
@@ -162,17 +164,7 @@ def access_in_words(ray: dict[str, Any]) -> str:
 def describe(weight: dict[str, Any]) -> str:
     if weight["state"] != "whole":
         return f"{weight['file']:<28} {weight['state'].upper()}"
-    held = f"{size(weight['bytes']):>9}  {weight['numbers']:>10,} numbers"
+    from workers.runtime.memory import format_bytes
+
+    held = f"{format_bytes(weight['bytes']):>9}  {weight['numbers']:>10,} numbers"
     return f"{weight['file']:<28} {held}  sha256 {weight['hash']}…"
-
-
-def size(count: int | None) -> str:
-    """A number of bytes for people, in powers of 1024."""
-    if count is None:
-        return "unknown"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

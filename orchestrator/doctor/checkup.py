@@ -17,6 +17,7 @@ from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_mo
 from workers.loading.shape_only import metric_bytes
 from workers.metrics.extractors import check_weights
 from workers.models.checkpoint_files import content_hash
+from workers.runtime.memory import format_bytes
 from workers.runtime.device import AUTO, pick_device
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
@@ -106,8 +107,8 @@ def architecture(
     largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {in_gib(needed.parameters + nets)} of parameters leave no room for a single "
-            f"image, {in_gib(room)} are there; use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no room for a single "
+            f"image, {format_bytes(room)} are there; use a larger device, or dtype bfloat16"
         )
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
@@ -134,15 +135,9 @@ def memory_there(device: torch.device) -> int | None:
     return total if free is None else free if total is None else min(total, free)
 
 
-def in_gib(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
-
-
 def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
     """The findings as lines for a person: one for each file and each fact."""
-    lines = [f"{found['file']} on {found['device']}, {in_gib(found['memory_there'])} free"]
+    lines = [f"{found['file']} on {found['device']}, {format_bytes(found['memory_there'])} free"]
     for entry in found["entries"]:
         lines += ["", f"{entry['name']} ({entry['family']}, {entry['where']})"]
         lines += [f"  {file['key']:<20} {file_in_words(file)}" for file in entry["files"]]
@@ -152,13 +147,13 @@ def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
         grid = f"{entry['rows']} x {entry['cols']} tokens of {entry['vocab_size']} codes"
         shape = f"{entry['numbers']:,} parameters, {entry['image_size']} px, {grid}"
         kinds = ", ".join(
-            f"{kind.replace('_', ' ')} {in_gib(parts[kind])}"
+            f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}"
             for kind in ("parameters", "cache", "activations", "pictures", "metric_nets")
         )
         lines += [
             f"  {'target':<20} {entry['target']}: {shape}",
             f"  {'drafters':<20} {', '.join(entry['drafters']) or 'none'}",
-            f"  {'memory':<20} {in_gib(parts['total'])} at batch {parts['batch']} in {entry['dtype']} ({kinds}); "
+            f"  {'memory':<20} {format_bytes(parts['total'])} at batch {parts['batch']} in {entry['dtype']} ({kinds}); "
             f"largest batch here: {'unknown' if parts['largest_batch'] is None else parts['largest_batch']}",
         ]
     problems = [f"PROBLEM: {problem}" for problem in found["problems"]]

@@ -36,7 +36,7 @@ TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
 SWEEP = f"""
 name: small
-models: {{weights: WEIGHTS}}
+models: WEIGHTS
 captions: {{source: scenes, count: {CAPTIONS}, seed: 1}}
 reference: {{source: scenes, count: 96, seed: 2}}
 quality: {{batch: 14, shard: 14}}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow(seconds=5)
 LARGEST_BATCH = {2: 4, 3: 0}  # images that fit into memory, by the chain's length
 SPACE = """
 name: scarce
-models: {weights: WEIGHTS}
+models: WEIGHTS
 quality: {batch: 8, shard: 8}
 metrics: [step_compression, caption_accuracy]
 objectives: [step_compression, caption_accuracy]

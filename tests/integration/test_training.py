@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(folder: Path, out: str, *options: str, steps: int = STEPS) -> list[str]:
     given: list[object] = [
-        "--captions", folder / "captions.txt", "--weights", folder / "weights", "--out", folder / out, "--batch", 4,
+        "--captions", folder / "captions.txt", "--models", folder / "weights", "--out", folder / out, "--batch", 4,
         "--steps", steps, "--rate", 0.002, "--save-every", SAVE_EVERY, "--no-mlflow", *options,
     ]  # fmt: skip
     return ["train", "eagle", *map(str, given)]

@@ -1,4 +1,4 @@
-"""Running out of memory: it is recognised, unused memory is freed, and work is retried with half as much at once."""
+"""Memory: running out of it (recognised, freed, retried with half as much at once), and sizes for people."""
 
 from __future__ import annotations
 
@@ -68,3 +68,13 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def format_bytes(count: float | None) -> str:
+    """A number of bytes in powers of 1024, such as "1.5 GiB"; "unknown" for None."""
+    if count is None:
+        return "unknown"
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

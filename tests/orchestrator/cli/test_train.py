@@ -152,7 +152,6 @@ def test_exit_codes_of_pieces(raised: BaseException, code: int, part: str, monke
         (("eagle", "--batch", "64"), "--batch requires --captions"),
         (("eagle", "--no-mlflow"), "--no-mlflow requires --captions"),
         (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
-        (("eagle", "--captions", "scenes", "--weights", "w", "--models", "m.yaml"), "--weights and --models"),
         (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
         (("eagle", "--captions", "nowhere.txt"), "nowhere.txt"),
         (("eagle", "--captions", "scenes"), "scenes: "),

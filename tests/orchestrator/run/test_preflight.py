@@ -171,8 +171,8 @@ def copy_model(drop: str | None = None, cut: str | None = None) -> None:
 @pytest.mark.parametrize(
     ("prepare", "parts"),
     [
-        (lambda: None, ("models.weights: ", "mine: no such folder")),
-        (lambda: copy_model(drop="target.safetensors"), ("models.weights: ", "target.safetensors: no such file")),
+        (lambda: None, ("models: mine: no such file or folder",)),
+        (lambda: copy_model(drop="target.safetensors"), ("models: ", "target.safetensors: no such file")),
         (lambda: copy_model(cut="eagle.safetensors"), ("eagle.safetensors", "truncated")),
         (lambda: copy_model(cut="features.safetensors"), ("features.safetensors", "truncated")),
         (lambda: copy_model(drop="eagle.safetensors"), ("enqueue.exact chain", "'eagle' drafter")),
@@ -180,7 +180,7 @@ def copy_model(drop: str | None = None, cut: str | None = None) -> None:
 )
 def test_weights(prepare: Callable[[], None], parts: Words) -> None:
     prepare()
-    assert_contains(problem({"models.weights": "mine"}), parts)
+    assert_contains(problem({"models.file": "mine"}), parts)
 
 
 def test_a_score_that_cannot_read_the_captions() -> None:
@@ -192,7 +192,7 @@ def test_a_score_that_cannot_read_the_captions() -> None:
     save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
     Path("dogs.txt").write_text("dog\n" * 3)
     sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}
-    assert_contains(problem({"models.weights": "mine"}, **sections), ("objectives: clip_score", "captions of scenes"))
+    assert_contains(problem({"models.file": "mine"}, **sections), ("objectives: clip_score", "captions of scenes"))
 
 
 def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
     ("damage", "changes", "parts"),
     [
         (lambda folder: None, {}, ("models.name: classes", "--models models.yaml")),
-        (lambda folder: None, {"models.file": "none.yaml"}, ("none.yaml", "No such file")),
+        (lambda folder: None, {"models.file": "none.yaml"}, ("none.yaml", "no such file")),
         (lambda folder: None, {**WITH_FILE, "models.name": "clases"}, ("'clases'", "'classes'")),
         (
             lambda folder: replace_in_models_yaml("image_size", "image_sise"),
