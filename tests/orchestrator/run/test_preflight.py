@@ -189,6 +189,7 @@ def test_a_score_that_cannot_read_the_captions() -> None:
     path = Path("mine/target.safetensors")
     header, tensors = safetensors_metadata(path), dict(load_tensors(path))
     config = json.loads(header["config"]) | {"conditioner": {"kind": "classes", "names": ["dog"]}}
+    tensors |= {name: tensors[name][:1] for name in ("conditioner.values.weight", "conditioner.nothing")}
     save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
     Path("dogs.txt").write_text("dog\n" * 3)
     sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}
