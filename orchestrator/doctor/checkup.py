@@ -17,8 +17,8 @@ from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_mo
 from workers.loading.shape_only import metric_bytes
 from workers.metrics.extractors import check_weights
 from workers.models.checkpoint_files import content_hash
-from workers.runtime.memory import format_bytes
 from workers.runtime.device import AUTO, pick_device
+from workers.runtime.memory import format_bytes
 
 HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
 
@@ -107,8 +107,8 @@ def architecture(
     largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no room for a single "
-            f"image, {format_bytes(room)} are there; use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no memory for an "
+            f"image, {format_bytes(room)} are free; use a larger device, or dtype bfloat16"
         )
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
-from orchestrator.cli.doctor import access_in_words, size, sweeps_in_words
+from orchestrator.cli.doctor import access_in_words, sweeps_in_words
 from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import memory_there
 from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
@@ -25,6 +25,7 @@ from orchestrator.doctor.plan import Gpu, gpu_of, plan_in_words
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Work
 from workers.models.checkpoint_files import content_hash
+from workers.runtime.memory import format_bytes
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -145,7 +146,7 @@ def test_files_under_each_others_names_do_not_load(tmp_path: Path, monkeypatch: 
     [(None, "unknown"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB")],
 )
 def test_sizes_in_words(count: int | None, text: str) -> None:
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 def test_the_machine_is_measured() -> None:
