@@ -107,8 +107,8 @@ def architecture(
     largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no memory for an "
-            f"image, {format_bytes(room)} are free; use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no space for "
+            f"an image, {format_bytes(room)} are free; use a larger device, or dtype bfloat16"
         )
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
