@@ -1,6 +1,4 @@
-"""`specfrontier compare`: two or more fronts, of sweeps or of methods within them, by common yardsticks; or a sweep
-beside what a paper printed.
-"""
+"""`specfrontier compare`: fronts of sweeps, or of methods within them; or a sweep and a paper's table."""
 
 from __future__ import annotations
 
@@ -29,16 +27,16 @@ Examples:
 
 By = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Compare the trials with one value of this with those with another."),
+    typer.Option(metavar="COLUMN", help="Compare trials grouped by the values of this column."),
 ]
 
 Published = Annotated[
     bool,
     typer.Option(
         "--published",
-        help="Hold the trials against a paper's table: that of the sweep's own name, or named beside the sweep "
-        "(papers/lantern-table2). Papers print no errors: theirs are taken for ours on as many images as they state. "
-        "Where z, the distance beyond a figure's rounding over both errors, is above 1.96 (5 % level), it differs.",
+        help="Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
+        "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of images. "
+        "A figure differs if z, its distance beyond rounding over both errors, is above 1.96 (5 % level).",
     ),
 ]
 
@@ -58,27 +56,25 @@ def compare(
 ) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
 
-    Values that do not mean the same are refused: an FID on other features, captions, reference images or numbers of
-    images, seconds of another device. Speed-ups are not.
+    Refuses metrics that are not comparable: FIDs with other features, captions, reference images or numbers of images,
+    and seconds of another device. Speed-ups are always comparable.
     """
     if published:
         if any((by, x, y, z, where, subject_to, infeasible, reference_point)):
-            raise CommandError(
-                "--published compares all that the table prints; of the rest, give --json alone", WRONG_USAGE
-            )
+            raise CommandError("--published compares the whole table and can be combined with --json only", WRONG_USAGE)
         from orchestrator.cli.compare_published import compare_with_papers
 
         compare_with_papers(sweeps, as_json=as_json)
         return
     if by is None and len(sweeps) < 2:
-        raise CommandError("give two sweeps at least, or compare methods inside one with --by COLUMN", WRONG_USAGE)
+        raise CommandError("give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results import comparison
     from orchestrator.results.sweep import front_of
 
-    with o.answered():
+    with o.query_errors():
         front = front_of(opened, o.query(x, y, z, where, subject_to, infeasible))
-        groups = group(front, by)
+        groups = _group(front, by)
         corner = o.read_point(reference_point, len(front.axes))
         found = comparison.compare(groups, front.axes, corner)
         warnings = comparison.cautions([sweep.identity for sweep in opened], front.axes)
@@ -88,10 +84,10 @@ def compare(
         return
     for warning in warnings:
         typer.echo(f"Note: {warning}.", err=True)
-    typer.echo("\n".join(in_words(found, [axis.name for axis in front.axes])))
+    typer.echo("\n".join(_describe(found, [axis.name for axis in front.axes])))
 
 
-def group(front: Front, by: str | None) -> list[Group]:
+def _group(front: Front, by: str | None) -> list[Group]:
     """The measured points by sweep, by the values of a column, or by both if there are several sweeps.
 
     Raises:
@@ -103,13 +99,13 @@ def group(front: Front, by: str | None) -> list[Group]:
 
     table = front.table
     if by is not None:
-        Filter(f"--by {by}", by, "!=", ("null",)).mask(table)  # says which columns there are, if this is none
+        Filter(f"--by {by}", by, "!=", ("null",)).mask(table)  # raises an error that lists the columns
     column = table[by].to_pylist() if by in table.column_names else [None] * table.num_rows
-    keys = [name_of(front, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
+    keys = [_group_name(front, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
     names = list(dict.fromkeys(keys)) if by is not None else list(front.sweeps)
     if len(names) < 2:
-        only = f"; there is only {names[0]}" if names else ", for no trial was measured"
-        raise QueryError(f"--by {by}: there is nothing to compare{only}")
+        found = f"only {names[0]}" if names else "no measured trial"
+        raise QueryError(f"--by {by}: needs two groups, found {found}")
     import numpy as np
 
     return [
@@ -118,16 +114,16 @@ def group(front: Front, by: str | None) -> list[Group]:
     ]
 
 
-def name_of(front: Front, sweep: str, by: str | None, value: Any) -> str:
-    """What a group is called."""
+def _group_name(front: Front, sweep: str, by: str | None, value: Any) -> str:
+    """The group that a trial belongs to."""
     if by is None:
         return sweep
-    shown = f"{value:g}" if isinstance(value, float) else "none there" if value is None else str(value)
+    shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
     return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
-def in_words(found: Comparison, axes: list[str]) -> list[str]:
-    """The answer for a person."""
+def _describe(found: Comparison, axes: list[str]) -> list[str]:
+    """The comparison as lines of text."""
     corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.reference, strict=True))
     scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.scale, strict=True))
     best = max(found.hypervolumes.values())
@@ -137,8 +133,8 @@ def in_words(found: Comparison, axes: list[str]) -> list[str]:
     ]
     pairs = []
     for pair in found.pairs:
-        there_and_back = ((pair.first, pair.second, 0), (pair.second, pair.first, 1))
-        pairs += [[a, b, f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"] for a, b, i in there_and_back]
+        both_ways = ((pair.first, pair.second, 0), (pair.second, pair.first, 1))
+        pairs += [[a, b, f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"] for a, b, i in both_ways]
     return [
         shown_table(["front", "trials", "on front", "hypervolume", "of the best"], volumes, right=[1, 2, 3, 4]),
         f"from the reference point {corner}",

@@ -28,7 +28,7 @@ def compare_with_papers(places: list[str], *, as_json: bool) -> None:
     opened = o.open_sweeps([place for place in places if place not in named])
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(named)}", WRONG_USAGE)
-    with o.answered():
+    with o.query_errors():
         replications = [replicate(sweep, table) for sweep in opened for table in named or [table_of(sweep)]]
     if as_json:
         typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))

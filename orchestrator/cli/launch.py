@@ -264,13 +264,13 @@ def _resume_command() -> str:
 
 def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
     """The front, and where to find report, plot and MLflow runs."""
-    from orchestrator.cli.pareto import in_words
+    from orchestrator.cli.pareto import describe_front
     from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep
 
     sweep = Sweep.open(storage.uri)
     found = sweep.query()
-    front = in_words(found, found.rows, {}, {"knee": found.knee()}, [])
+    front = describe_front(found, found.rows, {}, {"knee": found.knee()}, [])
     reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.shown}/{REPORT}", f"plot     {storage.shown}/{FRONT_PLOT}"]

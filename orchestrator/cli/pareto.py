@@ -1,4 +1,4 @@
-"""`specfrontier pareto`: the front of one sweep or several, its knee, and the best setting within limits."""
+"""`specfrontier pareto`: the front of one or more sweeps, its knee, and the best config within limits."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Examples:
 
 Best = Annotated[
     list[str] | None,
-    typer.Option(metavar="LIMIT", help="Say which trial has the best first objective within this. Repeatable."),
+    typer.Option(metavar="LIMIT", help="Show the trial with the best first objective within this limit. Repeatable."),
 ]
-Knee = Annotated[bool, typer.Option("--knee", help="Say which trial is furthest from the line between the ends.")]
-Volume = Annotated[bool, typer.Option("--hypervolume", help="Say how much the front dominates.")]
+Knee = Annotated[bool, typer.Option("--knee", help="Show the trial furthest from the line between the ends.")]
+Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
 Config = Annotated[
     str | None,
-    typer.Option(metavar="YAML", help="Write the setting of --best (or of --knee) to a file that `generate` takes."),
+    typer.Option(metavar="YAML", help="Write the config of --best or --knee to a file for `generate`."),
 ]
-Csv = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows with all their columns.")]
-Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Write the front as a picture (PNG).")]
-Everything = Annotated[bool, typer.Option("--all", help="List the trials off the front as well.")]
+Csv = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows with all columns.")]
+Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Plot the front as a PNG file.")]
+Everything = Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")]
 
 
 def pareto(
@@ -58,17 +58,17 @@ def pareto(
     plot: Plot = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Show the front: which settings nothing else beats in every objective at once, and how surely.
+    """Show the front: the configs that no other dominates, with their confidence.
 
     "on front" is the share of draws from the measured errors in which a trial stays on the front. "within error of"
     names the front's trials that differ from it significantly in no objective (5 % level).
     """
     if config is not None and not (best or knee):
-        raise CommandError("--config: say which setting to write, with --best LIMIT or --knee", WRONG_USAGE)
+        raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results.sweep import front_of
 
-    with o.answered():
+    with o.query_errors():
         front = front_of(opened, o.query(x, y, z, where, subject_to, infeasible))
         corner = o.read_point(reference_point, len(front.axes))
         facts: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def pareto(
             facts = {"hypervolume": front.hypervolume(corner), "reference_point": corner}
         marks = {"knee": front.knee()} if knee else {}
         if best:
-            marks["best"] = best_row(front, best)
+            marks["best"] = _best_row(front, best)
     rows = list(range(front.table.num_rows)) if everything else front.rows
     with ends_with(FAILED):
         if plot is not None:
@@ -85,18 +85,19 @@ def pareto(
 
             Path(plot).write_bytes(front_png(front, ", ".join(front.sweeps)))
         if csv_file is not None:
-            write_csv(front, rows, csv_file)
+            _write_csv(front, rows, csv_file)
         if config is not None:
-            write_config(front, marks.get("best", marks.get("knee")), config)
+            _write_config(front, marks.get("best", marks.get("knee")), config)
     if as_json:
-        typer.echo(json.dumps(as_data(front, rows) | facts | in_data(front, marks), indent=2))
+        chosen = {name: None if row is None else front.to_mapping(row) for name, row in marks.items()}
+        typer.echo(json.dumps(_to_mapping(front, rows) | facts | chosen, indent=2))
     else:
-        typer.echo("\n".join(in_words(front, rows, facts, marks, best or [])))
+        typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
-            typer.echo(f'setting: {config} (specfrontier generate "..." --config {config})')
+            typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
 
 
-def best_row(front: Front, limits: list[str]) -> int:
+def _best_row(front: Front, limits: list[str]) -> int:
     """The best row within the limits.
 
     Raises:
@@ -104,77 +105,75 @@ def best_row(front: Front, limits: list[str]) -> int:
     """
     found = front.best(limits)
     if found is None:
-        raise CommandError(
-            f"no trial is within {' and '.join(limits)} ({front.table.num_rows} were held against it)", FAILED
-        )
+        raise CommandError(f"no trial is within {' and '.join(limits)} ({front.table.num_rows} trials checked)", FAILED)
     return found
 
 
-def in_words(
+def describe_front(
     front: Front, rows: list[int], facts: dict[str, Any], marks: dict[str, int | None], limits: list[str]
 ) -> list[str]:
-    """The answer for a person."""
+    """The front as lines of text."""
     axes = " against ".join(
         f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
     )
     lines = [
         f"{', '.join(front.sweeps)}: {axes}",
         f"{len(front.rows)} of {counted(front.table.num_rows, 'trial')} "
-        f"{'is' if len(front.rows) == 1 else 'are'} on the front{left_out(front)}",
+        f"{'is' if len(front.rows) == 1 else 'are'} on the front{_left_out(front)}",
     ]
     if not front.table.num_rows:
         return lines
-    lines += ["", front_table(front, rows), "", *vanilla_lines(front)]
+    lines += ["", front_table(front, rows), "", *_vanilla_lines(front)]
     if "hypervolume" in facts:
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         lines.append(f"hypervolume: {facts['hypervolume']:.5g}, from the reference point ({corner})")
     if "knee" in marks:
         row = marks["knee"]
-        lines.append("knee: the front has none" if row is None else f"knee: {one(front, row)}")
+        lines.append("knee: the front has none" if row is None else f"knee: {describe_row(front, row)}")
     if (row := marks.get("best")) is not None:
-        lines.append(f"best {front.axes[0].name} within {' and '.join(limits)}: {one(front, row)}")
+        lines.append(f"best {front.axes[0].name} within {' and '.join(limits)}: {describe_row(front, row)}")
     return lines if lines[-1] else lines[:-1]
 
 
-def vanilla_lines(front: Front) -> list[str]:
-    """Where vanilla is, for each sweep that has measured it."""
+def _vanilla_lines(front: Front) -> list[str]:
+    """Vanilla's objectives in each sweep."""
     lines = []
     for name, record in front.vanilla().items():
-        there = [(axis, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
-        values = ", ".join(f"{axis.name} {measured(entry.value, entry.error)}" for axis, entry in there)
+        entries = [(axis, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
+        values = ", ".join(f"{axis.name} {measured(entry.value, entry.error)}" for axis, entry in entries)
         whose = f" of {name}" if len(front.sweeps) > 1 else ""
         lines.append(f"vanilla{whose}: trial {record.number} ({values})")
     return lines
 
 
-def left_out(front: Front) -> str:
-    """How many trials are not held against each other, by why: ` (left out: 11 by --where, 1 failed)`."""
+def _left_out(front: Front) -> str:
+    """The number of trials left out, by reason: ` (left out: 11 by --where, 1 failed)`."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     return f" (left out: {reasons})" if reasons else ""
 
 
-def one(front: Front, row: int) -> str:
+def describe_row(front: Front, row: int) -> str:
     """A trial in one line."""
-    values = ", ".join(f"{axis.name} {value_of(front, axis, row)}" for axis in front.axes)
+    values = ", ".join(f"{axis.name} {_format_value(front, axis, row)}" for axis in front.axes)
     return f"trial {front.names[row]}, {front.describe(row)} ({values})"
 
 
 def front_table(front: Front, rows: list[int]) -> str:
     table = front.table
-    head = ["trial", "setting", *(axis.name for axis in front.axes), "on front", "within error of"]
+    head = ["trial", "config", *(axis.name for axis in front.axes), "on front", "within error of"]
     cells = []
     for row in rows:
         share = f"{100 * table['confidence'][row].as_py():.0f} %"
         if not table["on_front"][row].as_py():
             share = f"no, {share}"
-        values = [value_of(front, axis, row) for axis in front.axes]
+        values = [_format_value(front, axis, row) for axis in front.axes]
         within = ", ".join(table["within_error_of"][row].as_py() or [])
         cells.append([front.names[row], front.describe(row), *values, share, within])
     right = range(2, 3 + len(front.axes))
     return shown_table(head, cells, right=[*right])
 
 
-def value_of(front: Front, axis: Axis, row: int) -> str:
+def _format_value(front: Front, axis: Axis, row: int) -> str:
     """A measured value with its error."""
     table = front.table
     return measured(
@@ -182,7 +181,7 @@ def value_of(front: Front, axis: Axis, row: int) -> str:
     )
 
 
-def as_data(front: Front, rows: list[int]) -> dict[str, Any]:
+def _to_mapping(front: Front, rows: list[int]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.shown for name, sweep in front.sweeps.items()},
         "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in front.axes],
@@ -193,12 +192,8 @@ def as_data(front: Front, rows: list[int]) -> dict[str, Any]:
     }
 
 
-def in_data(front: Front, marks: dict[str, int | None]) -> dict[str, Any]:
-    return {name: None if row is None else front.to_mapping(row) for name, row in marks.items()}
-
-
-def write_csv(front: Front, rows: list[int], path: str) -> None:
-    """All columns of the rows; lists as words with semicolons."""
+def _write_csv(front: Front, rows: list[int], path: str) -> None:
+    """All columns of the rows; list entries are separated by semicolons."""
     names = front.table.column_names
     with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -207,8 +202,8 @@ def write_csv(front: Front, rows: list[int], path: str) -> None:
             writer.writerow([";".join(v) if isinstance(v := row[name], list) else v for name in names])
 
 
-def write_config(front: Front, row: int | None, path: str) -> None:
-    """The setting of a row, as `generate --config` reads it; nothing if there is no row."""
+def _write_config(front: Front, row: int | None, path: str) -> None:
+    """The config of a row, for `generate --config`; no file without a row."""
     import yaml
 
     if row is not None:

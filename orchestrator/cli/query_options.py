@@ -1,4 +1,4 @@
-"""The options that `pareto` and `compare` share, and the way from what was typed to an opened sweep."""
+"""Options that `pareto` and `compare` share, and the sweeps and query that they mean."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
 if TYPE_CHECKING:
     from orchestrator.results.query import Query
     from orchestrator.results.sweep import Sweep
 
-PLACE = "folder or URI of a sweep, or its name under ./sweeps"
+__all__ = ["AsJson", "Infeasible", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps", "Where", "X", "Y", "Z"]
 
-Sweeps = Annotated[list[str], typer.Argument(metavar="SWEEP...", help=f"A {PLACE}.", show_default=False)]
-OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help=f"A {PLACE}.", show_default=False)]
+_PLACE = "folder or URI of a sweep, or its name under ./sweeps"
+
+Sweeps = Annotated[list[str], typer.Argument(metavar="SWEEP...", help=f"A {_PLACE}.", show_default=False)]
+OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False)]
 X = Annotated[
-    str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's own first two.")
+    str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's first two.")
 ]
 Y = Annotated[str | None, typer.Option("--y", metavar="METRIC", help="Second objective.")]
-Z = Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective, if there is to be one.")]
+Z = Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
         metavar="FILTER",
-        help="Only trials like this: acceptance.neighbourhood=additive, tree.depth>=4, 'acceptance.k in 10,100'. "
+        help="Only matching trials: acceptance.neighbourhood=additive, tree.depth>=4, 'acceptance.k in 10,100'. "
         "Repeatable.",
     ),
 ]
@@ -37,20 +40,17 @@ SubjectTo = Annotated[
     typer.Option(
         "--subject-to",
         metavar="LIMIT",
-        help="Only trials within this: drift<=2, clip_score>=0.9*vanilla, fid<=vanilla+0.5. Repeatable.",
+        help="Only trials within this limit: drift<=2, clip_score>=0.9*vanilla, fid<=vanilla+0.5. Repeatable.",
     ),
 ]
-Infeasible = Annotated[
-    bool, typer.Option("--infeasible", help="Also trials outside the constraints that the sweep was launched with.")
-]
+Infeasible = Annotated[bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")]
 ReferencePoint = Annotated[
     str | None,
     typer.Option(
         metavar="X,Y[,Z]",
-        help="Where hypervolumes are measured from. Default: a tenth of the range beyond the worst trials.",
+        help="Reference point of hypervolumes. Default: a tenth of the range beyond the worst trials.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def query(
@@ -62,8 +62,8 @@ def query(
 
 
 @contextmanager
-def answered() -> Iterator[None]:
-    """A question that cannot be answered as it was put ends with 2, a sweep that cannot be read with 1."""
+def query_errors() -> Iterator[None]:
+    """Turn an invalid query or a missing sweep into exit code 2, and an unreadable sweep into 1."""
     from orchestrator.results.query import QueryError
     from orchestrator.results.store import NoSweepError
 
@@ -76,18 +76,22 @@ def answered() -> Iterator[None]:
 
 
 def open_sweeps(places: Sequence[str]) -> list[Sweep]:
-    """The sweeps at these places; CommandError if one is none, or is broken."""
+    """The sweeps at these places.
+
+    Raises:
+        CommandError: a place has no sweep, or a broken one.
+    """
     from orchestrator.results.sweep import Sweep
 
-    with answered():
+    with query_errors():
         return [Sweep.open(place) for place in places]
 
 
 def read_point(text: str | None, axes: int) -> list[float] | None:
-    """`1,30` as numbers, one for each axis.
+    """The coordinates of `1,30`.
 
     Raises:
-        CommandError: other than that.
+        CommandError: not one finite number per axis.
     """
     if text is None:
         return None
@@ -96,5 +100,5 @@ def read_point(text: str | None, axes: int) -> list[float] | None:
     except ValueError:
         point = []
     if len(point) != axes or any(value != value or abs(value) == float("inf") for value in point):
-        raise CommandError(f"--reference-point {text}: give {axes} numbers with a comma between them", WRONG_USAGE)
+        raise CommandError(f"--reference-point {text}: give {axes} numbers separated by commas", WRONG_USAGE)
     return point

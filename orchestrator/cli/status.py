@@ -1,4 +1,4 @@
-"""`specfrontier status`: how far a sweep is, read from its files alone; it may be running elsewhere or not at all."""
+"""`specfrontier status`: a sweep's progress, from its files alone; it may run elsewhere or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.pareto import front_table, one
+from orchestrator.cli.pareto import describe_row, front_table
 from orchestrator.cli.tables import clean
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
     (opened,) = o.open_sweeps([sweep])
     from orchestrator.results.status import sweep_status
 
-    with o.answered():
+    with o.query_errors():
         now = sweep_status(opened)
         front = opened.query()
     rows = front.rows
@@ -37,14 +37,14 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
         facts["best"] = None if best is None else front.to_mapping(best)
         typer.echo(json.dumps(facts, indent=2))
         return
-    lines = in_words(now)
+    lines = _describe(now)
     if rows:
         lines += ["", front_table(front, rows), ""]
-        lines.append(f"best {front.axes[0].name}: {one(front, rows[0] if best is None else best)}")
+        lines.append(f"best {front.axes[0].name}: {describe_row(front, rows[0] if best is None else best)}")
     typer.echo("\n".join(lines))
 
 
-def in_words(now: SweepStatus) -> list[str]:
+def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
     from orchestrator.results.status import describe_duration
 

@@ -1,4 +1,4 @@
-"""`specfrontier sync`: everything that MLflow lacks of a sweep."""
+"""`specfrontier sync`: log the trials that MLflow does not have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.query_options import AsJson, OneSweep
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
@@ -18,12 +19,12 @@ Examples:
 
 
 def sync(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="The sweep's folder, URI, or name under ./sweeps.")],
+    sweep: OneSweep,
     uri: Annotated[
         str | None,
         typer.Option(
             metavar="URI",
-            help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db beside the sweep's folder.",
+            help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
         ),
     ] = None,
     experiment: Annotated[
@@ -32,11 +33,11 @@ def sync(
             metavar="NAME", help="MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers and addresses as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Log to MLflow what it lacks of a sweep; running it again changes nothing.
+    """Log the trials that MLflow does not have; repeating it changes nothing.
 
-    For a sweep whose tracking server was away, that was launched without MLflow, or that is wanted on another server.
+    For sweeps whose tracking server was away, that ran without MLflow, or that another server should have, too.
     """
     from orchestrator.results.sweep import Sweep
 
@@ -55,8 +56,7 @@ def sync(
         facts = {"logged": done.logged, "already": done.already, "uri": place, "links": links}
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    there = f"{done.already} {'was' if done.already == 1 else 'were'} there"
-    typer.echo(f"{counted(done.logged, 'trial')} logged, {there}: {place}")
+    typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {place}")
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
     if not found.has_server:

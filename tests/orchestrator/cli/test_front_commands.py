@@ -144,9 +144,9 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
         (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': there is no column 'tree.dept'; did you mean"),
         (["--subject-to", "fid<vanilla"], 2, "limit 'fid<vanilla'"),
         (["--best", "fdi<=3"], 2, "there is no metric 'fdi'; did you mean 'fid'?"),
-        (["--best", "fid<=-1"], 1, "no trial is within fid<=-1 (22 were held against it)"),
+        (["--best", "fid<=-1"], 1, "no trial is within fid<=-1 (22 trials checked)"),
         (["--reference-point", "1"], 2, "--reference-point 1: give 2 numbers"),
-        (["--config", "a.yaml"], 2, "say which setting to write"),
+        (["--config", "a.yaml"], 2, "--best LIMIT or --knee"),
     ],
 )
 def test_mistakes(one: Path, arguments: list[str], code: int, words: str) -> None:
@@ -225,10 +225,10 @@ def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give two sweeps at least"),
+        ([], "give at least two sweeps"),
         (["--by", "tree.polcy"], "there is no column 'tree.polcy'; did you mean 'tree.policy'?"),
-        (["--by", "tree.policy", "--where", "tree.policy=chain"], "nothing to compare; there is only chain"),
-        (["--by", "tree.policy", "--where", "speedup>=1000"], "no trial was measured"),
+        (["--by", "tree.policy", "--where", "tree.policy=chain"], "needs two groups, found only chain"),
+        (["--by", "tree.policy", "--where", "speedup>=1000"], "found no measured trial"),
     ],
 )
 def test_compare_refuses_what_is_no_comparison(one: Path, arguments: list[str], words: str) -> None:

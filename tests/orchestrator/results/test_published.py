@@ -264,8 +264,8 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "there is no published table 'papers/mine'; known: papers/lantern-table1, "),
-        (["--by", "tree.policy"], "--published compares all that the table prints"),
-        (["--x", "fid"], "--published compares all that the table prints"),
+        (["--by", "tree.policy"], "--published compares the whole table"),
+        (["--x", "fid"], "--published compares the whole table"),
         (["papers/lantern-tabel2"], "lantern-tabel2: no sweep here"),
     ],
 )
