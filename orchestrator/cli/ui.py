@@ -52,7 +52,7 @@ def ui(
         try:
             with serving(opened.storage, found.uri, host, port) as (base, server):
                 _show(find_location(opened.storage, opened.records).links(base))
-                typer.echo("Stop it with Ctrl-C.")
+                typer.echo("Ctrl-C stops it.")
                 code = server.wait()
                 raise OSError(f"MLflow's server exited (code {code})")
         except KeyboardInterrupt:
