@@ -1,9 +1,8 @@
-"""What decoding would take, found out without taking it: the engine's own code on tensors that have shapes only.
+"""Memory and work of decoding, measured on the meta device: the engine's own code on tensors without values.
 
-A round of the real engine runs on the meta device under a meter, which follows every tensor from its making to its end
-and counts the arithmetic. So parameters, caches and peaks are those of the code as it is, for any architecture and any
-tree, and cost milliseconds and no memory. What a device adds of its own (its context, its allocator's fragments) is not
-in them.
+A round of the real engine runs under a meter, which follows every tensor from allocation to release and counts the
+arithmetic. Parameters, caches and peaks are therefore exact for any architecture and any tree, and the measurement
+takes milliseconds and no memory. The device's own overhead (context, allocator fragmentation) is not included.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.models import Models
 from workers.models.target import Target
-from workers.scenes.captions import caption
-from workers.scenes.images import sample_attributes
+from workers.scenes.images import sample_captions
 
-MOST = 4096  # images at once; beyond, nobody asks
+MAX_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops: multiplications and additions of matrices. moved: bytes that kernels read and write. kernels: how many."""
+    """flops: multiplications and additions of matrix products. moved: bytes read and written. kernels: their number."""
 
     flops: int = 0
     moved: int = 0
@@ -53,11 +51,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a setting takes at a batch size, in bytes, and the work of its steps.
+    """Memory of a config at a batch size, in bytes, and the work of its steps.
 
-    parameters: of target, codec, text encoder and drafters. cache: all that stays from round to round: keys and values
-    of target and drafter, masks, tables. activations: the most that prefill or a round hold beyond that. pictures: the
-    most that turning tokens into images holds. prefill, round: work for the whole batch; picture: for one go's images.
+    parameters: of target, codec, text encoder and drafters. cache: what persists between rounds: keys and values of
+    target and drafter, masks, tables. activations: peak of prefill or a round beyond that. pictures: peak of decoding
+    tokens to images. prefill, round: work of the whole batch; picture: of one call's images.
     """
 
     parameters: int
@@ -70,12 +68,12 @@ class Footprint:
 
     @property
     def bytes(self) -> int:
-        """The most that lies in memory at once: caches are gone when images are made."""
+        """The peak. Caches are released before images are decoded."""
         return self.parameters + max(self.cache + self.activations, self.pictures)
 
 
 class FusedAttention(TorchFunctionMode):
-    """On the meta device, attention as the fused kernels of real devices do it: no score is kept.
+    """Attention on the meta device as fused kernels compute it: without storing scores.
 
     Its work: two products of [S, C] and [T, C] for every row and head; each operand is read once.
     """
@@ -87,11 +85,11 @@ class FusedAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        options = kwargs or {}
         if func is not nn.functional.scaled_dot_product_attention or not args[0].is_meta:
-            return func(*args, **given)
+            return func(*args, **options)
         query, key, value = args[:3]
-        mask = given.get("attn_mask")
+        mask = options.get("attn_mask")
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         flops = 4 * query.numel() * key.shape[-2]
         moved = size_of([query, key, value, out, *([] if mask is None else [mask])])
@@ -100,14 +98,14 @@ class FusedAttention(TorchFunctionMode):
 
 
 class Meter(TorchDispatchMode):
-    """Follows the memory of every tensor made inside, and counts the work."""
+    """Tracks the memory of every tensor allocated inside, and counts the work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._counted = Work()
         self._attention = FusedAttention()
-        self._held: set[int] = set()
+        self._tracked: set[int] = set()
 
     def __enter__(self) -> Self:
         self._attention.__enter__()  # type: ignore[no-untyped-call]
@@ -125,39 +123,39 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
+        options = kwargs or {}
+        result = func(*args, **options)
         views = any(output.alias_info is not None for output in func._schema.returns)
-        made = [] if views else [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        fresh = [tensor for tensor in made if self._hold(tensor)]
+        outputs = [] if views else [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or func._schema.is_mutable:
-            self._count(func, args, given, result, fresh)
+            self._count(func, args, options, result, fresh)
         return result
 
-    def _hold(self, tensor: Tensor) -> bool:
-        """Count a tensor's storage, once, until it goes. Whether it is new."""
+    def _track(self, tensor: Tensor) -> bool:
+        """Count a tensor's storage until its release. Returns whether it is new."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._held:
+        if key in self._tracked:
             return False
-        self._held.add(key)
+        self._tracked.add(key)
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._release, key, size)
         return True
 
     def _release(self, key: int, size: int) -> None:
-        self._held.discard(key)
+        self._tracked.discard(key)
         self.live -= size
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, fresh: Sequence[Tensor]) -> None:
         counted = flop_registry.get(func._overloadpacket)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if counted is not None:  # a product of matrices reads all of its operands
+        if counted is not None:  # a matrix product reads all of its operands
             flops, moved = int(counted(*args, **kwargs, out_val=result)), size_of([*inputs, *fresh])
         elif fresh:
             flops, moved = 0, 2 * size_of(fresh)
-        else:  # written in place: as much as the smallest operand that is more than an index
+        else:  # in place: twice the smallest operand, which excludes the tensor written to
             flops, moved = 0, 2 * min((size_of([tensor]) for tensor in inputs[1:]), default=0)
         self._counted += Work(flops, moved, 1)
 
@@ -168,24 +166,24 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 def parameter_bytes(models: Models) -> int:
-    """Of target, codec, text encoder and drafters, computed tables included; what they share counts once."""
+    """Bytes of target, codec, text encoder and drafters, including computed tables; shared tensors count once."""
     modules: list[nn.Module] = [models.target, *models.drafters.values()]
-    held = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    return size_of(held.values()) + int(getattr(models.target.conditioner, "encoder_bytes", 0))
+    unique = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    return size_of(unique.values()) + int(getattr(models.target.conditioner, "encoder_bytes", 0))
 
 
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
-    """What `batch` captions at once take with a setting, and `pictures` images that are made of tokens at once.
+    """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images at once.
 
     models: on the meta device. The round is the last one, when caches are full.
 
     Raises:
-        ValueError: the setting does not fit the models.
+        ValueError: the models cannot serve the config.
     """
-    work, room = _usual(config), _largest(config, models.target.vocab_size)
-    usual = _dry(models, work, batch)
-    largest = usual if work == room else _dry(models, room, batch, rounds=1)
-    decoding = _pictures(models.target, pictures)
+    typical_config, largest_config = _typical(config), _largest(config, models.target.vocab_size)
+    usual = _measure_batch(models, typical_config, batch)
+    largest = usual if typical_config == largest_config else _measure_batch(models, largest_config, batch, rounds=1)
+    decoding = _measure_codec(models.target, pictures)
     return Footprint(
         parameters=parameter_bytes(models),
         cache=largest.kept,
@@ -197,8 +195,8 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     )
 
 
-class _Dry(NamedTuple):
-    """A batch on the meta device: bytes that stay and that are the most at once, work of prefill and of a round."""
+class _BatchCost(NamedTuple):
+    """Bytes that persist between rounds, peak bytes, and the work of prefill and of a round."""
 
     kept: int
     peak: int
@@ -206,12 +204,12 @@ class _Dry(NamedTuple):
     round: Work
 
 
-def _dry(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) -> _Dry:
-    """Prefill a batch and run a round whose tables are there; or, with `rounds` 1, one that makes them, with their
-    bytes added to its peak: at least as much, in half the time.
+def _measure_batch(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) -> _BatchCost:
+    """Prefill a batch and run a round with existing tables; or, with `rounds` 1, the round that creates them, with
+    their bytes added to its peak: an upper bound in half the time.
     """
     target = models.target
-    drafter, text = models.drafters.get(config.drafter.kind), readable(target)
+    drafter, text = models.drafters.get(config.drafter.kind), sample_caption(target)
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
         state = engine.allocate(batch)
@@ -222,15 +220,15 @@ def _dry(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) ->
         engine.admit(state, recorder, list(range(batch)), requests)
         prefilled, before_tables = meter.work, meter.live
         state.sync_host_counts([engine.image_len])
-        engine.step(state)  # the first round fills tables that the next ones share
+        engine.step(state)  # the first round creates tables that the next ones share
         first_done = meter.work
         if rounds == 1:
-            return _Dry(kept, meter.peak + meter.live - before_tables, prefilled - before, first_done - prefilled)
+            return _BatchCost(kept, meter.peak + meter.live - before_tables, prefilled - before, first_done - prefilled)
         engine.step(state)
-    return _Dry(kept, meter.peak, prefilled - before, meter.work - first_done)
+    return _BatchCost(kept, meter.peak, prefilled - before, meter.work - first_done)
 
 
-def _pictures(target: Target, count: int) -> Meter:
+def _measure_codec(target: Target, count: int) -> Meter:
     with torch.no_grad(), Meter() as meter:
         if target.codec is not None:
             tokens = torch.zeros(count, target.grid.tokens, dtype=torch.int64, device=target.device)
@@ -238,14 +236,14 @@ def _pictures(target: Target, count: int) -> Meter:
     return meter
 
 
-def _usual(config: DecodingConfig) -> DecodingConfig:
-    """The setting, an adjacency tree (whose size depends on numbers) as the largest that it drafts in its ranges."""
+def _typical(config: DecodingConfig) -> DecodingConfig:
+    """The config; an adjacency tree, whose size depends on values, becomes the largest in its ranges."""
     return _as_dynamic(config, lambda policy: policy.max_width)
 
 
-def _largest(config: DecodingConfig, vocabulary: int) -> DecodingConfig:
-    """The largest of all: one row's tree is the deepest, another's is shallow and `widest`."""
-    return _as_dynamic(config, lambda policy: min(policy.widest, vocabulary))
+def _largest(config: DecodingConfig, vocab_size: int) -> DecodingConfig:
+    """The largest batch: one row's tree has the maximum depth, another's is shallow and `widest`."""
+    return _as_dynamic(config, lambda policy: min(policy.widest, vocab_size))
 
 
 def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> DecodingConfig:
@@ -256,36 +254,37 @@ def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> De
 
 
 def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
-    """What the setting's rule looks up, in shape."""
+    """The acceptance rule's tables, without values."""
     key = neighbour_key(config.acceptance)
     size = (target.vocab_size, key[1]) if key else (0, 0)
     table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
     return NeighbourTables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)
 
 
-def readable(target: Target) -> str:
+def sample_caption(target: Target) -> str:
     """A caption that the target can read.
 
     Raises:
-        ValueError: none of those that are tried; of the last one, why.
+        ValueError: the target reads none of the captions that are tried; the reason is the last one's.
     """
-    listed = [getattr(target.conditioner, kind, None) for kind in ("names", "words")]
-    known = [str(name) for names in listed if isinstance(names, Mapping) for name in names]
+    vocabularies = [getattr(target.conditioner, attribute, None) for attribute in ("names", "words")]
+    names = [str(name) for vocabulary in vocabularies if isinstance(vocabulary, Mapping) for name in vocabulary]
     problem = ValueError()
-    for text in (*known[:1], "0", "a small dog", caption(sample_attributes(0, range(1))[0].tolist())):
+    for text in (*names[:1], "0", "a small dog", *sample_captions(0, 1)):
         try:
             target.encode([text], guided=False)
         except ValueError as error:
             problem = error
         else:
             return text
-    raise ValueError(f"{target.name}: reads none of the captions that a dry run tries: {problem}") from problem
+    raise ValueError(f"{target.name}: cannot read any of the captions that a dry run tries: {problem}") from problem
 
 
-def largest_batch(one: tuple[int, int], other: tuple[int, int], room: int) -> int:
-    """The largest batch (0: none; at most `MOST`) whose bytes `room` holds, from two pairs of a batch and its bytes:
-    they grow evenly with the batch.
+def largest_batch(one: tuple[int, int], other: tuple[int, int], memory: int) -> int:
+    """The largest batch that fits in `memory` bytes (0: none; at most `MAX_BATCH`).
+
+    one, other: two batch sizes with their bytes, which grow linearly with the batch.
     """
     (small, least), (large, more) = sorted((one, other))
-    each = (more - least) / (large - small)
-    return min(MOST, max(0, int(small + (room - least) / each))) if each > 0 else MOST * (least <= room)
+    slope = (more - least) / (large - small)
+    return min(MAX_BATCH, max(0, int(small + (memory - least) / slope))) if slope > 0 else MAX_BATCH * (least <= memory)

@@ -1,4 +1,4 @@
-"""The one decoder-only transformer: every target, the independent drafter and the EAGLE layer are settings of it.
+"""The decoder-only transformer: every target, the independent drafter and the EAGLE layer are configs of it.
 
 Shape legend: R rows (conditional and unconditional streams), S query positions, T cache columns, D width, H heads,
 K key-value heads, C channels of a head.
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 
 from workers.models.cache import KVCache
 
-SPARE_POSITIONS = 64  # drafts may point past the image's end and are never kept then; any further on share the last
+SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; those further on share the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """Sizes and the few switches in which the supported families differ.
+    """Sizes, and the options in which the supported families differ.
 
-    `rope` "grid" turns the first half of a head's channels by the row and the second half by the column of an image
-    cell (LlamaGen); "line" turns all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
-    pairs: checkpoints in the half-split convention are permuted when they are loaded. `prompt_rope` says how prompt
-    positions are rotated under "grid": LlamaGen's are multiplied by zero, so that every image token attends to all of
-    them alike; "identity" leaves them as they are. `row_ends` says that a fixed token follows every row of the image
-    (Lumina): it takes a position of its own. `input_norm` and `final_norm` are off in an EAGLE layer.
+    rope: "grid" rotates the first half of a head's channels by the row and the second half by the column of an image
+    cell (LlamaGen); "line" rotates all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
+    pairs; checkpoints in the half-split convention are permuted when they are loaded. prompt_rope: rotation of prompt
+    positions with "grid". "zero" (LlamaGen) multiplies them by zero, so every image token gives all of them the same
+    score; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
+    (Lumina). input_norm, final_norm: off in an EAGLE layer.
     """
 
     dim: int
@@ -60,7 +60,7 @@ class TransformerConfig:
         if self.n_heads % self.kv_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.kv_heads}")
         if self.row_ends and self.rope != "line":
-            raise ValueError(f"row_ends need rope 'line', got {self.rope!r}: in a grid they have no cell of their own")
+            raise ValueError(f"row_ends need rope 'line', got {self.rope!r}: a grid has no cell for them")
 
     @property
     def channels(self) -> int:
@@ -76,9 +76,7 @@ class TransformerConfig:
 
     @property
     def positions(self) -> int:
-        """Length of the rotation table: prompt, image, and room for drafts past the image's end. Behind it stand the
-        ends of rows, where there are any, in their order.
-        """
+        """Length of the rotation table without row ends, which follow it: prompt, image, and drafts past the end."""
         return self.prompt_len + self.image_len + SPARE_POSITIONS
 
 
@@ -99,7 +97,7 @@ def rotation_table(config: TransformerConfig) -> Tensor:
 
 
 def line_places(config: TransformerConfig) -> Tensor:
-    """Where each of the positions that a pass can be given stands in the sequence (int64)."""
+    """The place in the token sequence of each position that a pass may use (int64); row ends come last."""
     places = torch.arange(config.positions)
     if not config.row_ends:
         return places
@@ -127,8 +125,8 @@ class Attention(nn.Module):
         """Rotated queries [R,S,H,C] and keys [R,S,K,C], and values [R,S,K,C], of normalised inputs x [R,S,D]."""
         projected = self.wqkv(x)
         heads = projected.view(*projected.shape[:2], -1, self.channels)
-        turned = self.heads + self.kv_heads
-        qk, v = heads[:, :, :turned], heads[:, :, turned:]
+        rotated = self.heads + self.kv_heads
+        qk, v = heads[:, :, :rotated], heads[:, :, rotated:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat([self.q_norm(qk[:, :, : self.heads]), self.k_norm(qk[:, :, self.heads :])], dim=2)
         qk = rotate(qk, factors)
@@ -181,13 +179,13 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module, ABC):
-    """What the engine decodes with: this file's transformer, or another library's behind the same call.
+    """The interface of a transformer for the engine: this file's, or another library's (`HFDecoder`).
 
-    Features are the outputs after the final norm: what `head` and an EAGLE layer see.
+    Features are the outputs after the final norm, the inputs of `head` and of an EAGLE layer.
     """
 
     config: TransformerConfig
-    embed: nn.Embedding | None  # of the image's codes; a drafter without its own uses the target's
+    embed: nn.Embedding | None  # of the image's codes; None: a drafter that uses the target's
     head: nn.Module | None
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
@@ -210,10 +208,10 @@ class Body(nn.Module, ABC):
     ) -> Tensor:
         """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
 
-        Without a cache the S inputs see each other, causally unless `mask` [R, 1, S, S] says otherwise. With one, their
-        keys and values are stored at `columns` [R, S] and every query sees, of the first `span` columns, those that
-        `mask` [R, 1, S, span] leaves it (None: all of them, which suits one query at the end). A mask is boolean (True:
-        seen) or additive (0: seen, -inf: hidden), in the inputs' dtype.
+        Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a cache, their keys
+        and values are stored at `columns` [R, S], and queries attend to the first `span` columns by `mask`
+        [R, 1, S, span] (None: to all of them, for a single query at the end). A mask is boolean (True: attend) or
+        additive (0 or -inf), in the inputs' dtype.
         """
 
 
@@ -234,8 +232,8 @@ class Transformer(Body):
         self.last_position = self.rotations.shape[0] - 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and casts as for any module, except that the rotation table stays complex fp32."""
-        del self.rotations  # out of the cast's way, which would drop the imaginary parts
+        """As for any module, but the rotation table stays complex fp32."""
+        del self.rotations  # a cast would drop the imaginary parts
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         table = rotation_table(self.config).to(next(self.parameters()).device)
         self.register_buffer("rotations", table, persistent=False)

@@ -1,8 +1,8 @@
 """One VQ image codec: LlamaGen's VQ-16, Chameleon's VQGAN (taming-transformers' architecture), the built-in model's.
 
 Parameter names follow LlamaGen's official files (`encoder.conv_blocks.{0..}` from fine to coarse,
-`decoder.conv_blocks.0` = coarsest), so that a VQ-16 checkpoint loads by name; Chameleon's taming-style names differ
-from them only by a table. What differs between the families is in `VQConfig`.
+`decoder.conv_blocks.0` = coarsest), so a VQ-16 checkpoint loads by name; Chameleon's taming-style names need key
+mappings. `VQConfig` has the differences between families.
 
 Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig.factor`), V codes, d code dimensions.
 """
@@ -283,7 +283,7 @@ class VQModel(nn.Module):
         if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] % factor or images.shape[3] % factor:
             shape = tuple(images.shape)
             raise ValueError(f"images have shape {shape}; needed: [B, 3, H, W] with H and W multiples of {factor}")
-        # fp32 whatever the network's precision: nearest codes are decided by small differences.
+        # always fp32: small differences decide the nearest code
         return self.quantize.normalise(self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1).float())
 
     def decode_latents(self, z: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class VQModel(nn.Module):
 
 
 def save_vq(model: VQModel, path: Path) -> None:
-    """Writes the weights as fp16 safetensors with the config as JSON in the header (`config`)."""
+    """Write the weights as fp16 safetensors with the config in the header."""
     save(path, model, asdict(model.config))
 
 

@@ -20,7 +20,7 @@ from tests.fakes.tiny_llamagen import Size, official, write_models
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.loading.dry_run import MOST, Footprint, Meter, footprint, largest_batch, parameter_bytes
+from workers.loading.dry_run import MAX_BATCH, Footprint, Meter, footprint, largest_batch, parameter_bytes
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry, load_on_meta, published_entries, read_entry
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, shape_only_models
@@ -244,7 +244,7 @@ def test_the_largest_batch() -> None:
     for room in (107, 120, 135, 5000):
         assert largest_batch(measured(9), measured(1), room) == (room - 100) // 7
     assert largest_batch((1, 100), (2, 100), 99) == 0
-    assert largest_batch((1, 100), (2, 100), 100) == MOST == largest_batch(measured(1), measured(2), 10**9)
+    assert largest_batch((1, 100), (2, 100), 100) == MAX_BATCH == largest_batch(measured(1), measured(2), 10**9)
 
 
 def test_footprints_add_up() -> None:

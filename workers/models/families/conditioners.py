@@ -1,7 +1,7 @@
 """Conditioners that read a caption as a fixed number of small integers, one prompt token each.
 
-`codes` turns captions into integers (that is what differs), `embed` into prompt embeddings; training stores the
-integers. Every prompt position exists for every caption, so there is no padding to mask.
+`codes` turns captions into integers, which subclasses define; `embed` turns those into prompt embeddings. Training
+stores the integers. Every caption fills every prompt position, so there is no padding to mask.
 
 Shape legend: B captions, P prompt positions, D width.
 """
@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from workers.models.checkpoint_files import preview
 from workers.models.target import Prompt
 from workers.scenes.captions import SLOTS, parse
 
 
 class CodedConditioner(nn.Module, ABC):
-    """An embedding per value, plus (where positions share values) one per position; the null prompt is learned."""
+    """An embedding per value, plus one per position if positions share values; the null prompt is learned."""
 
     kind: ClassVar[str]
 
@@ -37,11 +38,11 @@ class CodedConditioner(nn.Module, ABC):
 
     @abstractmethod
     def codes(self, captions: Sequence[str]) -> Tensor:
-        """int64 [B, P] on the CPU. ValueError: a caption that cannot be read."""
+        """int64 [B, P] on the CPU. Raises ValueError for a caption that the model cannot read."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What `build_conditioner` needs beside the width, as JSON values."""
+        """The input of `build_conditioner`, without the width, as JSON values."""
 
     def embed(self, codes: Tensor) -> Tensor:
         """Prompt embeddings [B, P, D] of codes [B, P]."""
@@ -57,7 +58,7 @@ class CodedConditioner(nn.Module, ABC):
 
 
 class SceneConditioner(CodedConditioner):
-    """Captions of procedural scenes: one prompt token per attribute slot, each slot with values of its own."""
+    """Captions of procedural scenes: one prompt token per attribute slot, each slot with its own values."""
 
     kind = "scenes"
 
@@ -78,7 +79,7 @@ class SceneConditioner(CodedConditioner):
 
 
 class ClassConditioner(CodedConditioner):
-    """One prompt token: the class. A caption is a class name, exactly as its folder is called."""
+    """One prompt token: the class. A caption is a class name, spelled as its folder."""
 
     kind = "classes"
 
@@ -89,7 +90,7 @@ class ClassConditioner(CodedConditioner):
     def codes(self, captions: Sequence[str]) -> Tensor:
         for caption in captions:
             if caption not in self.names:
-                raise ValueError(f"unknown class {caption!r}; this model knows: {_some(self.names)}")
+                raise ValueError(f"unknown class {caption!r}; this model knows: {preview(list(self.names), 30)}")
         return torch.tensor([[self.names[caption]] for caption in captions])
 
     def settings(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class ClassConditioner(CodedConditioner):
 
 
 class WordConditioner(CodedConditioner):
-    """One prompt token per word, up to `length`; a shorter caption is filled up with a learned blank (code 0)."""
+    """One prompt token per word, up to `length`; a shorter caption is padded with a learned blank (code 0)."""
 
     kind = "words"
 
@@ -112,7 +113,7 @@ class WordConditioner(CodedConditioner):
             unknown = [word for word in found if word not in self.words]
             if unknown:
                 raise ValueError(
-                    f"caption {caption!r}: unknown word {unknown[0]!r}; this model knows: {_some(self.words)}"
+                    f"caption {caption!r}: unknown word {unknown[0]!r}; known words: {preview(list(self.words), 30)}"
                 )
             if not found or len(found) > self.prompt_len:
                 raise ValueError(f"caption {caption!r} has {len(found)} words; this model reads 1 to {self.prompt_len}")
@@ -129,7 +130,7 @@ def split_words(caption: str) -> list[str]:
 
 
 def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner:
-    """The conditioner that `settings` (its own `settings()`) describe, untrained, of width `dim`.
+    """An untrained conditioner of width `dim` from its `settings()`.
 
     Raises:
         ValueError: an unknown kind.
@@ -142,8 +143,3 @@ def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner
         case "words":
             return WordConditioner(dim, settings["words"], settings["length"])
     raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, classes, words")
-
-
-def _some(names: Mapping[str, int], most: int = 30) -> str:
-    listed = ", ".join(list(names)[:most])
-    return listed + (f" and {len(names) - most} more" if len(names) > most else "")
