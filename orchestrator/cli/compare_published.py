@@ -12,7 +12,7 @@ from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from orchestrator.results.replication import Beside, Compared, Replication
+    from orchestrator.results.replication import MetricRow, Replication, TableRow
 
 
 def compare_with_papers(places: list[str], *, as_json: bool) -> None:
@@ -42,7 +42,7 @@ def _describe(found: Replication) -> list[str]:
 
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]
-    different, equal = found.having("differs"), found.having("agrees")
+    different, equal = found.with_verdict("differs"), found.with_verdict("agrees")
     verb, total = "differs" if len(different) == 1 else "differ", counted(len(different) + len(equal), "figure")
     which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
     lines = [
@@ -53,13 +53,13 @@ def _describe(found: Replication) -> list[str]:
         "",
         f"{len(different)} of {total} {verb} beyond the measured uncertainty{': ' if different else ''}{which}",
     ]
-    undecided = {"not measured": found.having("not measured"), "no error": found.having("no error")}
+    undecided = {"not measured": found.with_verdict("not measured"), "no error": found.with_verdict("no error")}
     lines += [f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f]
-    lines += [f"{row.row.label}: run with {', '.join(row.differing)}" for row in found.rows if row.differing]
+    lines += [f"{row.row.label}: run with {', '.join(row.differences)}" for row in found.rows if row.differences]
     return [*lines, RULE]
 
 
-def _row_lines(row: Compared) -> list[list[str]]:
+def _row_lines(row: TableRow) -> list[list[str]]:
     """The table's lines for a row: its figures, then the paper's figures that have no metric here."""
     trial = "none" if row.trial is None else str(row.trial)
     lines = []
@@ -72,7 +72,7 @@ def _row_lines(row: Compared) -> list[list[str]]:
     return [[*((row.row.label, trial) if at == 0 else ("", "")), *line] for at, line in enumerate(lines)]
 
 
-def _printed(figure: Beside) -> str:
+def _printed(figure: MetricRow) -> str:
     """The figure as printed, after its value in this project's unit if the paper's differs."""
     text = figure.published.printed
     return text if float(text) == figure.published.value else f"{figure.published.value:g} ({text})"

@@ -1,4 +1,4 @@
-"""What the report says in words: what was swept, on what, and how to read its numbers."""
+"""The report's texts: the setup of the sweep, and notes on its numbers."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from orchestrator.results.trials import TrialRecord
 Facts = list[tuple[str, list[str]]]  # a name and its lines
 
 NOTES = (
-    "± is one standard error over images: where the value would go if other captions of the same kind had been drawn. "
-    "Two values are told apart when they lie further apart than 1.96 times the error of their difference.",
-    "Trials draw the same captions with the same random numbers, so differences between two trials are usually surer "
-    "than their errors, which are taken as independent here, suggest.",
-    "The front holds the trials that no other trial beats in both metrics at once, among those that keep all "
-    "constraints. The line joins them in steps: at each value of one metric the best of the other that was measured. "
-    "What lies behind it is tinted.",
-    "A share of redraws says how often a trial is on the front when every value is moved at random within its error. "
-    "It is given for the front shown first.",
-    "Distances such as fid hold for one feature extractor, one reference set and one number of images: compare them "
-    "within this sweep, or with a sweep that shares all three. Fewer images make fid larger, whatever they show; "
-    "fid_debiased has most of that removed, and is the estimate of what fid would be over endless images.",
-    "Speed-ups are measured by timing shards that run alone on a worker, with vanilla decoding beside them on the same "
-    "captions; they hold for that machine and batch size. Their errors are over captions, each counted once.",
+    "± is one standard error over images: how far the value would vary with other captions of the same kind. Two values "
+    "are within error of each other if their difference is at most 1.96 times its standard error.",
+    "All trials use the same captions and random numbers. The errors are taken as independent here, so a difference "
+    "between two trials is usually more certain than its error suggests.",
+    "The front consists of the trials that meet all constraints and that no other such trial dominates in both metrics. "
+    "Its line has steps: at each value of one metric it shows the best measured value of the other. The dominated "
+    "region is tinted.",
+    "The share of draws is how often a trial is on the front when every value is redrawn from its error. It is given "
+    "for the initial axes.",
+    "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
+    "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes most "
+    "of the bias and estimates fid for infinitely many images.",
+    "Speed-ups come from timing shards, which run alone on a worker next to vanilla decoding of the same captions. They "
+    "hold for that machine and batch size. Their errors are over captions, each counted once.",
 )
 
 
 def facts(sweep: Sweep) -> Facts:
-    """Everything that the results depend on and all trials share; what identity.json lacks is left out."""
-    known = sweep.identity
+    """Everything that all trials share and the results depend on; omits facts that the identity does not state."""
+    identity = sweep.identity
     found: Facts = [
-        ("target", _lines(known.target)),
-        ("weights", _pairs(known.models)),
-        ("feature extractors and scorers", _pairs(known.extractors)),
-        ("captions", _source(known.captions, "captions", "hash")),
-        ("reference images", _source(known.reference, "images", "identity")),
-        ("baseline", [] if known.baseline is None else [describe(known.baseline)]),
+        ("target", _lines(identity.target)),
+        ("weights", _pairs(identity.models)),
+        ("feature extractors and scorers", _pairs(identity.extractors)),
+        ("captions", _source(identity.captions, "captions", "hash")),
+        ("reference images", _source(identity.reference, "images", "identity")),
+        ("baseline", [] if identity.baseline is None else [describe(identity.baseline)]),
         ("image", _image(known)),
-        ("seed of the images", _lines(known.seed)),
-        ("objectives", [f"{axis.direction} {axis.name}" for axis in known.objectives]),
-        ("constraints", _lines(*known.constraints)),
-        ("versions", _pairs(known.versions)),
-        ("experiment", _lines(known.experiment)),
-        ("started", _lines(_time(known.started))),
+        ("seed of the images", _lines(identity.seed)),
+        ("objectives", [f"{axis.direction} {axis.name}" for axis in identity.objectives]),
+        ("constraints", _lines(*identity.constraints)),
+        ("versions", _pairs(identity.versions)),
+        ("experiment", _lines(identity.experiment)),
+        ("started", _lines(_time(identity.started))),
         ("last trial finished", _lines(_time(max((record.finished for record in sweep.records), default=None)))),
     ]
     return [(name, lines) for name, lines in found if lines]
 
 
 def searched(records: Sequence[TrialRecord]) -> Facts:
-    """The knobs in which the proposed trials differ, and the span or the words that were tried."""
+    """The keys in which proposed trials differ, with the range or the choices that were tried."""
     tried: dict[str, set[Any]] = {}
-    settings = [record.config.flat() for record in records if record.config is not None and not record.label]
-    for setting in settings:
-        for knob, value in setting.items():
-            tried.setdefault(knob, set()).add(value)
-    return [(knob, [_span(values)]) for knob, values in tried.items() if len(values) > 1]
+    for record in records:
+        if record.config is not None and not record.label:
+            for key, value in record.config.flat().items():
+                tried.setdefault(key, set()).add(value)
+    return [(key, [_range(values)]) for key, values in tried.items() if len(values) > 1]
 
 
-def _span(values: set[Any]) -> str:
-    """`2 to 187 (12 values)` for numbers, `chain, dynamic` for words; few numbers are listed."""
+def _range(values: set[Any]) -> str:
+    """`2 to 187 (12 values)` for many numbers, `chain, dynamic` for choices and few numbers."""
     if any(isinstance(value, str) for value in values):
         return ", ".join(sorted(str(value) for value in values))
     numbers = sorted(values)
@@ -97,7 +97,7 @@ def _image(identity: Identity) -> list[str]:
 
 
 def _time(text: object) -> str:
-    """`2 January 2026, 03:00 UTC`; what is no ISO 8601 time stays as it is."""
+    """`2 January 2026, 03:00 UTC`; returns text unchanged if it is not an ISO 8601 time."""
     try:
         time = datetime.fromisoformat(str(text or ""))
     except ValueError:

@@ -1,7 +1,7 @@
-"""A sweep as one HTML page that needs nothing else: the front to explore, tables, pictures, settings to copy.
+"""A sweep as one self-contained HTML page: an interactive front, tables, images, settings to copy.
 
-What users give (names, labels, captions, causes) goes into the page as JSON alone, and its script shows it as text
-only. The page allows no network and no script but its own, which its policy names by hash.
+User input (names, labels, captions, causes) enters the page only as JSON, and the page's script shows it only as text.
+The page's security policy allows no network access and only its own script, by hash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
-from orchestrator.report.thumbnails import Album, Kind
+from orchestrator.report.thumbnails import Kind, Thumbnails
 from orchestrator.results.describe import VANILLA, describe, family
 from orchestrator.results.pareto import LEVEL
 from orchestrator.results.query import QueryError
@@ -30,37 +30,37 @@ from orchestrator.results.trials import FAILED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
-SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
-DIGITS = 4  # of the numbers in a setting's words
+_SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
+_DIGITS = 4  # of the numbers in a config's description
 
 
 def write_report(storage: Storage) -> str:
-    """Write the page of the sweep in `storage` there; returns its name, report.html.
+    """Write the report of the sweep in `storage` to report.html there; returns that name.
 
     Raises:
-        OSError: no sweep, or it cannot be read or written. ValueError: a file of it is broken.
+        ValueError: there is no sweep, or one of its files is damaged. OSError: the storage fails.
     """
     storage.write(REPORT, report_page(storage).encode())
     return REPORT
 
 
 def report_page(storage: Storage) -> str:
-    """The page of the sweep in `storage`, as HTML. Raises as `write_report`."""
+    """The report of the sweep in `storage`, as HTML. Raises as `write_report`."""
     sweep = Sweep.open(storage)
     style = _part("style.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in SCRIPTS) + "})();\n"
-    pieces = {
+    script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
+    parts = {
         "style": style,
         "style_hash": _hash(style),
         "script": script,
         "script_hash": _hash(script),
         "data": as_script_data(page_data(sweep)),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: pieces[found[1]], _part("template.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("template.html"))
 
 
 def as_script_data(data: object) -> str:
-    """JSON that can stand in a <script> element: no character of it can end the element or open a comment in it."""
+    """JSON for a <script> element: none of its characters can end the element or open a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -68,40 +68,40 @@ def as_script_data(data: object) -> str:
 
 
 def page_data(sweep: Sweep) -> dict[str, Any]:
-    """All that the page shows, as plain data without credentials."""
+    """Everything that the page shows, as plain data without credentials."""
     names, axes = _metric_names(sweep), _axes(sweep)
     marked = sweep.front(*(axis.name for axis in axes), everything=True) if sweep.records and len(axes) > 1 else None
-    sure = {} if marked is None else dict(zip(*_columns(marked, "number", "confidence"), strict=True))
+    confidence = {} if marked is None else dict(zip(*_columns(marked, "number", "confidence"), strict=True))
     on_front = {} if marked is None else dict(zip(*_columns(marked, "number", "on_front"), strict=True))
     now = datetime.now(UTC)
-    words: dict[str, Any] = redact_values(
+    texts: dict[str, Any] = redact_values(
         {
             "name": sweep.name,
             "about": str(read_sweep_yaml(sweep.storage).get("about") or ""),
-            "where": sweep.storage.shown,
+            "location": sweep.storage.shown,
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweep),
             "facts": facts(sweep),
             "searched": searched(sweep.records),
             "space": read_sweep_text(sweep.storage),
             "notes": NOTES,
-            "plain": VANILLA,
-            "limit": NormalDist().inv_cdf(1 - LEVEL / 2),
+            "vanilla": VANILLA,
+            "critical_z": NormalDist().inv_cdf(1 - LEVEL / 2),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {name: _metric(sweep, name) for name in names},
-            "trials": [_trial(sweep, record, names, sure.get(record.number)) for record in sweep.records],
+            "trials": [_trial(sweep, record, names, confidence.get(record.number)) for record in sweep.records],
             "configs": {record.digest: config_yaml(record.config) for record in sweep.records if record.config},
         }
     )
-    album = Album(sweep.storage)
+    thumbnails = Thumbnails(sweep.storage)
     for record, kind in by_importance(sweep.records, {number for number, on in on_front.items() if on}):
-        album.add(record, kind)
-    return words | {"pictures": album.pictures, "captions": album.captions}
+        thumbnails.add(record, kind)
+    return texts | {"images": thumbnails.images, "captions": thumbnails.captions}
 
 
 def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> list[tuple[TrialRecord, Kind]]:
-    """The order in which pictures get room: the front's, then those of settings with a name, then others; heat maps of
-    trials behind the front come last."""
+    """The order in which images are embedded: trials on the front, then labelled ones, then others. In each part, image
+    grids precede heat maps."""
     members = [record for record in records if record.number in front]
     others = sorted((record for record in records if record.number not in front), key=lambda r: (not r.label, r.number))
     both: tuple[Kind, Kind] = ("grid", "heat")
@@ -109,12 +109,12 @@ def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> lis
 
 
 def config_yaml(config: DecodingConfig) -> str:
-    """What `specfrontier generate --config` takes."""
+    """In the format of `specfrontier generate --config`."""
     return yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
-    """What a trial counts as under each colouring."""
+    """The trial's group for each choice of colours."""
     if setting is None:
         return dict.fromkeys(("acceptance", "tree", "drafter"), "none")
     if isinstance(setting.drafter, NoDrafter):
@@ -122,29 +122,29 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
     return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
 
 
-def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], sure: float | None) -> dict[str, Any]:
+def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], confidence: float | None) -> dict[str, Any]:
     setting, sampling = record.config, sweep.identity.sampling
     measured = {name: record.metrics[name] for name in names if name in record.metrics}
     return {
         "number": record.number,
         "label": record.label,
-        "words": "a setting that cannot be" if setting is None else describe(setting, sampling, DIGITS),
+        "description": "invalid setting" if setting is None else describe(setting, sampling, _DIGITS),
         "groups": groups(setting),
         "state": record.state,
         "cause": record.cause,
         "feasible": record.feasible,
-        "broken": [text for text, excess in record.constraints.items() if excess > 0],
+        "violated": [text for text, excess in record.constraints.items() if excess > 0],
         "digest": record.digest,
         "images": record.images,
         "seconds": record.seconds,
         "duplicate_of": record.duplicate_of,
-        "sure": sure,
+        "confidence": confidence,
         "metrics": {name: [entry.value, entry.error] for name, entry in measured.items()},
     }
 
 
 def _axes(sweep: Sweep) -> tuple[Axis, ...]:
-    """The two metrics shown first: the sweep's objectives, speed across; without them, the first that there are."""
+    """The axes shown first: the sweep's objectives with speed on x, or the first two measured metrics."""
     measured = _metric_names(sweep)
     try:
         axes = sweep.axes()[:2]
@@ -157,9 +157,9 @@ def _axes(sweep: Sweep) -> tuple[Axis, ...]:
 
 
 def _metric_names(sweep: Sweep) -> list[str]:
-    """The metrics that a trial has, in the sweep's order; all of them while no trial has any."""
-    there = {name for record in sweep.records for name in record.metrics}
-    return [name for name in sweep.identity.metrics if name in there] or list(sweep.identity.metrics)
+    """The measured metrics, in the sweep's order; all metrics if none is measured."""
+    measured = {name for record in sweep.records for name in record.metrics}
+    return [name for name in sweep.identity.metrics if name in measured] or list(sweep.identity.metrics)
 
 
 def _metric(sweep: Sweep, name: str) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _metric(sweep: Sweep, name: str) -> dict[str, str]:
 
 
 def _summary(sweep: Sweep) -> list[str]:
-    """Facts for the head of the page, a few words each."""
+    """Short facts for the head of the page."""
     images = sum(record.images for record in sweep.records if record.duplicate_of is None)
     hours = sum(record.seconds for record in sweep.records) / 3600
     failed = sum(record.state == FAILED for record in sweep.records)
@@ -192,5 +192,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """The name of an inline script or style in a Content-Security-Policy."""
+    """The hash of an inline script or style, as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The pictures in a report: made smaller and written into the page itself, until the room for them is used."""
+"""The images of a report: scaled down and embedded in the page, up to a total size."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from orchestrator.results.trials import TrialRecord
 from workers.data.storage import Storage
 
 Kind = Literal["grid", "heat"]
-FOLDERS: dict[Kind, str] = {"grid": IMAGE_GRIDS, "heat": HEAT_MAPS}
-ROOM = 800_000  # characters of all pictures together
+_FOLDERS: dict[Kind, str] = {"grid": IMAGE_GRIDS, "heat": HEAT_MAPS}
+_MAX_CHARACTERS = 800_000  # of all embedded images together
 GRID_SIDE, HEAT_SIDE = 288, 640  # pixels of the longer side
 GRID_IMAGES = 16
 JPEG_QUALITY, HEAT_COLOURS = 78, 128
 
 
-class Album:
-    """Pictures and captions by setting.
+class Thumbnails:
+    """Images and captions by config.
 
-    pictures: {digest: {"grid", "heat": {"uri", "width", "height"}, "captions": index}}, each entry where there is one.
-    captions: the different lists of captions, in the order of the images of a grid.
+    images: {digest: {"grid", "heat": {"uri", "width", "height"}, "captions": index}}; entries may be missing.
+    captions: the distinct lists of captions, in the order of a grid's images.
     """
 
-    def __init__(self, storage: Storage, room: int = ROOM) -> None:
-        self.storage, self.left = storage, room
-        self.pictures: dict[str, dict[str, Any]] = {}
+    def __init__(self, storage: Storage, max_characters: int = _MAX_CHARACTERS) -> None:
+        self._storage, self._left = storage, max_characters
+        self.images: dict[str, dict[str, Any]] = {}
         self.captions: list[list[str]] = []
         self._full: set[Kind] = set()
-        self._known: dict[tuple[str, ...], list[str]] = {}
+        self._captions_by_shard: dict[tuple[str, ...], list[str]] = {}
 
     def add(self, record: TrialRecord, kind: Kind) -> None:
-        """Take in a picture of a trial's setting, and its captions if it is a grid, if it exists and there is room."""
+        """Embed an image of a trial, and the captions of a grid. Skips a missing or too large image."""
         digest = record.digest
-        if not digest or kind in self._full or kind in self.pictures.get(digest, {}):
+        if not digest or kind in self._full or kind in self.images.get(digest, {}):
             return
-        picture = _embedded(self._read(f"{FOLDERS[kind]}/{digest}.png"), kind)
-        if picture is None:
+        image = _embed(self._read(f"{_FOLDERS[kind]}/{digest}.png"), kind)
+        if image is None:
             return
-        if len(picture["uri"]) > self.left:  # what comes later matters less, so that no more of them are read
+        if len(image["uri"]) > self._left:  # later images matter less: read no more of this kind
             self._full.add(kind)
             return
-        self.left -= len(picture["uri"])
-        entry = self.pictures.setdefault(digest, {})
-        entry[kind] = picture
+        self._left -= len(image["uri"])
+        entry = self.images.setdefault(digest, {})
+        entry[kind] = image
         if kind == "grid" and (captions := self._captions_of(record)):
             if captions not in self.captions:
                 self.captions.append(captions)
             entry["captions"] = self.captions.index(captions)
 
     def _captions_of(self, record: TrialRecord) -> list[str]:
-        """The captions of the images in the grid, from the trial's first shard of images; none if it cannot be read."""
+        """The captions of a grid's images, from the trial's first shard; [] if it cannot be read."""
         shards = tuple(image_shards(record)[:1])
-        if shards not in self._known:
-            self._known[shards] = read_captions(self.storage, shards[0]) if shards else []
-        return self._known[shards]
+        if shards not in self._captions_by_shard:
+            self._captions_by_shard[shards] = read_captions(self._storage, shards[0]) if shards else []
+        return self._captions_by_shard[shards]
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return self.storage.read(name)
-        except OSError:  # a picture is never worth a failed report
+            return self._storage.read(name)
+        except OSError:  # a missing image must not fail the report
             return None
 
 
@@ -76,8 +76,8 @@ def read_captions(storage: Storage, shard: str) -> list[str]:
     return [str(caption) for caption in table["caption"].to_pylist()[:GRID_IMAGES]]
 
 
-def _embedded(data: bytes | None, kind: Kind) -> dict[str, Any] | None:
-    """A picture as a data URI with its size in pixels; None if there is none or it is no picture."""
+def _embed(data: bytes | None, kind: Kind) -> dict[str, Any] | None:
+    """An image as a data URI with its size in pixels; None if it is missing or damaged."""
     if data is None:
         return None
     try:

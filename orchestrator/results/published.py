@@ -1,11 +1,11 @@
-"""What the papers print: `published.csv`, a line for every row of the results tables of LANTERN, LANTERN++, Cool-SD,
+"""Published results: `published.csv` has one line per row of the results tables of LANTERN, LANTERN++, Cool-SD,
 ADT-Tree and PEANUT.
 
-`sweep` and `label` say which setting of which ready sweep stands for a row; a row that no sweep can run has neither,
-and its `note` says why. Figures stand there as printed, and LANTERN prints HPSv2 times 100: `Figure.value` is in the
-unit of the metric of that name here. What is no metric here (seconds per component, spreads) is kept in words.
-LANTERN's accepted lengths count what is drafted past an image's end, and are means of images' means; those here are
-tokens of images over target passes. On images of hundreds of tokens the two are close.
+`sweep` and `label` name the config of a ready sweep that replicates the row. A row that no sweep can run has neither,
+and its `note` says why. The file has figures as printed; `Figure.value` is in the unit of this project's metric
+(LANTERN prints HPSv2 times 100). Figures without a metric here (seconds per component, spreads) are kept as text.
+LANTERN's accepted lengths count tokens drafted past an image's end and are means of images' means; here they are image
+tokens over target passes. The two are close on images of hundreds of tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from types import MappingProxyType
 
 from orchestrator.results.query import QueryError, unknown
 
-FILE = "published.csv"
-FACTS = ("sweep", "label", "paper", "table", "model", "dataset", "images", "temperature", "method", "setting")
+_FILE = "published.csv"
+_FACTS = ("sweep", "label", "paper", "table", "model", "dataset", "images", "temperature", "method", "setting")
 METRICS = ("speedup", "mean_accepted_length", "step_compression", "mean_tree_depth", "latency", "fid", "clip_score",
            "precision", "recall", "hpsv2", "image_reward", "inception_score", "aesthetic")  # fmt: skip
-REST = ("figures", "hardware", "note")
+_REST = ("figures", "hardware", "note")
 FOLDER = "papers/"
-SCALES: Mapping[tuple[str, str], Decimal] = MappingProxyType({("LANTERN", "hpsv2"): Decimal("0.01")})
+_SCALES: Mapping[tuple[str, str], Decimal] = MappingProxyType({("LANTERN", "hpsv2"): Decimal("0.01")})
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published number: as printed, in the unit of the metric here, and half a unit of its last digit."""
+    """A published number. printed: as in the paper. value: in the metric's unit. rounding: half of its last digit."""
 
     printed: str
     value: float
@@ -40,8 +40,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of a paper's table. images: how many its quality was measured on, where the paper says so; temperature
-    likewise. figures: what is no metric here, by the paper's own words."""
+    """A row of a paper's table. images: number of images of its quality metrics. images and temperature are None if the
+    paper does not state them. figures: without a metric here, by the paper's own names."""
 
     sweep: str
     label: str
@@ -60,7 +60,7 @@ class Published:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The setting's `key=value` parts; words without a value are left out."""
+        """The setting's `key=value` parts; omits words without a value."""
         return _pairs(self.setting)
 
 
@@ -69,34 +69,34 @@ def published() -> tuple[Published, ...]:
     """All rows, in the papers' order.
 
     Raises:
-        ValueError: the file that came with the package is damaged; the line and the column are named.
+        ValueError: the file in the package is damaged.
     """
-    return read_published(files("orchestrator.results").joinpath(FILE).read_text("utf-8").splitlines(), FILE)
+    return read_published(files("orchestrator.results").joinpath(_FILE).read_text("utf-8").splitlines(), _FILE)
 
 
 def read_published(lines: Iterable[str], file: str) -> tuple[Published, ...]:
-    """Rows from the lines of a file in the columns of `published.csv`.
+    """Rows from lines with the columns of `published.csv`.
 
     Raises:
-        ValueError: see `published`.
+        ValueError: a line does not have these columns, or a value is invalid.
     """
     reader = csv.DictReader(lines)
-    wanted = [*FACTS, *METRICS, *REST]
-    if list(reader.fieldnames or ()) != wanted:
-        raise ValueError(f"{file}, line 1: the columns must be {', '.join(wanted)}")
+    columns = [*_FACTS, *METRICS, *_REST]
+    if list(reader.fieldnames or ()) != columns:
+        raise ValueError(f"{file}, line 1: the columns must be {', '.join(columns)}")
     return tuple(_row(row, f"{file}, line {number}") for number, row in enumerate(reader, start=2))
 
 
 def tables() -> list[str]:
-    """The ready sweeps that stand for a paper's table, by name."""
+    """The names of the ready sweeps that replicate a paper's table."""
     return list(dict.fromkeys(row.sweep for row in published() if row.sweep))
 
 
 def rows_of(table: str) -> list[Published]:
-    """The rows that a ready sweep stands for, one for each label.
+    """The rows that a ready sweep replicates, one per label.
 
     Raises:
-        QueryError: there is no such table; the nearest and the known ones are named.
+        QueryError: there is no such table.
     """
     found = {row.label: row for row in reversed(published()) if row.sweep == table}
     if not found:
@@ -106,13 +106,13 @@ def rows_of(table: str) -> list[Published]:
 
 def _row(row: Mapping[str, str | None], where: str) -> Published:
     given = {name: value or "" for name, value in row.items()}
-    if None in row.values() or len(given) != len(FACTS) + len(METRICS) + len(REST):
-        raise ValueError(f"{where}: not as many fields as columns")
+    if None in row.values() or len(given) != len(_FACTS) + len(METRICS) + len(_REST):
+        raise ValueError(f"{where}: the number of fields is not the number of columns")
     if bool(given["sweep"]) != bool(given["label"]) or not (given["sweep"] or given["note"]):
-        raise ValueError(f"{where}: give sweep and label both, or a note why there is no such setting")
+        raise ValueError(f"{where}: give both sweep and label, or a note that says why there are none")
     metrics = {name: _figure(given[name], given["paper"], name, where) for name in METRICS if given[name]}
     images, temperature = (_number(given[name], name, where) for name in ("images", "temperature"))
-    words = {name: given[name] for name in (*FACTS, "hardware", "note") if name not in ("images", "temperature")}
+    words = {name: given[name] for name in (*_FACTS, "hardware", "note") if name not in ("images", "temperature")}
     return Published(
         images=None if images is None else int(images),
         temperature=None if temperature is None else float(temperature),
@@ -123,7 +123,7 @@ def _row(row: Mapping[str, str | None], where: str) -> Published:
 
 
 def _figure(printed: str, paper: str, metric: str, where: str) -> Figure:
-    number, scale = _number(printed, metric, where), SCALES.get((paper, metric), Decimal(1))
+    number, scale = _number(printed, metric, where), _SCALES.get((paper, metric), Decimal(1))
     assert number is not None
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)  # finite

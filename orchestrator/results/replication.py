@@ -1,10 +1,10 @@
-"""Measured beside published: the trials of a sweep against the rows of a paper's table, and which of them differ.
+"""Replication of a paper's table: the trials of a sweep next to the published rows, and which figures differ.
 
-Papers round what they print and give no errors, though a printed figure is as much of a sample as a measured one. So
-z = (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's own^2). The paper's
-error is taken for ours on as many images as it states, or on as many as ours where it does not (for speeds, never). A
-figure differs where z is above 1.96: in a perfect replication 5 % of them at the most. A figure without spread
-(vanilla's own speed-up) agrees if it is the printed one when rounded like it.
+Papers round their figures and print no errors, though a printed figure is a sample as much as a measured one. Hence
+z = (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's error^2). The paper's
+error is taken to be ours at the number of images it states, or at our number if it states none (as for all speeds).
+A figure differs if z is above 1.96: at most 5 % of them do in a perfect replication. A figure without spread (vanilla's
+own speed-up) agrees if it rounds to the printed one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 
-APART: Final = 1.96
+CRITICAL_Z: Final = 1.96  # 5 % level, two-sided
 RULE: Final = (
-    "z = the distance beyond the printed figure's rounding / the error of the difference, the paper's own error (none "
-    "is printed) being taken for ours on as many images as it states; above 1.96 a figure differs (5 % level)"
+    "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
+    "taken to be ours at the number of images they state; a figure with z above 1.96 differs (5 % level)"
 )
-TIMED = frozenset({"speedup", "latency"})  # of captions whose number the papers do not say
-COUNTED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on how many images there are
-SEEN: Mapping[str, frozenset[str]] = {"features": COUNTED, "manifold": frozenset({"precision", "recall"})}
+_TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
+_BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images
+_METRICS_OF_EXTRACTOR: Mapping[str, frozenset[str]] = {
+    "features": _BIASED,
+    "manifold": frozenset({"precision", "recall"}),
+}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """One figure of a row. measured None: no such trial, or not this metric. z None: there is no error to divide by."""
+class MetricRow:
+    """One figure of a row. measured: None without such a trial or metric. z: None without an error."""
 
     metric: str
     published: Figure
@@ -43,26 +46,26 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A row of the table, the trial that stands for it (None: there is none), and how its setting differs from the
-    row's: `acceptance.k 10 for 1000`."""
+class TableRow:
+    """A published row and the trial that replicates it (None: there is none). differences: of the trial's config from
+    the row's: `acceptance.k 10 instead of 1000`."""
 
     row: Published
     trial: int | None
-    differing: tuple[str, ...]
-    figures: tuple[Beside, ...]
+    differences: tuple[str, ...]
+    figures: tuple[MetricRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A sweep against a table. notes: what else is not the paper's, in words."""
+    """A sweep compared with a table. notes: other differences from the paper."""
 
     sweep: str
     table: str
-    rows: tuple[Compared, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
 
-    def having(self, verdict: Verdict) -> list[tuple[Compared, Beside]]:
+    def with_verdict(self, verdict: Verdict) -> list[tuple[TableRow, MetricRow]]:
         """The figures with a verdict."""
         return [(row, figure) for row in self.rows for figure in row.figures if figure.verdict == verdict]
 
@@ -78,106 +81,105 @@ class Replication:
 
 
 def table_of(sweep: Sweep) -> str:
-    """The table that a sweep stands for by its name."""
+    """The table that a sweep replicates according to its name."""
     return f"{FOLDER}{sweep.name}"
 
 
 def replicate(sweep: Sweep, table: str) -> Replication:
-    """Hold a sweep against a table: each row against the trial of the row's own setting, or else of its label.
+    """Compare each row of a table with the trial of the row's config, or else of its label.
 
     Raises:
         QueryError: there is no such table.
     """
     published = rows_of(table)
-    settings = {entry.label: entry.config for entry in SweepConfig.read(table).enqueue}
-    rows = tuple(_compared(sweep, row, settings[row.label]) for row in published)
+    configs = {entry.label: entry.config for entry in SweepConfig.read(table).enqueue}
+    rows = tuple(_table_row(sweep, row, configs[row.label]) for row in published)
     return Replication(sweep.name, table, rows, tuple(_notes(sweep, rows)))
 
 
 def verdict(measured: Measured | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
-    """z, and what it says (see the module). images: how many the published figure is of; None: not stated."""
+    """z and the verdict (see the module). images: of the published figure; None: not stated."""
     if measured is None:
         return None, "not measured"
     if measured.error is None or not math.isfinite(measured.error):
         return None, "no error"
-    beyond = max(0.0, abs(measured.value - figure.value) - figure.rounding * (1 + 1e-9))
+    excess = max(0.0, abs(measured.value - figure.value) - figure.rounding * (1 + 1e-9))
     if measured.error == 0:
-        return (None, "differs") if beyond else (0.0, "agrees")
-    z = beyond / (measured.error * math.sqrt(1 + measured.n / (images or measured.n)))
-    return z, "differs" if z > APART else "agrees"
+        return (None, "differs") if excess else (0.0, "agrees")
+    z = excess / (measured.error * math.sqrt(1 + measured.n / (images or measured.n)))
+    return z, "differs" if z > CRITICAL_Z else "agrees"
 
 
-def _compared(sweep: Sweep, row: Published, setting: DecodingConfig) -> Compared:
-    record = _trial(sweep, row.label, setting)
-    found = []
+def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow:
+    record = _trial(sweep, row.label, config)
+    figures = []
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
-        images = None if metric in TIMED else row.images
-        found.append(Beside(metric, figure, measured, *verdict(measured, figure, images)))
+        images = None if metric in _TIMED else row.images
+        figures.append(MetricRow(metric, figure, measured, *verdict(measured, figure, images)))
     if record is None:
-        return Compared(row, None, (), tuple(found))
+        return TableRow(row, None, (), tuple(figures))
     assert record.config is not None  # it is complete
-    return Compared(row, record.number, tuple(_differing(record.config, setting)), tuple(found))
+    return TableRow(row, record.number, tuple(_differences(record.config, config)), tuple(figures))
 
 
-def _trial(sweep: Sweep, label: str, setting: DecodingConfig) -> TrialRecord | None:
+def _trial(sweep: Sweep, label: str, config: DecodingConfig) -> TrialRecord | None:
     done = [record for record in sweep.records if record.state == COMPLETE]
-    same = [record for record in done if record.digest == setting.digest()]
+    same = [record for record in done if record.config == config]
     return next(iter([*same, *(record for record in done if record.label == label)]), None)
 
 
-def _differing(own: DecodingConfig, paper: DecodingConfig) -> list[str]:
-    """What the setting that was run has otherwise than the row's."""
-    ran, wanted = own.flat(), paper.flat()
+def _differences(measured: DecodingConfig, published: DecodingConfig) -> list[str]:
+    ours, theirs = measured.flat(), published.flat()
     return [
-        f"{key} {ran.get(key, 'none')} for {wanted.get(key, 'none')}"
-        for key in dict.fromkeys([*wanted, *ran])
-        if ran.get(key) != wanted.get(key)
+        f"{key} {ours.get(key, 'none')} instead of {theirs.get(key, 'none')}"
+        for key in dict.fromkeys([*theirs, *ours])
+        if ours.get(key) != theirs.get(key)
     ]
 
 
-def _notes(sweep: Sweep, rows: tuple[Compared, ...]) -> list[str]:
-    """What a reader must know before believing a difference, or an agreement."""
-    known, first = sweep.identity, rows[0].row
-    captions = known.captions
-    here = [known.target, f"{captions.get('count')} captions of {captions.get('source')}", known.device]
-    there = [first.model, first.dataset, first.hardware]
-    notes = [f"measured: {_listed(here)}", f"published: {_listed(there)}"]
-    notes += [f"{name} measured by {identity}" for name, identity in known.extractors.items() if _used(name, rows)]
-    if known.target.startswith("lumina"):
-        notes.append("lengths: row ends count in the paper (2353 tokens of an image) and not here (2304)")
-    for metric in dict.fromkeys(f.metric for row in rows for f in row.figures if f.metric in COUNTED):
+def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
+    """Differences in setup that affect how far the figures are comparable."""
+    identity, first = sweep.identity, rows[0].row
+    captions = identity.captions
+    ours = [identity.target, f"{captions.get('count')} captions of {captions.get('source')}", identity.device]
+    theirs = [first.model, first.dataset, first.hardware]
+    notes = [f"measured: {_join(ours)}", f"published: {_join(theirs)}"]
+    notes += [f"{name} measured by {net}" for name, net in identity.extractors.items() if _is_used(name, rows)]
+    if identity.target.startswith("lumina"):
+        notes.append("lengths: the paper counts row ends (2353 tokens per image), this project does not (2304)")
+    for metric in dict.fromkeys(f.metric for row in rows for f in row.figures if f.metric in _BIASED):
         counts = {
             (f.measured.n, row.row.images) for row in rows for f in row.figures if f.metric == metric and f.measured
         }
         notes += [
-            f"{metric}: {ours:,} images measured, {theirs:,} published, and it depends on their number"
+            f"{metric}: {ours:,} images measured, {theirs:,} published, and the metric depends on that number"
             for ours, theirs in sorted(counts, key=str)
             if theirs is not None and ours != theirs
         ]
     return notes
 
 
-def _used(extractor: str, rows: tuple[Compared, ...]) -> bool:
+def _is_used(extractor: str, rows: tuple[TableRow, ...]) -> bool:
     metrics = {figure.metric for row in rows for figure in row.figures if figure.measured is not None}
-    return extractor in metrics or bool(metrics & SEEN.get(extractor, frozenset()))
+    return extractor in metrics or bool(metrics & _METRICS_OF_EXTRACTOR.get(extractor, frozenset()))
 
 
-def _listed(parts: list[Any]) -> str:
+def _join(parts: list[Any]) -> str:
     return ", ".join(str(part) for part in parts if part) or "not stated"
 
 
-def _plain(compared: Compared) -> dict[str, Any]:
-    row = compared.row
+def _plain(row: TableRow) -> dict[str, Any]:
+    published = row.row
     return {
-        "label": row.label,
-        "trial": compared.trial,
-        "paper": row.paper,
-        "paper_table": row.table,
-        "model": row.model,
-        "method": row.method,
-        "setting": row.setting,
-        "differing": list(compared.differing),
+        "label": published.label,
+        "trial": row.trial,
+        "paper": published.paper,
+        "paper_table": published.table,
+        "model": published.model,
+        "method": published.method,
+        "setting": published.setting,
+        "differences": list(row.differences),
         "figures": [
             {
                 "metric": figure.metric,
@@ -187,7 +189,7 @@ def _plain(compared: Compared) -> dict[str, Any]:
                 "z": figure.z,
                 "verdict": figure.verdict,
             }
-            for figure in compared.figures
+            for figure in row.figures
         ],
-        "no_metric_here": dict(row.figures),
+        "no_metric_here": dict(published.figures),
     }

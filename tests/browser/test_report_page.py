@@ -1,4 +1,4 @@
-"""The report in a browser: what a reader sees, does and gets, and that hostile words do nothing."""
+"""The report in a browser: what a reader sees, does and gets, and that hostile text does nothing."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     page.get_by_role("button", name="front only").click()
     assert {int(number) for number in column(page, "number")} == on_front(page)
     page.locator("input[type=search]").fill("nothing is like this")
-    assert "No trial is like that" in page.locator("#table").inner_text()
+    assert "No trial matches" in page.locator("#table").inner_text()
 
 
 def test_a_row_leads_to_its_point(open_page: Open, folder: Path) -> None:
@@ -245,24 +245,24 @@ def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
     assert "OutOfMemoryError: at batch 24" in page.locator("#failed").inner_text()
     assert point(page, 7).count() == 0
     assert point(page, REPEATED).count() == 0, "the same numbers are drawn once"
-    assert "same setting as 5" in page.locator(f'#table tr[data-trial="{REPEATED}"]').inner_text()
+    assert "duplicate of 5" in page.locator(f'#table tr[data-trial="{REPEATED}"]').inner_text()
 
 
-def test_neighbours_that_cannot_be_told_apart_are_named(open_page: Open, folder: Path) -> None:
+def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
     rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()
     names = [row["label"] or f"trial {row['number']}" for row in rows]
     unclear = {(a, b): 2 - len(row["distinct_from_next"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
-    text = page.locator("#apart").inner_text()
+    text = page.locator("#within-error").inner_text()
     assert any(unclear.values())
     for (a, b), count in unclear.items():
         assert (f"{a} and {b}" in text) == (count > 0)
-    neither = page.locator("#apart li", has_text="Neither in speedup nor in fid").all_inner_texts()
+    neither = page.locator("#within-error li", has_text="In both speedup and fid").all_inner_texts()
     for (a, b), count in unclear.items():
         assert any(f"{a} and {b}" in line for line in neither) == (count == 2)
 
 
-def test_hostile_words_do_nothing(open_page: Open, tmp_path: Path) -> None:
+def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     records = write_sweep(tmp_path, trials=9, shards=True, name=HOSTILE, about=HOSTILE, target=HOSTILE)
@@ -345,5 +345,5 @@ def test_a_sweep_without_trials(open_page: Open, tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=0)
     write_report(Storage(tmp_path))
     page = open_page(tmp_path)
-    assert "No finished trial" in page.locator("#chart").inner_text()
-    assert "Nothing is on the front" in page.locator("#members").inner_text()
+    assert "No visible trial" in page.locator("#chart").inner_text()
+    assert "No visible trial is on the front" in page.locator("#members").inner_text()

@@ -1,4 +1,4 @@
-// Elements, numbers and the front itself. Text reaches the page through text nodes and attributes only, never as markup.
+// DOM elements, number formats and the front. Text enters the page only as text nodes and attributes, never as markup.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
@@ -21,36 +21,36 @@ const metricTitle = (name) => (name ?? "metrics").replaceAll("_", " ");
 const unitOf = (metric) => (DATA.metrics[metric].unit === "x" ? "×" : DATA.metrics[metric].unit);
 const title = (trial) => trial.label || `trial ${trial.number}`;
 const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1).trimEnd()}…` : text);
-const counted = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 
 function decimals(size, digits) {
   return size > 0 ? Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size) + 1e-9))) : 0;
 }
-function plain(value, places) {
+function formatNumber(value, places) {
   if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-6)) return value.toExponential(2).replace("-", "−");
   return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places }).replace("-", "−");
 }
-// A value to the second digit of its error; to four digits when no error is known.
+// A value to the second digit of its error, or with four digits if it has no error.
 function parts([value, error]) {
   const places = error > 0 ? decimals(error, 2) : Number.isInteger(value) ? 0 : decimals(Math.abs(value), 4);
-  return [plain(value, places), error > 0 ? plain(error, places) : null];
+  return [formatNumber(value, places), error > 0 ? formatNumber(error, places) : null];
 }
-function said(measured) {
+function formatMeasured(measured) {
   if (!measured) return "–";
   const [value, error] = parts(measured);
   return error === null ? value : `${value} ± ${error}`;
 }
 function duration(seconds) {
-  if (seconds < 90) return `${plain(seconds, seconds < 10 ? 1 : 0)} s`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${plain(seconds / 3600, 1)} h`;
+  if (seconds < 90) return `${formatNumber(seconds, seconds < 10 ? 1 : 0)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${formatNumber(seconds / 3600, 1)} h`;
 }
 
 const sign = (metric) => (DATA.metrics[metric].direction === "maximize" ? 1 : -1);
 const goodness = (trial, metric) => sign(metric) * trial.metrics[metric][0];
-// A repeated setting has the numbers of the trial that it repeats, so it is drawn once.
+// A duplicate has the values of the trial that it repeats, so only that one is drawn.
 const plotted = (trial, x, y) => trial.state === "complete" && trial.duplicate_of === null && trial.metrics[x] && trial.metrics[y];
 
-// The trials that no other beats in both metrics, fastest way first: best x first, then the best y yet.
+// The trials that no other trial dominates: sorted by x from the best, each one with the best y so far.
 function frontOf(trials, x, y) {
   const ordered = trials
     .filter((trial) => trial.feasible && plotted(trial, x, y))
@@ -61,14 +61,14 @@ function frontOf(trials, x, y) {
     const better = !last || goodness(trial, y) > goodness(last, y);
     if (better || (goodness(trial, x) === goodness(last, x) && goodness(trial, y) === goodness(last, y))) front.push(trial);
   }
-  return front.reverse(); // from the slow end on: x gets better
+  return front.reverse(); // by improving x
 }
 
 async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const area = el("textarea", { readonly: true, class: "sr" }); // where a page may not use the clipboard
+    const area = el("textarea", { readonly: true, class: "sr" }); // if the page has no access to the clipboard
     area.value = text;
     document.body.append(area);
     area.select();
@@ -76,7 +76,7 @@ async function copy(text, button) {
     area.remove();
   }
   button.textContent = "Copied";
-  byId("said").textContent = "The setting is on the clipboard";
+  byId("announcement").textContent = "Setting copied to the clipboard";
   window.setTimeout(() => { button.textContent = button.dataset.name; }, 1600);
 }
 function copyButton(text, name = "Copy") {

@@ -1,15 +1,15 @@
 // The scatter plot: axes, front line, error bars, points and their labels.
 const MARGIN = { left: 56, right: 22, top: 34, bottom: 52 };
-let scene = null; // what stands where: { trials, front, place(trial), width, height }
+let scene = null; // the current layout: { trials, front, place(trial), width, height }
 
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= raw * 0.999);
   const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
   const places = Math.min(8, [0, 1, 2, 3, 4, 5, 6, 7, 8].find((p) => Math.abs(step * 10 ** p - Math.round(step * 10 ** p)) < 1e-6) ?? 8);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => ({ at: (first + i) * step, name: plain((first + i) * step, places) }));
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => ({ at: (first + i) * step, name: formatNumber((first + i) * step, places) }));
 }
-// The span of a metric over the trials with their errors, a little wider; of the front and what has a name if `near`.
+// The range of a metric over the trials and their errors with a margin; with `near`, over the front and labelled trials.
 function span(metric, trials, front) {
   const close = state.near ? trials.filter((trial) => front.includes(trial) || trial.label) : trials;
   const ends = (close.length ? close : trials).flatMap((trial) => {
@@ -25,7 +25,7 @@ function drawChart() {
   const width = Math.max(280, byId("chart").clientWidth), height = narrow() ? Math.min(420, width * 1.05) : Math.min(580, width * 0.56);
   if (!trials.length) {
     scene = { trials, front, place: () => [0, 0], width, height };
-    show("chart", el("p", { class: "empty" }, `No finished trial that is shown has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`));
+    show("chart", el("p", { class: "empty" }, `No visible trial has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`));
     return scene;
   }
   const [x0, x1] = span(state.x, trials, front), [y0, y1] = span(state.y, trials, front);
@@ -42,7 +42,7 @@ function drawChart() {
   const on = new Set(front);
   const ordered = [...scene.trials].sort((a, b) => on.has(a) - on.has(b) || b.number - a.number);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group",
-    "aria-label": `${metricTitle(state.y)} against ${metricTitle(state.x)} of ${counted(trials.length, "trial")}, ${front.length} of them on the front` },
+    "aria-label": `${metricTitle(state.y)} against ${metricTitle(state.x)} of ${plural(trials.length, "trial")}, ${front.length} of them on the front` },
     svg("defs", {}, svg("clipPath", { id: "inside" },
       svg("rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }))),
     axes(box, sx, sy, [x0, x1], [y0, y1]),
@@ -92,7 +92,7 @@ function bars(trial, sx, sy, onFront) {
 
 function point(trial, [px, py], onFront) {
   const classes = ["point", onFront ? "front" : trial.label ? "named" : "dim", trial.feasible ? "" : "hollow"].filter(Boolean).join(" ");
-  const name = `${title(trial)}: ${[state.x, state.y].map((m) => `${metricTitle(m)} ${said(trial.metrics[m])}`).join(", ")}` +
+  const name = `${title(trial)}: ${[state.x, state.y].map((m) => `${metricTitle(m)} ${formatMeasured(trial.metrics[m])}`).join(", ")}` +
     (onFront ? ", on the front" : trial.feasible ? "" : ", breaks a constraint");
   return svg("g", { class: classes, transform: `translate(${px} ${py})`, tabindex: onFront || trial.label ? 0 : -1, role: "button",
     "aria-label": name, "data-trial": trial.number, focus: () => hover(trial), blur: () => hover(null), keydown: (event) => onKey(event, trial) },

@@ -1,4 +1,4 @@
-// Names beside points: each goes where it covers least, and one that would cover another is left out.
+// Labels next to points: each where it covers least; a label that would cover another one is omitted.
 const measure = document.createElement("canvas").getContext("2d");
 const SIDES = [[1, 0], [0, -1], [1, -1], [1, 1], [0, 1], [-1, -1], [-1, 0], [-1, 1]];
 
@@ -41,12 +41,12 @@ function crowding(at, box, dots, taken, steps) {
   for (const other of taken) if (meets(other, 1)) cost += 100;
   for (const [x, y] of dots) {
     if (meets({ left: x - 5, right: x + 5, top: y - 5, bottom: y + 5 })) cost += 12;
-    else if (meets({ left: x - 5, right: x + 5, top: y - 5, bottom: y + 5 }, 7)) cost += 1; // its own point, or one it could seem to name
+    else if (meets({ left: x - 5, right: x + 5, top: y - 5, bottom: y + 5 }, 7)) cost += 1; // close enough to another point to be mistaken for its label
   }
   for (const step of steps) if (meets(step)) cost += 3;
   return cost;
 }
-// The treads and risers of the front line as thin boxes; `reach` gives a point's error bars so.
+// The segments of the front line as thin boxes, like those of `reach` for error bars.
 function stairs(points) {
   return points.slice(1).flatMap(([x, y], i) => {
     const [u, v] = points[i], [left, right] = [Math.min(u, x), Math.max(u, x)], [top, bottom] = [Math.min(v, y), Math.max(v, y)];

@@ -1,10 +1,10 @@
-// Puts the page together and redraws what a choice changes.
+// Builds the page and redraws it after a choice.
 function redraw() {
   const { front } = drawChart();
   if (state.pinned && !scene.trials.includes(state.pinned)) state.pinned = null;
   state.hovered = null;
   drawLegend();
-  drawApart(front);
+  drawWithinError(front);
   drawMembers(front);
   drawTable(front);
   drawCard(state.pinned);
@@ -25,12 +25,12 @@ function toggle(name, on, change) {
 function drawControls() {
   const metrics = DATA.axes.names.map((name) => [name, metricTitle(name)]);
   const set = (key) => (value) => { state[key] = value; if (key === "colour") state.hidden.clear(); redraw(); };
-  show("controls", choice("across", metrics, state.x, set("x")), choice("up", metrics, state.y, set("y")),
+  show("controls", choice("x axis", metrics, state.x, set("x")), choice("y axis", metrics, state.y, set("y")),
     choice("colour by", [["acceptance", "acceptance rule"], ["tree", "tree policy"], ["drafter", "drafter"]], state.colour, set("colour")),
-    toggle("error bars", state.bars, set("bars")), toggle("close to the front", state.near, set("near")));
+    toggle("error bars", state.bars, set("bars")), toggle("zoom to the front", state.near, set("near")));
   show("table-controls", el("span", { class: "quiet", id: "shown" }),
     el("input", { type: "search", placeholder: "lantern fid<5", "aria-label": "Filter trials by words or conditions such as fid<5", spellcheck: "false",
-      input: (event) => { state.words = event.target.value; drawTable(scene.front); } }),
+      input: (event) => { state.query = event.target.value; drawTable(scene.front); } }),
     toggle("front only", state.frontOnly, (on) => { state.frontOnly = on; drawTable(scene.front); }));
 }
 function drawLegend() {
@@ -41,21 +41,21 @@ function drawLegend() {
       redraw();
       [...byId("legend").children].find((button) => button.dataset.kind === name)?.focus();
     } }, svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, mark(name, 5)), name)),
-  DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible) ? el("span", { class: "quiet" }, "hollow: breaks a constraint") : null);
+  DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible) ? el("span", { class: "quiet" }, "hollow: violates a constraint") : null);
 }
-function drawApart(front) {
-  if (front.length < 2) return show("apart");
-  const pairs = unclear(front), bold = (trial) => el("strong", {}, title(trial));
+function drawWithinError(front) {
+  if (front.length < 2) return show("within-error");
+  const pairs = indistinguishable(front), bold = (trial) => el("strong", {}, title(trial));
   const line = (words, metrics) => {
     const these = pairs.filter((pair) => pair.metrics.join() === metrics.join());
     return these.length ? el("li", {}, words, these.map(({ a, b }, i) => [i ? "; " : " ", bold(a), " and ", bold(b)]).flat()) : null;
   };
   const [x, y] = [metricTitle(state.x), metricTitle(state.y)];
-  return show("apart", el("div", { class: "note" }, pairs.length
-    ? [el("p", {}, "What the uncertainties cannot tell apart among neighbours on this front (95 % level):"),
-      el("ul", {}, line(`Neither in ${x} nor in ${y}:`, [state.x, state.y]), line(`In ${x}, while they differ in ${y}:`, [state.x]),
-        line(`In ${y}, while they differ in ${x}:`, [state.y]))]
-    : el("p", {}, "All neighbours on this front differ beyond their uncertainties in both metrics (95 % level).")));
+  return show("within-error", el("div", { class: "note" }, pairs.length
+    ? [el("p", {}, "Neighbours on this front within error of each other (95 % level):"),
+      el("ul", {}, line(`In both ${x} and ${y}:`, [state.x, state.y]), line(`In ${x} only:`, [state.x]),
+        line(`In ${y} only:`, [state.y]))]
+    : el("p", {}, "All neighbours on this front differ significantly in both metrics (95 % level).")));
 }
 
 function drawHead() {
@@ -76,25 +76,25 @@ function drawFailed() {
   byId("failed").hidden = !failed.length;
   show("failed-list", el("table", {}, el("thead", {}, el("tr", {}, ["#", "setting", "cause"].map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, failed.map((trial) => el("tr", {}, el("th", { scope: "row", class: "number" }, trial.number),
-      el("td", { class: "setting" }, trial.label ? el("strong", {}, trial.label) : null, el("span", { class: "words" }, trial.words)),
-      el("td", { class: "cause" }, trial.cause ?? "no cause is recorded"))))));
+      el("td", { class: "setting" }, trial.label ? el("strong", {}, trial.label) : null, el("span", { class: "description" }, trial.description)),
+      el("td", { class: "cause" }, trial.cause ?? "no cause recorded"))))));
 }
 function drawNotes() {
   show("notes-list", el("ul", { class: "notes" }, DATA.notes.map((note) => el("li", {}, note))),
     el("dl", { class: "facts" }, DATA.axes.names.map((name) => el("div", {}, el("dt", {}, metricTitle(name)),
       el("dd", {}, [DATA.metrics[name].about, DATA.metrics[name].direction === "maximize" ? "higher is better" : "lower is better", DATA.metrics[name].unit && DATA.metrics[name].unit !== "x" && `in ${DATA.metrics[name].unit}`].filter(Boolean).join("; "))))));
 }
-function drawSwept() {
+function drawSetup() {
   const list = (pairs) => el("dl", { class: "facts" }, pairs.map(([name, lines]) => el("div", {}, el("dt", {}, name), lines.map((text) => el("dd", {}, text)))));
-  show("swept-list", DATA.searched.length ? [el("h3", {}, "Searched"), list(DATA.searched)] : null, el("h3", {}, "Fixed"), list(DATA.facts),
-    DATA.space ? el("details", { class: "panel space" }, el("summary", {}, "The sweep's file, defaults written out"), copyButton(DATA.space), el("pre", { tabindex: 0 }, DATA.space)) : null);
-  show("foot", `Written ${DATA.written} from ${DATA.where}. Nothing is loaded from elsewhere: the page can be kept or sent as one file.`);
+  show("setup-list", DATA.searched.length ? [el("h3", {}, "Searched"), list(DATA.searched)] : null, el("h3", {}, "Fixed"), list(DATA.facts),
+    DATA.space ? el("details", { class: "panel space" }, el("summary", {}, "sweep.yaml, with all defaults"), copyButton(DATA.space), el("pre", { tabindex: 0 }, DATA.space)) : null);
+  show("foot", `Written ${DATA.written} from ${DATA.location}. It loads nothing else: keep or send it as a single file.`);
 }
 
 drawHead();
 drawFailed();
 drawNotes();
-drawSwept();
+drawSetup();
 drawControls();
 redraw();
 byId("chart").addEventListener("pointermove", (event) => { if (event.pointerType !== "touch") hover(nearest(event)); });

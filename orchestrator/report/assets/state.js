@@ -1,21 +1,21 @@
-// What the reader chose, and who is who under that choice.
+// The reader's choices, and the groups of trials that follow from them.
 const PALETTE = 8;
 const SHAPES = ["circle", "square", "diamond", "up", "down", "hexagon", "bar", "cross"];
-const PLAIN = DATA.plain;
+const VANILLA = DATA.vanilla;
 const state = {
   x: DATA.axes.x, y: DATA.axes.y, colour: "acceptance", hidden: new Set(), near: false, bars: true,
-  hovered: null, pinned: null, words: "", frontOnly: false, sort: { key: "number", descending: false },
+  hovered: null, pinned: null, query: "", frontOnly: false, sort: { key: "number", descending: false },
 };
 const byNumber = new Map(DATA.trials.map((trial) => [trial.number, trial]));
 
-// The kinds of one colouring, plain decoding first, the others by name as in front.png; a kind keeps its place and look.
+// The groups of a colour choice: vanilla first, the others by name as in front.png, so each keeps its place and look.
 function kinds(colouring = state.colour) {
   const names = [...new Set(DATA.trials.map((trial) => trial.groups[colouring]))];
-  return names.filter((name) => name === PLAIN).concat(names.filter((name) => name !== PLAIN).sort());
+  return names.filter((name) => name === VANILLA).concat(names.filter((name) => name !== VANILLA).sort());
 }
 function look(name) {
-  if (name === PLAIN) return { colour: "ink", shape: "star" };
-  const place = kinds().filter((kind) => kind !== PLAIN).indexOf(name);
+  if (name === VANILLA) return { colour: "ink", shape: "star" };
+  const place = kinds().filter((kind) => kind !== VANILLA).indexOf(name);
   return { colour: `c${place % PALETTE}`, shape: SHAPES[place % SHAPES.length] };
 }
 const kindOf = (trial) => trial.groups[state.colour];
@@ -32,7 +32,7 @@ const MARKS = {
   cross: (r) => { const a = r * 0.45, b = r * 1.2; return `M${-a} ${-b}H${a}V${-a}H${b}V${a}H${a}V${b}H${-a}V${a}H${-b}V${-a}H${-a}z`; },
   star: (r) => polygon(5, r * 1.55, -90, 0.5),
 };
-// Corners on a circle of radius r from `start` degrees on; `inner` puts a corner at that share of r between any two.
+// Corners on a circle of radius r, starting at `start` degrees; `inner` adds corners between them at that share of r.
 function polygon(corners, r, start, inner = 0) {
   const count = inner ? 2 * corners : corners;
   const points = Array.from({ length: count }, (_, i) => {
@@ -43,10 +43,10 @@ function polygon(corners, r, start, inner = 0) {
 }
 const mark = (name, r) => svg("path", { class: `mark ${look(name).colour}`, d: MARKS[look(name).shape](r) });
 
-// Neighbours on the front and the metrics in which their standard errors cannot tell them apart: the difference is within
-// DATA.limit errors of itself, or an error is not known.
-function unclear(front) {
-  const apart = ([u, e], [v, f]) => e !== null && f !== null && Math.abs(u - v) > DATA.limit * Math.hypot(e, f);
+// Neighbours on the front, with the metrics in which they do not differ significantly: the difference is within
+// DATA.critical_z times its standard error, or an error is unknown.
+function indistinguishable(front) {
+  const apart = ([u, e], [v, f]) => e !== null && f !== null && Math.abs(u - v) > DATA.critical_z * Math.hypot(e, f);
   return front.slice(1)
     .map((b, i) => ({ a: front[i], b, metrics: [state.x, state.y].filter((m) => !apart(front[i].metrics[m], b.metrics[m])) }))
     .filter(({ metrics }) => metrics.length);

@@ -1,8 +1,8 @@
-// The table of all trials: sorted by a click on a header, narrowed by words and by conditions such as fid<5.
+// The table of all trials: a click on a header sorts it, a query of words and conditions such as fid<5 filters it.
 const KINDS = { acceptance: "acceptance", tree: "tree", drafter: "drafter" };
 const COLUMNS = [
   { key: "number", name: "#", value: (trial) => trial.number },
-  { key: "setting", name: "setting", text: true, value: (trial) => (trial.label || trial.words).toLowerCase() },
+  { key: "setting", name: "setting", text: true, value: (trial) => (trial.label || trial.description).toLowerCase() },
   ...Object.entries(KINDS).map(([key, name]) => ({ key, name, text: true, value: (trial) => trial.groups[key] })),
   ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({ key: metric, name: metricTitle(metric), metric, value: (trial) => trial.metrics[metric]?.[0] ?? null })),
   { key: "images", name: "images", value: (trial) => trial.images },
@@ -10,7 +10,7 @@ const COLUMNS = [
 ];
 
 function matching(front) {
-  const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
   const tests = words.map((word) => condition(word) ?? ((trial) => haystack(trial).includes(word)));
   return DATA.trials.filter((trial) => tests.every((test) => test(trial)) && (!state.frontOnly || front.includes(trial)));
 }
@@ -21,9 +21,9 @@ function condition(word) {
   const limit = Number(found[3]), holds = { "<": (v) => v < limit, ">": (v) => v > limit, "<=": (v) => v <= limit, ">=": (v) => v >= limit }[found[2]];
   return (trial) => { const value = column.value(trial); return value !== null && holds(value); };
 }
-const haystack = (trial) => [`#${trial.number}`, trial.label, trial.words, ...Object.values(trial.groups), trial.state, trial.cause ?? ""].join(" ").toLowerCase();
+const haystack = (trial) => [`#${trial.number}`, trial.label, trial.description, ...Object.values(trial.groups), trial.state, trial.cause ?? ""].join(" ").toLowerCase();
 
-// Numbers as numbers, words as words; what a trial has not comes last either way.
+// Numbers by value, text alphabetically; missing values come last in both directions.
 function sorted(trials) {
   const { value } = COLUMNS.find((column) => column.key === state.sort.key), way = state.sort.descending ? -1 : 1;
   return [...trials].sort((a, b) => {
@@ -33,11 +33,11 @@ function sorted(trials) {
   });
 }
 function sortBy(column) {
-  const best = column.metric ? DATA.metrics[column.metric].direction === "maximize" : false; // the best first
+  const best = column.metric ? DATA.metrics[column.metric].direction === "maximize" : false; // best values first
   state.sort = { key: column.key, descending: state.sort.key === column.key ? !state.sort.descending : best };
   drawTable(scene.front);
   byId("table").querySelector(`[data-key="${CSS.escape(column.key)}"] button`).focus();
-  byId("said").textContent = `Sorted by ${column.name}, ${state.sort.descending ? "descending" : "ascending"}`;
+  byId("announcement").textContent = `Sorted by ${column.name}, ${state.sort.descending ? "descending" : "ascending"}`;
 }
 
 function drawTable(front) {
@@ -45,23 +45,23 @@ function drawTable(front) {
   const order = (column) => (state.sort.key !== column.key ? "none" : state.sort.descending ? "descending" : "ascending");
   const head = el("tr", {}, COLUMNS.map((column) => el("th", { scope: "col", "data-key": column.key, "aria-sort": order(column), class: column.text ? null : "number" },
     el("button", { type: "button", click: () => sortBy(column) }, column.name, el("span", { class: "arrow", "aria-hidden": "true" })))));
-  byId("shown").textContent = rows.length === DATA.trials.length ? counted(rows.length, "trial") : `${rows.length} of ${counted(DATA.trials.length, "trial")}`;
+  byId("shown").textContent = rows.length === DATA.trials.length ? plural(rows.length, "trial") : `${rows.length} of ${plural(DATA.trials.length, "trial")}`;
   const left = byId("table").scrollLeft;
   show("table", el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map((trial) => row(trial, front)))),
-    rows.length ? null : el("p", { class: "empty" }, "No trial is like that."));
+    rows.length ? null : el("p", { class: "empty" }, "No trial matches."));
   byId("table").scrollLeft = left;
 }
 function row(trial, front) {
   const at = scene.trials.includes(trial), name = trial.label ? el("strong", {}, trial.label) : null;
-  const tags = [front.includes(trial) ? "front" : "", trial.state === "failed" ? "failed" : trial.feasible ? "" : "breaks a constraint",
-    trial.duplicate_of === null ? "" : `same setting as ${trial.duplicate_of}`].filter(Boolean);
+  const tags = [front.includes(trial) ? "front" : "", trial.state === "failed" ? "failed" : trial.feasible ? "" : "violates a constraint",
+    trial.duplicate_of === null ? "" : `duplicate of ${trial.duplicate_of}`].filter(Boolean);
   const cells = COLUMNS.map((column) => {
     if (column.key === "number") {
       return el("th", { scope: "row", class: "number" }, at ? el("button", { type: "button", class: "link", "aria-label": `Show trial ${trial.number} in the plot`, click: () => reveal(trial) }, trial.number) : trial.number);
     }
     if (column.key === "setting") {
       return el("td", { class: "setting" }, name, tags.map((tag) => el("span", { class: `tag ${tag === "front" ? "good" : tag === "failed" ? "bad" : ""}` }, tag)),
-        el("span", { class: "words" }, trial.words));
+        el("span", { class: "description" }, trial.description));
     }
     if (column.text) return el("td", {}, trial.groups[column.key]);
     return el("td", { class: "number" }, ...cell(column, trial));

@@ -29,7 +29,7 @@ from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
-from orchestrator.report.thumbnails import GRID_SIDE, Album, read_captions
+from orchestrator.report.thumbnails import GRID_SIDE, Thumbnails, read_captions
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -89,7 +89,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
         assert trial["metrics"] == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
         assert trial["duplicate_of"] == record.duplicate_of
-    assert data["trials"][2]["words"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    assert data["trials"][2]["description"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
 
 
@@ -186,7 +186,7 @@ def test_a_sweep_without_finished_trials_has_a_page(tmp_path: Path) -> None:
 def test_a_setting_that_cannot_be_is_listed_with_its_cause(tmp_path: Path) -> None:
     data = written(tmp_path, TrialRecord(6, "", "failed", None, cause="no such tree"), trials=6)
     assert data["trials"][6]["cause"] == "no such tree"
-    assert data["trials"][6]["words"] == "a setting that cannot be"
+    assert data["trials"][6]["description"] == "invalid setting"
     assert "" not in data["configs"]
 
 
@@ -202,13 +202,15 @@ def test_the_share_of_redraws_is_that_of_the_front_command(tmp_path: Path) -> No
     marked = Sweep.open(tmp_path).front(everything=True)
     expected = dict(zip(marked["number"].to_pylist(), marked["confidence"].to_pylist(), strict=True))
     assert len(expected) > 5
-    assert {trial["number"]: trial["sure"] for trial in data["trials"] if trial["sure"] is not None} == expected
+    assert {
+        trial["number"]: trial["confidence"] for trial in data["trials"] if trial["confidence"] is not None
+    } == expected
 
 
 def test_a_broken_constraint_is_named(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=6)
     data = written(tmp_path, replace(records[5], constraints={"drift <= 2": 0.25, "fid <= 9": -1.0}), trials=6)
-    assert data["trials"][5]["broken"] == ["drift <= 2"]
+    assert data["trials"][5]["violated"] == ["drift <= 2"]
     assert not data["trials"][5]["feasible"]
 
 
@@ -225,7 +227,7 @@ def test_no_credentials(tmp_path: Path) -> None:
 
 def test_captions_come_with_the_pictures(tmp_path: Path) -> None:
     data = written(tmp_path, trials=6, shards=True)
-    picture = data["pictures"][data["trials"][0]["digest"]]
+    picture = data["images"][data["trials"][0]["digest"]]
     assert data["captions"] == [list(CAPTIONS)], "trials that share their captions share the list"
     assert data["captions"][picture["captions"]] == list(CAPTIONS)
 
@@ -245,7 +247,7 @@ def test_without_captions_there_are_still_pictures(tmp_path: Path, damage: str) 
             pq.write_table(pa.table({"caption_id": [1]}), shard)
         assert read_captions(Storage(tmp_path), record.shards[0]) == []
     data = data_of(report_page(Storage(tmp_path)))
-    assert len(data["pictures"]) == 4
+    assert len(data["images"]) == 4
     assert data["captions"] == []
 
 
@@ -255,10 +257,10 @@ def picture_of(uri: str) -> Image.Image:
 
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
-    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    album = Album(Storage(tmp_path))
+    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "images" / f"{record.digest}.png")
+    album = Thumbnails(Storage(tmp_path))
     album.add(record, "grid")
-    found = album.pictures[record.digest]["grid"]
+    found = album.images[record.digest]["grid"]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -266,10 +268,10 @@ def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
 def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sweep(tmp_path, trials=20)
     front = {record.digest for record in _front_records(tmp_path)}
-    whole = page_data(Sweep.open(tmp_path))["pictures"]
+    whole = page_data(Sweep.open(tmp_path))["images"]
     room = sum(len(whole[digest][kind]["uri"]) for digest in front for kind in ("grid", "heat"))
-    monkeypatch.setattr(Album.__init__, "__defaults__", (room,))
-    pictures = page_data(Sweep.open(tmp_path))["pictures"]
+    monkeypatch.setattr(Thumbnails.__init__, "__defaults__", (room,))
+    pictures = page_data(Sweep.open(tmp_path))["images"]
     assert set(pictures) == front < set(whole)
     assert all(set(entry) == {"grid", "heat"} for entry in pictures.values())
 
@@ -282,9 +284,9 @@ def _front_records(folder: Path) -> list[TrialRecord]:
 
 def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
-    (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
+    (tmp_path / "images" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
     (tmp_path / "heatmaps" / f"{first.digest}.png").unlink()
-    pictures = data_of(report_page(Storage(tmp_path)))["pictures"]
+    pictures = data_of(report_page(Storage(tmp_path)))["images"]
     assert set(pictures) == {second.digest}
 
 

@@ -215,7 +215,7 @@ def test_rows_and_metrics_that_are_not_there(tmp_path: Path) -> None:
     given["vanilla"]["recall"] = Measured(0.5, None, 192)
     write(tmp_path, given)
     found = replicate(Sweep.open(tmp_path), TABLE)
-    missing = {(row.row.label, one.metric) for row, one in found.having("not measured")}
+    missing = {(row.row.label, one.metric) for row, one in found.with_verdict("not measured")}
     assert missing == {("EAGLE-2", "speedup"), ("EAGLE-2", "mean_accepted_length"), ("vanilla", "fid")}
     assert {row.row.label for row in found.rows if row.trial is None} == {"EAGLE-2"}
     words = run(compare, tmp_path, "--published").out
@@ -235,11 +235,17 @@ def test_a_setting_is_found_under_another_label_and_another_setting_under_its_ow
     write_trial(storage, TrialRecord(5, "mine", "complete", mine, metrics=given["LANTERN k=1000 delta=0.4"]))
     write_trial(storage, TrialRecord(6, "LANTERN k=1000 delta=0.1", "complete", other, metrics={}))
     rows = {row.row.label: row for row in replicate(Sweep.open(tmp_path), TABLE).rows}
-    assert (rows["LANTERN k=1000 delta=0.4"].trial, rows["LANTERN k=1000 delta=0.4"].differing) == (5, ())
+    assert (rows["LANTERN k=1000 delta=0.4"].trial, rows["LANTERN k=1000 delta=0.4"].differences) == (5, ())
     assert rows["LANTERN k=1000 delta=0.1"].trial == 6
-    assert rows["LANTERN k=1000 delta=0.1"].differing == ("acceptance.k 10 for 1000", "acceptance.delta 0.4 for 0.1")
+    assert rows["LANTERN k=1000 delta=0.1"].differences == (
+        "acceptance.k 10 instead of 1000",
+        "acceptance.delta 0.4 instead of 0.1",
+    )
     words = run(compare, tmp_path, "--published").out
-    assert "LANTERN k=1000 delta=0.1: run with acceptance.k 10 for 1000, acceptance.delta 0.4 for 0.1" in words
+    assert (
+        "LANTERN k=1000 delta=0.1: run with acceptance.k 10 instead of 1000, acceptance.delta 0.4 instead of 0.1"
+        in words
+    )
 
 
 def test_a_failed_trial_stands_for_no_row(tmp_path: Path) -> None:
