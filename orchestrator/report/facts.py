@@ -14,20 +14,20 @@ from orchestrator.results.trials import TrialRecord
 Facts = list[tuple[str, list[str]]]  # a name and its lines
 
 NOTES = (
-    "± is one standard error over images: how far the value would vary with other captions of the same kind. Two values "
-    "are within error of each other if their difference is at most 1.96 times its standard error.",
+    "± is one standard error over images: how far the value would vary with other captions of the same kind. Two "
+    "values are within error of each other if their difference is at most 1.96 times its standard error.",
     "All trials use the same captions and random numbers. The errors are taken as independent here, so a difference "
     "between two trials is usually more certain than its error suggests.",
-    "The front consists of the trials that meet all constraints and that no other such trial dominates in both metrics. "
-    "Its line has steps: at each value of one metric it shows the best measured value of the other. The dominated "
+    "The front consists of the trials that meet all constraints and that no other such trial dominates in both "
+    "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The dominated "
     "region is tinted.",
     "The share of draws is how often a trial is on the front when every value is redrawn from its error. It is given "
     "for the initial axes.",
     "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
-    "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes most "
-    "of the bias and estimates fid for infinitely many images.",
-    "Speed-ups come from timing shards, which run alone on a worker next to vanilla decoding of the same captions. They "
-    "hold for that machine and batch size. Their errors are over captions, each counted once.",
+    "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes "
+    "most of the bias and estimates fid for infinitely many images.",
+    "Speed-ups come from timing shards, which run alone on a worker next to vanilla decoding of the same captions. "
+    "They hold for that machine and batch size. Their errors are over captions, each counted once.",
 )
 
 
@@ -41,7 +41,7 @@ def facts(sweep: Sweep) -> Facts:
         ("captions", _source(identity.captions, "captions", "hash")),
         ("reference images", _source(identity.reference, "images", "identity")),
         ("baseline", [] if identity.baseline is None else [describe(identity.baseline)]),
-        ("image", _image(known)),
+        ("image", _image(identity)),
         ("seed of the images", _lines(identity.seed)),
         ("objectives", [f"{axis.direction} {axis.name}" for axis in identity.objectives]),
         ("constraints", _lines(*identity.constraints)),

@@ -25,7 +25,7 @@ RULE: Final = (
     "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
     "taken to be ours at the number of images they state; a figure with z above 1.96 differs (5 % level)"
 )
-_TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
+TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
 _BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images
 _METRICS_OF_EXTRACTOR: Mapping[str, frozenset[str]] = {
     "features": _BIASED,
@@ -115,7 +115,7 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
     figures = []
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
-        images = None if metric in _TIMED else row.images
+        images = None if metric in TIMED else row.images
         figures.append(MetricRow(metric, figure, measured, *verdict(measured, figure, images)))
     if record is None:
         return TableRow(row, None, (), tuple(figures))
