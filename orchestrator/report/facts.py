@@ -19,8 +19,8 @@ NOTES = (
     "All trials use the same captions and random numbers. The errors are taken as independent here, so a difference "
     "between two trials is usually more certain than its error suggests.",
     "The front consists of the trials that meet all constraints and that no other such trial dominates in both "
-    "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The dominated "
-    "region is tinted.",
+    "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The "
+    "dominated region is tinted.",
     "The share of draws is how often a trial is on the front when every value is redrawn from its error. It is given "
     "for the initial axes.",
     "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
