@@ -79,11 +79,11 @@ def checked(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
     Raises:
         CommandError: the file itself is wrong.
     """
-    from orchestrator.doctor.checkup import check_models, checkup_in_words
+    from orchestrator.doctor.checkup import check_models, describe_checkup
 
     with ends_with(WRONG_USAGE):
         found = check_models(models, batch)
-    return found, checkup_in_words(found)
+    return found, describe_checkup(found)
 
 
 def planned(
@@ -101,7 +101,7 @@ def planned(
         CommandError: the space or the models.yaml is wrong, or nothing determines the models' architecture.
     """
     from orchestrator.doctor.machine import torch_facts
-    from orchestrator.doctor.plan import GIB, gpu_of, models_for_plan, plan, plan_in_words
+    from orchestrator.doctor.plan import GIB, describe_plan, gpu_of, models_for_plan, plan
     from search_spaces.sweep import SweepConfig
 
     here = torch_facts()["devices"]
@@ -110,7 +110,7 @@ def planned(
         sweep = SweepConfig.read(space, {} if models is None else {"models.file": models})
         gpu = gpu_of(gigabytes, bandwidth, compute)
         found = plan(sweep, models_for_plan(sweep), gpus or len(here) or 1, gpu, accepted)
-    return found, plan_in_words(found)
+    return found, describe_plan(found)
 
 
 def in_words(findings: dict[str, Any]) -> list[str]:
@@ -162,9 +162,9 @@ def access_in_words(ray: dict[str, Any]) -> str:
 
 
 def describe(weight: dict[str, Any]) -> str:
-    if weight["state"] != "whole":
-        return f"{weight['file']:<28} {weight['state'].upper()}"
     from workers.runtime.memory import format_bytes
 
-    held = f"{format_bytes(weight['bytes']):>9}  {weight['numbers']:>10,} numbers"
+    if weight["state"] != "complete":
+        return f"{weight['file']:<28} {weight['state'].upper()}"
+    held = f"{format_bytes(weight['bytes']):>9}  {weight['parameters']:>10,} parameters"
     return f"{weight['file']:<28} {held}  sha256 {weight['hash']}…"

@@ -1,4 +1,4 @@
-"""`doctor --models`: are the checkpoints of a models.yaml there, whole, of their family, and do they fit here."""
+"""`doctor --models`: whether the checkpoints of a models.yaml exist, are complete, match their family, and fit here."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from workers.models.checkpoint_files import content_hash
 from workers.runtime.device import AUTO, pick_device
 from workers.runtime.memory import format_bytes
 
-HEAVY = "eagle2"  # a usual tree of 60 nodes; where there is no EAGLE drafter, plain decoding is measured
+_PRESET = "eagle2"  # a typical tree of 60 nodes; without an EAGLE drafter, memory is that of vanilla decoding
 
 
 def check_models(source: str, batch: int) -> dict[str, Any]:
-    """Findings on a models.yaml, or on the entry that `source` names, as plain data. `problems`: empty if all is well.
+    """Findings on a models.yaml, or on the entry that `source` names, as plain data.
 
     Raises:
-        ConfigError, OSError: the file itself is wrong.
+        ConfigError, OSError: the file is invalid or missing.
     """
-    whole_file = Path(source).expanduser().is_file()
-    entries = list(read_models_yaml(source).values()) if whole_file else [find_entry(source)]
+    is_file = Path(source).expanduser().is_file()
+    entries = list(read_models_yaml(source).values()) if is_file else [find_entry(source)]
     device = pick_device(AUTO)
-    room = memory_there(device)
-    found = [check_entry(entry, batch, device, room) for entry in entries]
+    free = free_memory(device)
+    found = [_check_entry(entry, batch, device, free) for entry in entries]
     return {
         "file": source,
         "device": device.type,
-        "memory_there": room,
+        "free_memory": free,
         "entries": found,
         "problems": [problem for entry in found for problem in entry["problems"]],
     }
 
 
-def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None) -> dict[str, Any]:
-    """Findings on one entry: its files with sizes and hashes, the architecture that they hold, memory at a batch."""
-    wanted = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
-    files = [check_file(key, Path(path)) for key, path in wanted.items()]
+def _check_entry(entry: Entry, batch: int, device: torch.device, free: int | None) -> dict[str, Any]:
+    """Findings on one entry: its files with sizes and hashes, its architecture, its memory at a batch size."""
+    paths = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
+    files = [_check_file(key, Path(path)) for key, path in paths.items()]
     problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
     found: dict[str, Any] = {
         "name": entry.name,
@@ -55,28 +55,31 @@ def check_entry(entry: Entry, batch: int, device: torch.device, room: int | None
         "files": files,
         "problems": problems,
     }
-    problems += metric_nets(entry)
+    problems += _metric_problems(entry)
     if any(file["problem"] for file in files if file["key"] in entry.files):
         return found
     try:
-        return found | architecture(entry, batch, device, room, problems)
+        return found | _architecture(entry, batch, device, free, problems)
     except ValueError as error:
         problems.append(str(error))
         return found
 
 
-def metric_nets(entry: Entry) -> list[str]:
-    """What is wrong with the keys under `metrics`, and with those of their files that are there."""
+def _metric_problems(entry: Entry) -> list[str]:
+    """Problems of the keys under `metrics` and of their files, if they exist."""
     try:
-        wrong = check_weights(entry.folder, entry.metrics)
+        problems = check_weights(entry.folder, entry.metrics)
     except ValueError as error:
         return [f"{entry.where}: {entry.name}: {error}"]
-    there = {key: problem for key, problem in wrong.items() if Path(entry.metrics[key]).exists()}
-    return [f"{entry.where}: {entry.name}.metrics.{key}: {problem}" for key, problem in there.items()]
+    return [
+        f"{entry.where}: {entry.name}.metrics.{key}: {problem}"
+        for key, problem in problems.items()
+        if Path(entry.metrics[key]).exists()  # a missing file is reported with the others
+    ]
 
 
-def check_file(key: str, path: Path) -> dict[str, Any]:
-    """One file or folder: bytes and hash, or what is wrong with it."""
+def _check_file(key: str, path: Path) -> dict[str, Any]:
+    """Size and hash of a file or folder, or its problem."""
     found: dict[str, Any] = {"key": key, "path": str(path), "bytes": None, "hash": None, "problem": None}
     if not path.exists():
         return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
@@ -89,26 +92,26 @@ def check_file(key: str, path: Path) -> dict[str, Any]:
         return found | {"problem": str(error)}
 
 
-def architecture(
-    entry: Entry, batch: int, device: torch.device, room: int | None, problems: list[str]
+def _architecture(
+    entry: Entry, batch: int, device: torch.device, free: int | None, problems: list[str]
 ) -> dict[str, Any]:
-    """What the files hold, held against the family's architecture, and what it takes.
+    """The architecture in the files, checked against the family's, and its memory. Appends to `problems`.
 
     Raises:
-        ValueError: shapes do not fit; a shard is truncated; a file is of another family.
+        ValueError: a shape differs, a shard is truncated, or a file is of another family.
     """
     dtype = entry.dtype_on(device)
     models = load_on_meta(entry, dtype)
     capabilities = Capabilities.of(models)
-    config = preset(HEAVY) if "eagle" in capabilities.drafters else DecodingConfig()
-    needed, other = footprint(models, config, batch, batch), batch + 7  # two batches say how memory grows
+    config = preset(_PRESET) if "eagle" in capabilities.drafters else DecodingConfig()
+    needed, other = footprint(models, config, batch, batch), batch + 7  # two batch sizes show how memory grows
     more = footprint(models, config, other, other)
     nets = sum(metric_bytes(entry).values())
-    largest = None if room is None else largest_batch((batch, needed.bytes), (other, more.bytes), room - nets)
+    largest = None if free is None else largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no space for "
-            f"an image, {format_bytes(room)} are free; use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no room for "
+            f"one image ({format_bytes(free)} are free); use a larger device, or dtype bfloat16"
         )
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
@@ -127,20 +130,20 @@ def architecture(
     }
 
 
-def memory_there(device: torch.device) -> int | None:
-    """Bytes that are free on a device now; None: not known."""
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     total, free = memory()
     return total if free is None else free if total is None else min(total, free)
 
 
-def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
-    """The findings as lines for a person: one for each file and each fact."""
-    lines = [f"{found['file']} on {found['device']}, {format_bytes(found['memory_there'])} free"]
+def describe_checkup(found: Mapping[str, Any]) -> list[str]:
+    """The findings as lines of text: one per file and fact."""
+    lines = [f"{found['file']} on {found['device']}, {format_bytes(found['free_memory'])} free"]
     for entry in found["entries"]:
         lines += ["", f"{entry['name']} ({entry['family']}, {entry['where']})"]
-        lines += [f"  {file['key']:<20} {file_in_words(file)}" for file in entry["files"]]
+        lines += [f"  {file['key']:<20} {_describe_file(file)}" for file in entry["files"]]
         if "target" not in entry:
             continue
         parts = entry["memory"]
@@ -157,10 +160,10 @@ def checkup_in_words(found: Mapping[str, Any]) -> list[str]:
             f"largest batch here: {'unknown' if parts['largest_batch'] is None else parts['largest_batch']}",
         ]
     problems = [f"PROBLEM: {problem}" for problem in found["problems"]]
-    return [*lines, "", *(problems or ["Nothing is wrong."])]
+    return [*lines, "", *(problems or ["No problems."])]
 
 
-def file_in_words(file: Mapping[str, Any]) -> str:
+def _describe_file(file: Mapping[str, Any]) -> str:
     if file["problem"]:
-        return "WRONG"
+        return "PROBLEM"
     return f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}"

@@ -1,4 +1,4 @@
-"""What this machine has: for `doctor`, and for the head of every result file."""
+"""The hardware, libraries and built-in weights of this machine, for `doctor` and the headers of result files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Bytes of memory, and how many are free now; a container's limit counts. None: not known on this system."""
+    """Total and free bytes of memory, within a container's limit; None if this system does not tell."""
     total = free = None
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -41,7 +41,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """The torch build and the GPUs that it can use."""
+    """The torch build and its GPUs."""
     import torch
 
     cuda = torch.version.cuda
@@ -56,13 +56,13 @@ def torch_facts() -> dict[str, Any]:
 
 
 def local_workers(torch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sweep on this machine alone runs on: a worker on every GPU, else on every core."""
+    """The workers of a local sweep: one per GPU, else one per core."""
     gpus = [device["name"] for device in torch["devices"]]
     return {"count": len(gpus) or cores(), "gpus": gpus}
 
 
 def ray_access() -> dict[str, Any]:
-    """How this user gets into Ray clusters: mode: RAY_AUTH_MODE. token: where a token is found, None if nowhere."""
+    """The user's access to Ray clusters. mode: RAY_AUTH_MODE. token: where a token is set, None if nowhere."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     usual = Path.home() / ".ray" / "auth_token"
     file = Path(named).expanduser() if named else usual
@@ -71,7 +71,7 @@ def ray_access() -> dict[str, Any]:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `doctor` tells, as plain data. `problems`: sentences, empty if nothing is missing or broken."""
+    """The findings of `doctor` as plain data. `problems`: one message each, empty if nothing is missing or damaged."""
     from workers.metrics import clip_score, features
     from workers.models.families.scenes import BUILTIN, BUILTIN_PARTS
 
@@ -83,7 +83,7 @@ def examine() -> dict[str, Any]:
     problems = [f"{path}: {found['problem']}" for path, found in zip(paths, weights, strict=True) if found["problem"]]
     problems += [f"{name} is not installed; pip install {name}" for name, found in libraries.items() if found is None]
     problems += [
-        f"{name} is not installed, which sweeps need; pip install {name}"
+        f"{name} is not installed and sweeps need it; pip install {name}"
         for name, found in for_sweeps.items()
         if found is None
     ]
@@ -102,31 +102,31 @@ def examine() -> dict[str, Any]:
         "sweeps": {"libraries": for_sweeps, "workers": local_workers(torch), "ray": ray_access()},
         "weights_folder": str(BUILTIN),
         "weights": weights,
-        "problems": problems or models_that_fail(),
+        "problems": problems or _load_problems(),
     }
 
 
 def examine_weights(path: Path) -> dict[str, Any]:
-    """One weight file: "whole" with its size, hash and count of numbers, else "missing" or "broken" with the reason."""
+    """The state of a weight file: "complete" with size, hash and number of parameters, else "missing" or "damaged"."""
     from safetensors import safe_open
 
     from workers.models.checkpoint_files import WeightsError, content_hash, safetensors_names
 
     found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
     if not path.is_file():
-        return found | {"problem": "missing; check it out again, or train it (specfrontier train)"}
+        return found | {"problem": "missing; restore it with git, or train it (specfrontier train)"}
     found |= {"bytes": path.stat().st_size, "hash": content_hash(path)}
     try:
         names = safetensors_names(path)
     except WeightsError as error:
-        return found | {"state": "broken", "problem": str(error).removeprefix(f"{path}: ")}
+        return found | {"state": "damaged", "problem": str(error).removeprefix(f"{path}: ")}
     with safe_open(path, framework="pt") as file:
-        numbers = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    return found | {"state": "whole", "numbers": numbers}
+        parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    return found | {"state": "complete", "parameters": parameters}
 
 
-def models_that_fail() -> list[str]:
-    """What goes wrong when the built-in models are loaded; empty if nothing does."""
+def _load_problems() -> list[str]:
+    """Loads the built-in models; the problems."""
     from workers.loading.models_yaml import load_folder
     from workers.metrics import clip_score, features
     from workers.models.families.scenes import BUILTIN

@@ -1,8 +1,8 @@
-"""`doctor --plan`: what a sweep will need, before anything is bought or run: memory, images, hours on given GPUs.
+"""`doctor --plan`: the memory, images and hours that a sweep needs on given GPUs, without running it.
 
-Memory is that of the engine's own code on tensors without numbers (`workers.loading.dry_run`). Time follows from the
-work that the same dry run counts and a plain model of a GPU: a step takes as long as the slowest of moving its
-bytes, doing its arithmetic, and starting its kernels one by one. Each assumption is part of what is printed.
+Memory is that of the engine's own code on meta tensors (`workers.loading.dry_run`). Time follows from the work that the
+same dry run counts and a simple model of a GPU: a step takes as long as the slowest of moving its bytes, computing, and
+launching its kernels one by one. The plan lists every assumption.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from workers.metrics.extractors import weight_keys
 from workers.metrics.registry import uses_timings
 
 GIB = 2**30
-BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of what a GPU's data sheet promises
-KERNEL_SECONDS = 10e-6  # to start one kernel from Python
-RESERVE = 1 * GIB  # the device's context, and what the allocator cannot use
+_BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet
+_KERNEL_LAUNCH_S = 10e-6  # from Python
+_RESERVED_BYTES = 1 * GIB  # CUDA context and fragmentation
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """memory: bytes. bandwidth: bytes a second. compute: 16-bit operations a second."""
+    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s."""
 
     name: str
     memory: int
@@ -43,12 +43,12 @@ class Gpu:
     compute: float
 
     def seconds(self, work: Work) -> float:
-        """For one step."""
-        moving = work.moved / (self.bandwidth * BANDWIDTH_SHARE)
-        return max(moving, work.flops / (self.compute * COMPUTE_SHARE), work.kernels * KERNEL_SECONDS)
+        """Of one step."""
+        moving = work.moved / (self.bandwidth * _BANDWIDTH_SHARE)
+        return max(moving, work.flops / (self.compute * _COMPUTE_SHARE), work.kernels * _KERNEL_LAUNCH_S)
 
 
-#: By the makers' data sheets (dense bfloat16).
+#: From data sheets (dense bfloat16).
 GPUS = (
     Gpu("RTX 3090", 24 * GIB, 936e9, 71e12),
     Gpu("A100 40 GB", 40 * GIB, 1555e9, 312e12),
@@ -59,7 +59,7 @@ GPUS = (
 
 
 def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None = None) -> Gpu:
-    """A GPU of so many GiB: as fast as the nearest known one, unless GB/s and TFLOP/s are given."""
+    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s are given."""
     like = min(GPUS, key=lambda known: abs(known.memory - memory * GIB))
     return Gpu(
         f"as {like.name}",
@@ -70,9 +70,9 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
 
 
 def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
-    """What a sweep of these models will need on `gpus` GPUs, as plain data.
+    """What a sweep of these models needs on `gpus` GPUs, as plain data.
 
-    accepted: tokens that a pass of the target emits on average in trials other than vanilla.
+    accepted: mean accepted length of all trials except vanilla.
 
     Raises:
         ValueError: the models cannot serve the sweep's settings.
@@ -80,34 +80,34 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
     target = shapes.models.target
     sweep = resolve_sweep(sweep, target.sampling)
     nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.asked))
-    label, config, shapes, notes = heaviest(sweep, shapes)
-    batches = batches_of(sweep)
+    label, config, shapes, notes = _heaviest(sweep, shapes)
+    batches = _batches(sweep)
     models, pictures = shapes.models, batches["pictures"]
     small = footprint(models, config, batches["timing"], 1)
     big = footprint(models, config, batches["quality"], pictures)
     vanilla = DecodingConfig(sampling=sweep.sampling)
     plain = {kind: footprint(models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
-    images, tokens = images_of(sweep), target.grid.tokens
+    images, tokens = _image_counts(sweep), target.grid.tokens
 
     def hours(length: float) -> dict[str, float]:
-        """The sweep's, at this many tokens a pass."""
-        clocked = seconds(gpu, small, tokens / length, batches["timing"])
-        drawn = seconds(gpu, big, tokens / length, batches["quality"])
-        slow = {kind: seconds(gpu, plain[kind], tokens, batches[kind]) for kind in plain}
+        """The sweep's hours at this mean accepted length."""
+        timed_image = _seconds(gpu, small, tokens / length, batches["timing"])
+        quality_image = _seconds(gpu, big, tokens / length, batches["quality"])
+        slow = {kind: _seconds(gpu, plain[kind], tokens, batches[kind]) for kind in plain}
         others, made = images["trials"] - 1, gpu.seconds(big.picture) / pictures
         shots = sweep.timing.images * sweep.timing.repetitions * uses_timings(sweep.asked)
-        total = images["quality"] * made + images["per trial"] * (slow["quality"] + others * drawn)
-        total += shots * (slow["timing"] + others * (slow["timing"] + clocked))
+        total = images["quality"] * made + images["per trial"] * (slow["quality"] + others * quality_image)
+        total += shots * (slow["timing"] + others * (slow["timing"] + timed_image))
         return {
             "accepted length": length,
-            "seconds per timed image": clocked,
-            "seconds per image": drawn + made,
+            "seconds per timed image": timed_image,
+            "seconds per image": quality_image + made,
             "hours": total / 3600 / gpus,
         }
 
-    room = gpu.memory - RESERVE - nets
+    available = gpu.memory - _RESERVED_BYTES - nets
     other = small if batches["timing"] != batches["quality"] else footprint(models, config, 2 * batches["quality"], 1)
-    at = batches["timing"] if other is small else 2 * batches["quality"]  # two batches say how memory grows
+    at = batches["timing"] if other is small else 2 * batches["quality"]  # two batch sizes show how memory grows
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -115,15 +115,17 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
-        "memory": {"timing": memory_of(small), "quality": memory_of(big), "metric nets": nets},
-        "fits": big.bytes <= room and (small.bytes <= room or not uses_timings(sweep.asked)),
-        "largest batch": largest_batch((at, drawing(other)), (batches["quality"], drawing(big)), room),
+        "memory": {"timing": _memory(small), "quality": _memory(big), "metric nets": nets},
+        "fits": big.bytes <= available and (small.bytes <= available or not uses_timings(sweep.asked)),
+        "largest batch": largest_batch(
+            (at, _decoding_bytes(other)), (batches["quality"], _decoding_bytes(big)), available
+        ),
         "images": images,
         "target passes per image": {"vanilla": tokens, "assumed": tokens / accepted},
         "time": [hours(1.0), *([hours(accepted)] if accepted != 1 else [])],
         "gpus": gpus,
         "gpu": asdict(gpu),
-        "assumed": [*shapes.assumptions, *notes, *assumptions(gpu, label)],
+        "assumed": [*shapes.assumptions, *notes, *_assumptions(gpu, label)],
     }
 
 
@@ -140,13 +142,13 @@ def models_for_plan(sweep: SweepConfig) -> ShapeOnlyModels:
     return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
-def seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
-    """For one of the images that are drawn together."""
+def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
+    """Per image of a batch."""
     return (gpu.seconds(found.prefill) + passes * gpu.seconds(found.round)) / batch
 
 
-def batches_of(sweep: SweepConfig) -> dict[str, int]:
-    """Images that are drawn at once, of both kinds of shards, and turned into pixels at once."""
+def _batches(sweep: SweepConfig) -> dict[str, int]:
+    """Batch sizes of both kinds of shards, and of decoding tokens to pixels."""
     shard = sweep.quality.shard * sweep.quality.samples
     return {
         "timing": min(sweep.timing.batch, sweep.timing.images),
@@ -155,62 +157,61 @@ def batches_of(sweep: SweepConfig) -> dict[str, int]:
     }
 
 
-def images_of(sweep: SweepConfig) -> dict[str, int]:
-    """How many images a sweep draws, vanilla's turns at the timing included."""
+def _image_counts(sweep: SweepConfig) -> dict[str, int]:
+    """The number of images, including vanilla's in the timing shards."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
     shots = timing.images * timing.repetitions * uses_timings(sweep.asked)
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 
-def drawing(found: Footprint) -> int:
-    """Bytes while tokens are drawn."""
+def _decoding_bytes(found: Footprint) -> int:
+    """Peak memory of decoding tokens."""
     return found.parameters + found.cache + found.activations
 
 
-def memory_of(found: Footprint) -> dict[str, int]:
-    """Bytes by what they are for, and the most at once."""
+def _memory(found: Footprint) -> dict[str, int]:
+    """Bytes by purpose, and the peak."""
     kinds = ("parameters", "cache", "activations", "pictures", "bytes")
     return {("total" if kind == "bytes" else kind): getattr(found, kind) for kind in kinds}
 
 
-def heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, DecodingConfig, ShapeOnlyModels, list[str]]:
-    """Of all settings that a sweep may try, the one with the most drafted nodes; its label; what was left out and why.
+def _heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, DecodingConfig, ShapeOnlyModels, list[str]]:
+    """The config with the most drafted nodes that a sweep may try: label, config, models, notes on omitted configs.
 
     Raises:
-        ConfigError: the models can serve none of them.
+        ConfigError: the models can serve none.
     """
     notes: dict[str, None] = {}
     best: tuple[str, DecodingConfig, ShapeOnlyModels] | None = None
-    for label, config in sorted(settings_of(sweep), key=weight, reverse=True):
+    for label, config in sorted(_configs(sweep), key=_weight, reverse=True):
         found = add_drafter(shapes, config)
         if found is None:
-            notes[f"settings of the {config.drafter.kind} drafter are left out: give its file"] = None
+            notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = None
             continue
         best = (label, config, found)
         break
     if best is None:
-        raise ConfigError(("space",), "no setting can be planned: give the drafters' files")
+        raise ConfigError(("space",), "no config can be planned: give the drafters' files")
     return *best, list(notes)
 
 
-def weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
-    """How heavy a setting is: nodes, levels, columns of the neighbour table."""
+def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
+    """Sort key: nodes, levels, columns of the neighbour table."""
     policy, table = setting[1].policy, neighbour_key(setting[1].acceptance)
     return policy.max_nodes, policy.max_depth, table[1] if table else 0
 
 
-def settings_of(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
-    """The enqueued settings, and each branch of the space with all knobs at their highest that go together."""
+def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
+    """The enqueued configs, and the largest valid config of each branch of the space."""
     assert sweep.sampling is not None
     yield from ((entry.label, entry.config) for entry in sweep.enqueue)
     for branch in islice(sweep.space.branches(), MOST_BRANCHES):
         ends = [leaf.domain.corners() for leaf in branch.leaves]
         highest = [end[-1] for end in ends]
-        for place in range(
-            -1, len(ends)
-        ):  # all at their highest; or, where these do not go together, one at its lowest
-            values = [end[0] if at == place else high for at, (end, high) in enumerate(zip(ends, highest, strict=True))]
+        for lowest in range(-1, len(ends)):  # all fields at their highest; if that is invalid, one at its lowest
+            pairs = enumerate(zip(ends, highest, strict=True))
+            values = [end[0] if index == lowest else high for index, (end, high) in pairs]
             try:
                 yield "the largest of the space", resolve_config(branch.setting(values), sweep.sampling)
             except ConfigError:
@@ -218,20 +219,20 @@ def settings_of(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
             break
 
 
-def assumptions(gpu: Gpu, label: str) -> list[str]:
-    """What the hours rest on, in words."""
+def _assumptions(gpu: Gpu, label: str) -> list[str]:
+    """The assumptions behind the hours."""
     return [
         f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} TFLOP/s ({gpu.name}); "
-        f"{BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are reached; starting a kernel takes "
-        f"{KERNEL_SECONDS * 1e6:.0f} µs; a step takes as long as the slowest of the three",
-        f"every trial but vanilla costs as much as {label}, at full caches",
-        f"{RESERVE / GIB:.0f} GiB of each GPU go to its context and to fragments; loading does not count, nor do "
-        "metric nets whose files are not there",
+        f"{_BANDWIDTH_SHARE:.0%} and {_COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
+        f"{_KERNEL_LAUNCH_S * 1e6:.0f} µs; a step takes as long as the slowest of the three",
+        f"every trial except vanilla costs as much as {label}, with full caches",
+        f"{_RESERVED_BYTES / GIB:.0f} GiB of each GPU are reserved for its context and fragmentation; loading time and "
+        "metric nets without files are not included",
     ]
 
 
-def plan_in_words(found: Mapping[str, Any]) -> list[str]:
-    """The plan as lines for a person."""
+def describe_plan(found: Mapping[str, Any]) -> list[str]:
+    """The plan as lines of text."""
     memory, images = found["memory"], found["images"]
     lines = [
         f"{found['sweep']} on {found['gpus']} x {found['gpu']['memory'] / GIB:.0f} GiB ({found['gpu']['name']})",
@@ -244,16 +245,16 @@ def plan_in_words(found: Mapping[str, Any]) -> list[str]:
         )
         lines.append(f"  memory      {kind}, batch {found['batches'][kind]}: {parts['total'] / GIB:.2f} GiB ({shown})")
     if memory["metric nets"]:
-        lines.append(f"  memory      metric nets, by their files: {memory['metric nets'] / GIB:.2f} GiB beside that")
+        lines.append(f"  memory      metric nets: another {memory['metric nets'] / GIB:.2f} GiB")
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
-        f"  {fit:<11} the largest batch that does is {found['largest batch']}",
+        f"  {fit:<11} largest batch that fits: {found['largest batch']}",
         f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
-        f"{images['timing']:,} that are timed",
+        f"{images['timing']:,} in timing shards",
     ]
     for time in found["time"]:
         lines.append(
-            f"  hours       {time['hours']:.1f} if a pass emits {time['accepted length']:g} tokens on average "
-            f"({time['seconds per image']:.3g} s an image)"
+            f"  hours       {time['hours']:.1f} at mean accepted length {time['accepted length']:g} "
+            f"({time['seconds per image']:.3g} s/image)"
         )
-    return [*lines, *(f"  assumed     {words}" for words in found["assumed"])]
+    return [*lines, *(f"  assumed     {text}" for text in found["assumed"])]

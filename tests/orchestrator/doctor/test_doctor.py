@@ -19,9 +19,9 @@ import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.cli.doctor import access_in_words, sweeps_in_words
 from orchestrator.doctor import checkup, machine
-from orchestrator.doctor.checkup import memory_there
-from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
-from orchestrator.doctor.plan import Gpu, gpu_of, plan_in_words
+from orchestrator.doctor.checkup import free_memory
+from orchestrator.doctor.machine import cores, examine, examine_weights, format_bytes, local_workers, memory, ray_access
+from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Work
 from workers.models.checkpoint_files import content_hash
@@ -40,8 +40,8 @@ def test_a_whole_file_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "whole.safetensors"
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5), "c": torch.tensor(1.0)}, path)
     found = examine_weights(path)
-    assert found["state"] == "whole"
-    assert found["numbers"] == 18
+    assert found["state"] == "complete"
+    assert found["parameters"] == 18
     assert found["bytes"] == path.stat().st_size
     assert len(found["hash"]) == 16
 
@@ -52,7 +52,7 @@ def test_broken_and_missing_files_are_told_apart(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(100)}, path)
     path.write_bytes(path.read_bytes()[:-10])
     found = examine_weights(path)
-    assert found["state"] == "broken"
+    assert found["state"] == "damaged"
     assert "truncated" in found["problem"]
     assert str(path) not in found["problem"]
 
@@ -61,7 +61,7 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert doctor(monkeypatch, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == []
-    assert {weight["state"] for weight in found["weights"]} == {"whole"}
+    assert {weight["state"] for weight in found["weights"]} == {"complete"}
     assert {weight["file"] for weight in found["weights"]} >= {f"{part}.safetensors" for part in scenes.BUILTIN_PARTS}
     assert found["torch"]["version"] == torch.__version__
     assert all(found["libraries"].values())
@@ -188,7 +188,7 @@ def test_whole_checkpoints_are_checked(
     needed = classes["memory"]
     assert needed["batch"] == 4
     assert needed["parameters"] >= 4 * numbers
-    room = memory_there(torch.device(found["device"]))
+    room = free_memory(torch.device(found["device"]))
     assert room is not None
     assert needed["total"] < room
     assert needed["largest_batch"] > 4
@@ -204,7 +204,7 @@ def test_each_file_and_fact_has_a_line(
     ]  # fmt: skip
     assert not any("captions" in line for line in lines), "the other entry is not looked at"
     assert "48 px, 3 x 3 tokens of 1024 codes" in "\n".join(lines)
-    assert lines[-1] == "Nothing is wrong."
+    assert lines[-1] == "No problems."
 
 
 #: How models.yaml or its files are spoilt, and what the problem says.
@@ -237,7 +237,7 @@ def test_problems_of_checkpoints_end_with_one(
 def test_memory_that_is_not_there(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkup, "memory_there", lambda device: 1 << 20)
+    monkeypatch.setattr(checkup, "free_memory", lambda device: 1 << 20)
     assert doctor(monkeypatch, "--models", f"{made}#classes") == 1
     out = capsys.readouterr().out
     assert "PROBLEM: " in out
@@ -280,7 +280,7 @@ def test_metric_nets_take_memory_beside_the_models(
     assert parts["total"] == drawing + (8 << 20)
     _, plan = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert plan["memory"]["metric nets"] == 8 << 20
-    assert any("metric nets, by their files: 0.01 GiB" in line for line in plan_in_words(plan))
+    assert any("metric nets, by their files: 0.01 GiB" in line for line in describe_plan(plan))
     text = SPACE + "\nmetrics: [speedup]\n"
     _, fewer = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes", text=text)
     assert fewer["memory"]["metric nets"] == 3 << 20, "no metric that is asked for needs CLIP"
@@ -336,7 +336,7 @@ def test_a_plan_needs_no_files(
     assert (slow["accepted length"], fast["accepted length"]) == (1, 3)
     assert slow["hours"] > fast["hours"] > slow["hours"] / 4
     assert any("by its architecture" in words for words in found["assumed"])
-    lines = plan_in_words(found)
+    lines = describe_plan(found)
     assert sum(line.startswith("  hours") for line in lines) == 2
     assert sum(line.startswith("  memory") for line in lines) == 2
 
@@ -355,7 +355,7 @@ def test_more_gpus_and_images_count(
     assert code == 1, "all of it is left to the device"
     assert not four["fits"]
     assert four["largest batch"] == 0
-    assert any(line.startswith("  DOES NOT FIT") for line in plan_in_words(four))
+    assert any(line.startswith("  DOES NOT FIT") for line in describe_plan(four))
     gpus = [Gpu(**found["gpu"]) for found in (one, four)]
     assert (gpus[0].memory, gpus[1].memory) == (80 << 30, 1 << 30)
     assert four["time"][0]["hours"] == pytest.approx(one["time"][0]["hours"] / 2, rel=0.01)

@@ -257,10 +257,10 @@ def picture_of(uri: str) -> Image.Image:
 
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
-    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "images" / f"{record.digest}.png")
-    album = Thumbnails(Storage(tmp_path))
-    album.add(record, "grid")
-    found = album.images[record.digest]["grid"]
+    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
+    thumbnails = Thumbnails(Storage(tmp_path))
+    thumbnails.add(record, "grid")
+    found = thumbnails.images[record.digest]["grid"]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -284,7 +284,7 @@ def _front_records(folder: Path) -> list[TrialRecord]:
 
 def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
-    (tmp_path / "images" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
+    (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
     (tmp_path / "heatmaps" / f"{first.digest}.png").unlink()
     pictures = data_of(report_page(Storage(tmp_path)))["images"]
     assert set(pictures) == {second.digest}
