@@ -20,7 +20,7 @@ from orchestrator.cli.app import main
 from orchestrator.cli.doctor import access_in_words, sweeps_in_words
 from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import free_memory
-from orchestrator.doctor.machine import cores, examine, examine_weights, format_bytes, local_workers, memory, ray_access
+from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
 from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Work
