@@ -13,7 +13,7 @@ from workers.decoding.adjacency import AdjacencyTree
 from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Batch, Request
 
-REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "kk", "lmnop", "qr"])]
+REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i"])]
 
 
 def adjacency(acceptance: object = "exact", **tree: object) -> DecodingConfig:
@@ -43,7 +43,7 @@ def test_a_narrow_row_does_not_depend_on_wider_rows(initialisation: str, accepta
     def draw(batch: int) -> dict[int, Result]:
         return {r.request.caption_id: r for r in engine(config, batch).run(REQUESTS)}
 
-    alone, together = draw(1), draw(6)
+    alone, together = draw(1), draw(3)
     assert max(int(r.statistics.depth.max()) for r in alone.values()) >= 3
     for key, result in alone.items():
         assert torch.equal(result.tokens, together[key].tokens)
