@@ -1,4 +1,4 @@
-"""`specfrontier doctor`: what this machine has, which weights are there and whole, and what a sweep will need."""
+"""`specfrontier doctor`: check this machine, the checkpoints of a models.yaml, or the needs of a sweep."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ ModelsFile = Annotated[
     ),
 ]
 Plan = Annotated[
-    str | None, typer.Option(metavar="SPACE", help="Say what a sweep will need: memory, images, hours. Runs nothing.")
+    str | None,
+    typer.Option(metavar="SPACE", help="Estimate the memory, images and hours of a sweep, without running it."),
 ]
-BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Of --models: images drawn at once.")]
-Gpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="Of --plan. Default: this machine's, else 1.")]
+BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="For --models: images drawn at once.")]
+Gpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="For --plan. Default: this machine's, else 1.")]
 GpuMemory = Annotated[
     float | None, typer.Option(metavar="GIB", min=1.0, help="Of each GPU. Default: this machine's, else 80.")
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option("--gpu-bandwidth", metavar="GB/S", help="Default: of a usual GPU of that memory.")
+    float | None, typer.Option("--gpu-bandwidth", metavar="GB/S", help="Default: typical for a GPU with that memory.")
 ]
 Compute = Annotated[
-    float | None, typer.Option("--gpu-compute", metavar="TFLOP/S", help="In 16 bits. Default: of a usual GPU.")
+    float | None,
+    typer.Option("--gpu-compute", metavar="TFLOP/S", help="In 16 bits. Default: typical for a GPU with that memory."),
 ]
 Accepted = Annotated[
-    float, typer.Option("--accepted-length", metavar="X", min=1.0, help="Tokens that a pass emits, assumed by --plan.")
+    float, typer.Option("--accepted-length", metavar="X", min=1.0, help="Mean accepted length that --plan assumes.")
 ]
 
 
@@ -51,30 +53,29 @@ def doctor(
     accepted_length: Accepted = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what this machine has, which built-in weights are there and whole, and what is missing; or check the
-    checkpoints of a models.yaml; or say what a sweep will need.
+    """Check this machine and the built-in weights; with --models, checkpoints; with --plan, the needs of a sweep.
 
     Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not fit.
     """
     if plan is not None:
         memory, bandwidth, compute = gpu_memory, gpu_bandwidth, gpu_compute
-        findings, lines = planned(plan, models, gpus, memory, bandwidth, compute, accepted_length)
-        well = findings["fits"]
+        findings, lines = _plan(plan, models, gpus, memory, bandwidth, compute, accepted_length)
+        is_ok = findings["fits"]
     elif models is not None:
-        findings, lines = checked(models, batch)
-        well = not findings["problems"]
+        findings, lines = _check_models(models, batch)
+        is_ok = not findings["problems"]
     else:
         from orchestrator.doctor.machine import examine
 
         findings = examine()
-        lines, well = in_words(findings), not findings["problems"]
+        lines, is_ok = _describe(findings), not findings["problems"]
     typer.echo(json.dumps(findings, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-    if not well:
+    if not is_ok:
         raise typer.Exit(FAILED)
 
 
-def checked(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
-    """Findings on a models.yaml, as data and in words.
+def _check_models(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
+    """Findings on a models.yaml, as data and as lines of text.
 
     Raises:
         CommandError: the file itself is wrong.
@@ -86,7 +87,7 @@ def checked(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
     return found, describe_checkup(found)
 
 
-def planned(
+def _plan(
     space: str,
     models: str | None,
     gpus: int | None,
@@ -95,7 +96,7 @@ def planned(
     compute: float | None,
     accepted: float,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a sweep will need, as data and in words.
+    """The needs of a sweep, as data and as lines of text.
 
     Raises:
         CommandError: the space or the models.yaml is wrong, or nothing determines the models' architecture.
@@ -113,55 +114,55 @@ def planned(
     return found, describe_plan(found)
 
 
-def in_words(findings: dict[str, Any]) -> list[str]:
-    """The findings as lines for a person."""
+def _describe(findings: dict[str, Any]) -> list[str]:
+    """The findings as lines of text."""
     from workers.runtime.memory import format_bytes
 
     machine, torch = findings["machine"], findings["torch"]
     free = f", {format_bytes(machine['free_bytes'])} free" if machine["free_bytes"] else ""
     facts = [
         ("machine", f"{machine['system']}, Python {findings['python']}"),
-        ("cores", f"{machine['cores']}, of which torch uses {torch['threads']}"),
+        ("cores", f"{machine['cores']}, torch uses {torch['threads']}"),
         ("memory", format_bytes(machine["memory_bytes"]) + free),
         ("torch", f"{torch['version']} ({torch['build']})"),
         *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
-        *(() if torch["devices"] else [("GPU", "none that torch can use: everything runs on the CPU")]),
+        *(() if torch["devices"] else [("GPU", "none usable by torch; everything runs on the CPU")]),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
         *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
-        ("sweeps", sweeps_in_words(findings["sweeps"]["workers"])),
-        ("ray clusters", access_in_words(findings["sweeps"]["ray"])),
+        ("sweeps", describe_workers(findings["sweeps"]["workers"])),
+        ("ray clusters", describe_ray_access(findings["sweeps"]["ray"])),
         ("weights", findings["weights_folder"]),
     ]
     problems = [f"PROBLEM: {problem}" for problem in findings["problems"]]
     return [
         f"specfrontier {findings['specfrontier']}",
         *(f"{name:<13} {fact}" for name, fact in facts),
-        *(f"  {describe(weight)}" for weight in findings["weights"]),
+        *(f"  {_describe_weight(weight)}" for weight in findings["weights"]),
         "",
         *(problems or ["Nothing is missing."]),
     ]
 
 
-def sweeps_in_words(workers: dict[str, Any]) -> str:
-    """On what a sweep would run here."""
+def describe_workers(workers: dict[str, Any]) -> str:
+    """The workers of a sweep on this machine."""
     if workers["gpus"]:
         names = ", ".join(dict.fromkeys(workers["gpus"]))
-        return f"{workers['count']} workers here, each on a GPU of its own ({names})"
-    return f"{workers['count']} workers here, each on a core (no GPU); --address takes them from a cluster"
+        return f"{workers['count']} workers here, one per GPU ({names})"
+    return f"{workers['count']} workers here, one per core (no GPU); --address uses a cluster"
 
 
-def access_in_words(ray: dict[str, Any]) -> str:
-    """Whether Ray's commands need to be told that clusters ask for a token."""
+def describe_ray_access(ray: dict[str, Any]) -> str:
+    """How this machine authenticates with Ray clusters."""
     mode, token = ray["mode"], ray["token"]
     if mode == "token":
         return f"joined with the token in {token}" if token else "RAY_AUTH_MODE=token is set, but no token is found"
     if token is None:
         return "joined without a token (no ~/.ray/auth_token)"
-    by_itself = "launch --address uses it by itself" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
-    return f"a token is in {token}: {by_itself}; `ray` commands need RAY_AUTH_MODE=token for clusters that ask for it"
+    use = "launch --address uses it" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
+    return f"a token is in {token}: {use}; `ray` commands need RAY_AUTH_MODE=token for clusters that require it"
 
 
-def describe(weight: dict[str, Any]) -> str:
+def _describe_weight(weight: dict[str, Any]) -> str:
     from workers.runtime.memory import format_bytes
 
     if weight["state"] != "complete":

@@ -1,4 +1,4 @@
-"""`specfrontier reference`: features of real images, once, for the FID of every later sweep."""
+"""`specfrontier reference`: compute the features of real images once, for the FID of all later sweeps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Examples:
 
 
 def reference(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Images, also those in its subfolders; or: scenes.")],
-    out: Annotated[str, typer.Option(metavar="FILE", help="Path or URI of the result.")] = "reference.parquet",
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="Output path or URI.")] = "reference.parquet",
     count: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="At most so many images. Default: all of them.")
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of images. Default: all of them.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Which images, if there are more; which scenes.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Selects the images or scenes.")] = 0,
     models: Annotated[
         str,
         typer.Option(metavar="MODELS", help="builtin, or a folder that has its own features.safetensors."),
@@ -34,21 +34,21 @@ def reference(
         str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
     ] = None,
     inception_tf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same net, resized as TensorFlow 1 did it.")
+        str | None, typer.Option(metavar="FILE", help="The same network, resized as TensorFlow 1 did it.")
     ] = None,
     vgg: Annotated[
-        str | None, typer.Option(metavar="FILE", help="torchvision's VGG-16 as well, for precision and recall.")
+        str | None, typer.Option(metavar="FILE", help="Add torchvision's VGG-16, for precision and recall.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result's facts as JSON.")] = False,
 ) -> None:
-    """Compute the features of real images, which a sweep's images are held against.
+    """Compute the features of real images, which a sweep compares its images with.
 
     Each image is cut to its centre square and resized to the feature net's size (256 pixels for Inception and VGG) by
-    an antialiased Lanczos filter (Pillow), as for training; images of that size are left alone. The rule, the net and
-    a hash of the images are kept with the result, and a sweep that reads its images with another net refuses it.
+    an antialiased Lanczos filter (Pillow), as for training; images of that size stay unchanged. The result stores the
+    resize rule, the network and a hash of the images. A sweep with another network refuses it.
     """
     from orchestrator.run.models import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference
@@ -59,7 +59,7 @@ def reference(
 
     place = pick_device(device)
     if not is_reference_file(out):
-        raise CommandError(f"--out {out}: name a file that ends in .parquet, by which sweeps know it", WRONG_USAGE)
+        raise CommandError(f"--out {out}: give a file name that ends in .parquet", WRONG_USAGE)
     try:
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
@@ -67,13 +67,13 @@ def reference(
         found, manifold = load_extractors(given, place)
         net = found or load_scene_features(find_entry(models).folder).to(place)
         also = [] if manifold is None else [manifold]
-        made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=progress)
+        made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=_progress)
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error
     except (ValueError, OSError) as error:
         raise CommandError(explain(error), WRONG_USAGE) from error
     except KeyboardInterrupt:
-        raise CommandError("interrupted; nothing was written, so run it again", INTERRUPTED) from None
+        raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
         write_reference(storage, name, made)
     where, width = f"{storage.shown}/{name}", made.features.shape[1]
@@ -83,7 +83,7 @@ def reference(
     typer.echo(f"{where}: {made.count} images of {made.source}, {width} features of {made.identity}")
 
 
-def progress(done: int, total: int) -> None:
-    """One line on a terminal that counts up; nothing elsewhere."""
+def _progress(done: int, total: int) -> None:
+    """A counter on a terminal; nothing elsewhere."""
     if sys.stderr.isatty():
         typer.echo(f"\r{done} of {total} images", err=True, nl=done == total)

@@ -107,7 +107,7 @@ def test_progress_on_a_terminal(
     ("arguments", "code", "message"),
     [
         (("nowhere",), 2, "nowhere: no such folder of images"),
-        (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: name a file that ends in \.parquet"),
+        (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: give a file name that ends in \.parquet"),
         (("PHOTOS", "--count", "64"), 2, "give more than 64 images"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
-from orchestrator.cli.doctor import access_in_words, sweeps_in_words
+from orchestrator.cli.doctor import describe_ray_access, describe_workers
 from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import free_memory
 from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
@@ -84,7 +84,7 @@ def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ("variables", "file", "words"),
     [
         ({}, False, "joined without a token"),
-        ({}, True, "HOME/.ray/auth_token: launch --address uses it by itself; `ray` commands need RAY_AUTH_MODE=token"),
+        ({}, True, "HOME/.ray/auth_token: launch --address uses it; `ray` commands need RAY_AUTH_MODE=token"),
         ({"RAY_AUTH_MODE": "token"}, True, "joined with the token in HOME/.ray/auth_token"),
         ({"RAY_AUTH_MODE": "token"}, False, "RAY_AUTH_MODE=token is set, but no token is found"),
         ({"RAY_AUTH_MODE": "disabled"}, True, "RAY_AUTH_MODE=disabled leaves it unused"),
@@ -103,15 +103,15 @@ def test_how_ray_clusters_are_joined(
     if file:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("hunter22")
-    said = access_in_words(ray_access())
+    said = describe_ray_access(ray_access())
     assert words.replace("HOME", str(tmp_path)) in said
     assert "hunter22" not in said
 
 
 def test_workers_of_a_sweep_in_words() -> None:
     two = local_workers({"devices": [{"name": "H100"}, {"name": "H100"}]})
-    assert sweeps_in_words(two) == "2 workers here, each on a GPU of its own (H100)"
-    assert sweeps_in_words(local_workers({"devices": []})).startswith(f"{cores()} workers here, each on a core")
+    assert describe_workers(two) == "2 workers here, one per GPU (H100)"
+    assert describe_workers(local_workers({"devices": []})).startswith(f"{cores()} workers here, one per core")
 
 
 def test_problems_are_named_and_end_with_one(
