@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,8 @@ def specfrontier(*arguments: str) -> CommandResult:
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["specfrontier", *arguments])
     code: object = 0
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    environment = mock.patch.dict(os.environ)  # --plugin sets a variable
+    with argv, environment, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
         except SystemExit as exit_:
