@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
@@ -21,7 +21,6 @@ from search_spaces.neighbourhoods import (
     NeighbourhoodMass,
     NeighbourTables,
     NoNeighbourhood,
-    Proximity,
     gather_probs,
 )
 from search_spaces.params import Params
@@ -42,7 +41,6 @@ __all__ = [  # one door to the vocabulary of acceptance
     "Neighbourhood",
     "NeighbourhoodMass",
     "NoNeighbourhood",
-    "neighbour_key",
 ]
 
 Resampling = Literal["paper", "optimal"]
@@ -59,6 +57,14 @@ class AcceptanceRule(Params):
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
     resampling: Annotated[Resampling, "probs drawn from after a rejection"] = "paper"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The kinds under their tags, and the fields of all parts side by side."""
+        parts = {"neighbourhood": self.neighbourhood, "schedule": self.schedule}
+        mapping: dict[str, Any] = {}
+        for tag, part in parts.items():
+            mapping |= {tag: part.kind, **part.to_mapping()}
+        return mapping | {"resampling": self.resampling}
 
     @property
     def is_relaxed(self) -> bool:
@@ -136,11 +142,6 @@ def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
     """The probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
     return (probs / mass).where(mass > 0, otherwise)
-
-
-def neighbour_key(rule: AcceptanceRule) -> tuple[Proximity, int] | None:
-    """(proximity, k) of the neighbour table that the rule looks tokens up in; None if it needs none."""
-    return rule.neighbourhood.table
 
 
 EXACT = AcceptanceRule()

@@ -71,7 +71,7 @@ class Neighbourhood(Params, ABC):
         """True if S_r(x) = r(x) always."""
 
     @property
-    def table(self) -> tuple[Proximity, int] | None:
+    def table_key(self) -> tuple[Proximity, int] | None:
         """(proximity, k) of the neighbour table that is needed, if any."""
         return None
 
@@ -133,7 +133,7 @@ class CodebookNeighbourhood(Neighbourhood):
         """
 
     @property
-    def table(self) -> tuple[Proximity, int] | None:
+    def table_key(self) -> tuple[Proximity, int] | None:
         return None if self.exact else (self.proximity, self.k)
 
     def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:

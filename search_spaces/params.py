@@ -1,11 +1,11 @@
-"""Settings: frozen parameters that know their own ranges, and their way to and from plain mappings.
+"""Frozen parameter classes that validate themselves, and their way from and to plain mappings.
 
-A setting is a frozen, slotted dataclass below `Params`. Each field is annotated with its type, one sentence and, for
+Parameters are a frozen, slotted dataclass below `Params`. Each field is annotated with its type, a description and, for
 numbers, the range of allowed values:
 
     delta: Annotated[float, "largest mass that neighbours may add", Range(0, 1)]
 
-That line is what construction checks, what `read` holds a mapping against, and what a search space asks for bounds.
+Construction and `from_mapping` validate against that line, and a search space validates its bounds against it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
-Kind = TypeVar("Kind", bound="Params")
 Path = tuple[str, ...]
 
 
@@ -42,9 +42,18 @@ class ConfigError(ValueError):
         return ConfigError((*outer, *self.path), self.problem, self.location)
 
 
+@contextmanager
+def at(*path: str) -> Iterator[None]:
+    """Prefix the path of a ConfigError that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(*path) from error.__cause__
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`; None is no limit. `open_low` leaves `low` itself out."""
+    """The numbers from `low` to `high`; None is unbounded. `open_low` excludes `low` itself."""
 
     low: float | None = None
     high: float | None = None
@@ -59,48 +68,57 @@ class Range:
         return self.low is not None or self.high is not None
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            parts = [] if self.low is None else [f"{'greater than' if self.open_low else 'at least'} {self.low:g}"]
-            return " and ".join([*parts, *([] if self.high is None else [f"at most {self.high:g}"])])
-        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+        if self.low is not None and self.high is not None:
+            return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+        low = "" if self.low is None else f"{'greater than' if self.open_low else 'at least'} {self.low:g}"
+        return low if self.high is None else f"at most {self.high:g}"
 
 
 class Key(str):
-    """The name of a field in mappings, where Python does not allow it as an attribute (`lambda`)."""
+    """The name of a field in mappings, where it is not a valid attribute name (`lambda`)."""
 
     __slots__ = ()
 
 
 class Choices(tuple[str, ...]):
-    """The allowed values of a field of type str, where they are data (a `Literal` says it where they are code)."""
+    """The allowed values of a string field where they are data; `Literal` is for those that are code."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ParamField:
-    """A field of a setting: attribute `name`, `key` in mappings, type, sentence, range or words, default."""
+    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default.
+
+    number: int or float for a numeric field. is_list: its values are lists.
+    """
 
     name: str
     key: str
     type: Any
     about: str
     range: Range
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
     default: Any
 
     @property
     def required(self) -> bool:
         return self.default is dataclasses.MISSING
 
+    @property
+    def number(self) -> type | None:
+        kind = _without_none(self.type)
+        return kind if kind in (int, float) else None
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(_without_none(self.type)) is tuple
+
     def fit(self, value: object) -> Any:
-        """`value` as this knob stores it. ConfigError if its type, word or range is wrong."""
-        try:
-            fitted = _fit(self.type, value, self.range)
-            if self.words and fitted is not None and fitted not in self.words:
-                raise ValueError(not_one_of(fitted, self.words))
-        except ValueError as problem:
-            raise ConfigError((self.key,), str(problem)) from None
+        """`value` as the field stores it. ConfigError, without a path, for a wrong type or a value out of range."""
+        fitted = _fit(self.type, value, self.range)
+        if self.choices and fitted is not None and fitted not in self.choices:
+            raise ConfigError((), unknown_choice(fitted, self.choices))
         return fitted
 
 
@@ -111,8 +129,9 @@ class Params:
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in self.fields().values():
-            object.__setattr__(self, field.name, field.fit(getattr(self, field.name)))
+        for key, field in self.fields().items():
+            with at(key):
+                object.__setattr__(self, field.name, field.fit(getattr(self, field.name)))
         self.check()
 
     def check(self) -> None:
@@ -120,102 +139,66 @@ class Params:
 
     @classmethod
     def fields(cls) -> Mapping[str, ParamField]:
-        """The fields by mapping key, in order of definition. Fields that hold other parameters are left out."""
+        """The fields with a description, by mapping key, in order of definition."""
         if cls not in _FIELDS:
             _FIELDS[cls] = MappingProxyType(_find_fields(cls))
         return _FIELDS[cls]
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
+    def from_mapping(cls, mapping: object) -> Self:
         """Read values by key. ConfigError for an unknown key, a missing or a wrong value."""
         fields = cls.fields()
-        for key in mapping:
-            if key not in fields:
-                raise ConfigError((key,), unknown_key(key, fields))
+        given = expect_mapping(mapping, fields)
         for key, field in fields.items():
-            if field.required and key not in mapping:
-                problem = f"missing; give the {field.about}" + (f" ({field.range})" if field.range else "")
-                raise ConfigError((key,), problem)
-        return cls(**{fields[key].name: value for key, value in mapping.items()})
+            if field.required and key not in given:
+                allowed = f" ({field.range})" if field.range else ""
+                raise ConfigError((key,), f"missing; give the {field.about}{allowed}")
+        return cls(**{fields[key].name: value for key, value in given.items()})
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data by key: numbers, strings, lists. A field that is None is left out."""
         values = {key: getattr(self, field.name) for key, field in self.fields().items()}
-        return {key: _plain(value) for key, value in values.items() if value is not None}
+        return {key: _as_lists(value) for key, value in values.items() if value is not None}
 
 
-_FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
-
-
-def _find_fields(setting: type[Params]) -> dict[str, ParamField]:
-    hints = get_type_hints(setting, include_extras=True)
-    found: dict[str, ParamField] = {}
-    for field in dataclasses.fields(setting):  # type: ignore[arg-type]  # every Setting but the base is a dataclass
-        hint = hints[field.name]
-        if get_origin(hint) is not Annotated:
-            continue
-        kind, about, *rest = get_args(hint)
-        span = next((extra for extra in rest if isinstance(extra, Range)), Range())
-        words = get_args(kind) if get_origin(kind) is Literal else next((e for e in rest if isinstance(e, Choices)), ())
-        key = str(next((extra for extra in rest if isinstance(extra, Key)), field.name))
-        found[key] = ParamField(field.name, key, kind, about, span, tuple(words), field.default)
-    return found
-
-
-def read(
-    mapping: object, choices: Mapping[str, Mapping[str, type[Params]]], own: Iterable[ParamField] = ()
-) -> dict[str, Any]:
-    """Read one flat mapping: under each tag in `choices` the kind of a setting, with that setting's knobs beside the
-    tag, and the knobs in `own`. Returns the settings by tag and the values of `own` by attribute name, where given.
-
-    ConfigError, with the path inside this mapping, for an unknown kind or key, a missing or a wrong value.
-    """
-    given = as_mapping(mapping)
-    found: dict[str, Any] = {}
-    chosen: dict[str, type[Params]] = {}
-    for tag, options in choices.items():
-        kind = given.get(tag, next(iter(options)))
-        if not isinstance(kind, str) or kind not in options:
-            raise ConfigError((tag,), not_one_of(kind, options))
-        chosen[tag] = options[kind]
-    plain = {knob.key: knob for knob in own}
-    known = [*choices, *plain, *(key for setting in chosen.values() for key in setting.fields())]
-    for key in given:
-        if key not in known:
-            raise ConfigError((key,), _stranger(key, known, choices, chosen))
-    for tag, setting in chosen.items():
-        found[tag] = setting.from_mapping({key: given[key] for key in setting.fields() if key in given})
-    return found | {knob.name: knob.fit(given[key]) for key, knob in plain.items() if key in given}
-
-
-def as_mapping(value: object) -> dict[str, Any]:
-    """`value` with string keys, if it is a mapping at all."""
+def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
+    """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not `known`."""
     if not isinstance(value, Mapping):
         raise ConfigError((), f"must be a mapping of keys to values, got {value!r}")
+    known = None if known is None else list(known)
+    for key in value:
+        if known is not None and str(key) not in known:
+            raise ConfigError((str(key),), unknown_key(str(key), known))
     return {str(key): entry for key, entry in value.items()}
 
 
+def expect_list(value: object) -> list[Any]:
+    """`value` as a list. ConfigError if it is none."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError((), f"must be a list, got {value!r}")
+    return list(value)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The sentence for a key that nobody knows."""
+    """The problem of an unknown key, with the nearest and all known keys."""
     known = list(known)
     return f"unknown key;{_suggestion(key, known)} known keys: {', '.join(known) or 'none'}"
 
 
-def _stranger(
-    key: str, known: list[str], choices: Mapping[str, Mapping[str, type[Params]]], chosen: Mapping[str, type[Params]]
-) -> str:
-    """The sentence for a key that does not belong here: another choice's, or nobody's."""
-    for tag, options in choices.items():
-        owners = [repr(kind) for kind, setting in options.items() if key in setting.fields()]
-        if owners:
-            return f"not a key of {tag} {chosen[tag].kind!r} but of {', '.join(owners)}; known keys: {', '.join(known)}"
-    return unknown_key(key, known)
+def unknown_choice(value: object, choices: Iterable[str]) -> str:
+    """The problem of a value that is not one of `choices`, with the nearest of them."""
+    choices = list(choices)
+    hint = _suggestion(value, choices) if isinstance(value, str) else ""
+    return f"must be one of {', '.join(choices)}, got {value!r}" + (f";{hint}" if hint else "")
 
 
-def not_one_of(value: object, words: Iterable[str]) -> str:
-    words = list(words)
-    hint = _suggestion(value, words).rstrip() if isinstance(value, str) else ""
-    return f"must be one of {', '.join(words)}, got {value!r}" + (f";{hint}" if hint else "")
+def as_tuples(value: Any) -> Any:
+    """Lists as tuples, at any depth: the form in which parameters keep them."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _as_lists(value: Any) -> Any:
+    return list(map(_as_lists, value)) if isinstance(value, tuple) else value
 
 
 def _suggestion(word: str, known: list[str]) -> str:
@@ -223,37 +206,50 @@ def _suggestion(word: str, known: list[str]) -> str:
     return f" did you mean {close[0]!r}?" if close else ""
 
 
-def _fit(kind: Any, value: object, span: Range) -> Any:
-    """`value` converted to the annotation `kind`. ValueError with the reason if it cannot be."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        (inner,) = (arg for arg in args if arg is not NoneType)
-        return None if value is None else _fit(inner, value, span)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"must be a list, got {value!r}")
-        if args[-1] is Ellipsis:
-            return tuple(_fit(args[0], entry, span) for entry in value)
-        if len(value) != len(args):
-            raise ValueError(f"must be a list of {len(args)}, got {list(value)!r}")
-        return tuple(_fit(arg, entry, span) for arg, entry in zip(args, value, strict=True))
-    if kind is str or origin is Literal:
+_FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
+
+
+def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
+    hints = get_type_hints(cls, include_extras=True)
+    found: dict[str, ParamField] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every Params but the base is a dataclass
+        if get_origin(hints[field.name]) is Annotated:
+            kind, about, *extras = get_args(hints[field.name])
+            by_type = {type(extra): extra for extra in extras}
+            key = str(by_type.get(Key, field.name))
+            literal = get_args(kind) if get_origin(kind) is Literal else ()
+            found[key] = ParamField(
+                field.name, key, kind, about, by_type.get(Range, Range()), by_type.get(Choices, literal), field.default
+            )
+    return found
+
+
+def _without_none(annotation: Any) -> Any:
+    alternatives = get_args(annotation) if NoneType in get_args(annotation) else (annotation,)
+    return next(kind for kind in alternatives if kind is not NoneType)
+
+
+def _fit(annotation: Any, value: object, span: Range) -> Any:
+    """`value` converted to the type of an annotation. ConfigError with the reason if that fails."""
+    if value is None and NoneType in get_args(annotation):
+        return None
+    kind = _without_none(annotation)
+    args = get_args(kind)
+    if get_origin(kind) is tuple:
+        entries = expect_list(value)
+        if args[-1] is not Ellipsis and len(entries) != len(args):
+            raise ConfigError((), f"must be a list of {len(args)}, got {entries!r}")
+        kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
+        return tuple(_fit(inner, entry, span) for inner, entry in zip(kinds, entries, strict=True))
+    if kind not in (int, float):
         if not isinstance(value, str):
-            raise ValueError(f"must be a name, got {value!r}")
+            raise ConfigError((), f"must be a string, got {value!r}")
         return value
-    return _fit_number(kind, value, span)
-
-
-def _fit_number(kind: Any, value: object, span: Range) -> int | float:
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-        raise ValueError(f"must be a {'whole ' if kind is int else ''}number, got {value!r}")
+        raise ConfigError((), f"must be a {'whole ' if kind is int else ''}number, got {value!r}")
     number: int | float = kind(value)
     if not math.isfinite(number):
-        raise ValueError(f"must be a finite number, got {value!r}")
+        raise ConfigError((), f"must be a finite number, got {value!r}")
     if number not in span:
-        raise ValueError(f"must be {span}, got {value!r}")
+        raise ConfigError((), f"must be {span}, got {value!r}")
     return number
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value

@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
-from search_spaces.params import ConfigError, not_one_of
+from search_spaces.params import ConfigError, unknown_choice
 
 ENTRY_POINT_GROUP = "specfrontier.plugins"
 PLUGINS_VARIABLE = "SPECFRONTIER_PLUGINS"
@@ -90,7 +90,7 @@ class Registry(Mapping[str, T], Generic[T]):
             ConfigError: no such entry; the message has the nearest and all known names.
         """
         if not isinstance(name, str) or name not in self:
-            raise ConfigError((), f"the {self.what} {not_one_of(name, self)}")
+            raise ConfigError((), unknown_choice(name, self))
         return self._entries[name]
 
 

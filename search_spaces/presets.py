@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive
-from search_spaces.params import ConfigError, not_one_of
+from search_spaces.params import ConfigError, unknown_choice
 from search_spaces.schedules import Linear
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa
@@ -173,5 +173,5 @@ PRESETS: Mapping[str, DecodingConfig] = MappingProxyType(
 def preset(name: str) -> DecodingConfig:
     """A published setting by name. ConfigError with the nearest and the known names if there is none."""
     if name not in PRESETS:
-        raise ConfigError(("preset",), not_one_of(name, PRESETS))
+        raise ConfigError(("preset",), unknown_choice(name, PRESETS))
     return PRESETS[name]

@@ -1,12 +1,12 @@
-"""A search space: which settings a sweep may try, as a tree of choices with a domain for each knob.
+"""A search space: which configs a sweep may try, as a tree of choices with a domain for each field.
 
     drafter: eagle
     tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
     acceptance: {neighbourhood: [none, {neighbourhood: additive, k: {low: 2, high: 200, log: true}, delta: 0.2}]}
 
-A mapping is the sections of a setting; a list is a choice of branches: of the whole setting, of a section, or of the
-kinds under one tag. What is left out is plain. A study sees a parameter per choice (the branches' names) and per
-searched knob, by its path (`tree.length`); where branches want other numbers of one knob, by its branch as well
+A mapping holds the sections of a config; a list is a choice of branches: of the whole config, of a section, or of the
+kinds under one tag. Defaults fill the rest. A study sees a parameter per choice (the labels of its branches) and per
+searched field, by its path (`tree.length`); where branches search a field differently, by its branch as well
 (`acceptance=additive.k`).
 """
 
@@ -19,94 +19,87 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
-from search_spaces.documents import Node, as_node
-from search_spaces.domains import Domain, Fixed, Scalar, Span, Suggests
-from search_spaces.naming import named
-from search_spaces.params import ConfigError
-from search_spaces.sections import Block, Choice, Leaf, frozen, read_root
+from search_spaces.domains import Domain, Interval, Scalar, TrialLike
+from search_spaces.params import ConfigError, as_tuples
+from search_spaces.space_tree import Block, Choice, Leaf, read_tree
 from search_spaces.trial import DecodingConfig, Sampling
 
-__all__ = ["ConfigError", "Space", "Suggests", "resolve_config"]
-
-ALL_CORNERS = 32  # a branch with more is built at two opposite ones and at each way to leave them by one knob
-MOST_BRANCHES = 4000  # combinations of branches that are built when a space is read
+MAX_CHECKED_BRANCHES = 4000
+_MAX_CORNERS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One answer to every choice: the study's parameters for it, and the knobs it leaves."""
+    """One answer to every choice: the study's parameters for it, and the leaves that remain."""
 
     params: Mapping[str, str]
     leaves: tuple[Leaf, ...]
 
-    def setting(self, values: Iterable[Any]) -> dict[str, Any]:
-        """The mapping of a setting in which the knobs have these values, in the order of the leaves."""
+    def config(self, values: Iterable[Any], sampling: Sampling) -> DecodingConfig:
+        """The config in which the leaves have these values. ConfigError if its parts cannot be combined."""
         mapping: dict[str, Any] = {}
         for leaf, value in zip(self.leaves, values, strict=True):
             section, key = leaf.path
             mapping.setdefault(section, {})[key] = value
-        return mapping
+        return resolve_config(mapping, sampling)
 
-    def searched(self, params: Iterable[Scalar]) -> dict[str, Any]:
-        """The branch's parameters with those of its knobs, given one per leaf."""
+    def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
+        """The parameters of the branch and of its searched leaves, given one per leaf."""
         pairs = zip(self.leaves, params, strict=True)
-        return {**self.params, **{leaf.name: param for leaf, param in pairs if not isinstance(leaf.domain, Fixed)}}
+        return {**self.params, **{leaf.name: param for leaf, param in pairs if not leaf.domain.is_fixed}}
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A conditional space. Equal spaces suggest the same settings; `source` is what was read, as plain data."""
+    """A conditional space. Equal spaces suggest the same configs; `source` is the plain data it was read from."""
 
     root: Block
     source: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def read(cls, node: object, where: str = "space") -> Space:
-        """The space that a node of a document, or plain data said to stand at `where`, describes.
+    def read(cls, data: Any) -> Space:
+        """The space that plain data describes.
 
-        Every branch is built at its corners: all of them up to 32; beyond, the lowest and the highest and whatever
-        differs from one of these in one knob (of listed values, each counts as a corner). So the rules between knobs
-        speak here; inside, they speak when a setting is suggested. Of more than 4000 branches the first are built.
+        Every branch is built at its corners: all of them up to 32, otherwise the lowest, the highest and those that
+        differ from one of the two in one field (of listed values, each is a corner). So rules between fields are
+        checked here; a combination inside is checked when it is suggested. Of more than 4000 branches the first are
+        built.
 
         Raises:
-            ConfigError: naming file, line, key and mend.
+            ConfigError: an unknown key, a value out of range, parts that cannot be combined.
         """
-        given = as_node(node, where)
-        space = cls(named(read_root(given)), given.plain())
-        for branch in islice(space.branches(), MOST_BRANCHES):
-            _check_corners(branch, given)
+        space = cls(read_tree(data), data)
+        for branch in islice(space.branches(), MAX_CHECKED_BRANCHES):
+            _check_corners(branch)
         return space
 
-    def suggest(self, trial: Suggests) -> dict[str, Any]:
-        """The mapping of a DecodingConfig that a trial proposes: whole sections, but of the sampling only what the
-        space itself says (the sweep's baseline gives the rest: `complete`).
+    def suggest(self, trial: TrialLike, sampling: Sampling | None = None) -> DecodingConfig:
+        """The config that a trial proposes; `sampling`, the baseline's, fills in what the space does not search.
 
         Raises:
-            ConfigError: the parts cannot go together, which can be only inside a branch that is sound at its corners.
+            ConfigError: the parts cannot be combined, which can happen only inside a branch.
         """
         mapping: dict[str, Any] = {}
         _suggest(self.root, trial, mapping)
-        sampling = mapping.get("sampling")
-        whole = resolve_config(mapping, Sampling()).with_sampling(None).to_mapping()
-        return whole if sampling is None else whole | {"sampling": sampling}
+        return resolve_config(mapping, sampling or Sampling())
 
-    def params_of(self, setting: Mapping[str, Any], sampling: Sampling | None = None) -> dict[str, Any] | None:
-        """The parameters for which this space suggests the setting; None if it lies outside.
+    def params_of(self, config: DecodingConfig, sampling: Sampling | None = None) -> dict[str, Any] | None:
+        """The parameters for which this space suggests the config; None if it lies outside.
 
-        sampling: the baseline, which fills in what the setting, or the space, leaves unsaid.
+        sampling: the baseline, which fills in what the config, or the space, does not set.
         """
         baseline = sampling or Sampling()
-        wanted = resolve_config(setting, baseline)
-        values = frozen(wanted.to_mapping())
+        config = config if config.sampling is not None else config.with_sampling(baseline)
+        values = config.to_mapping()
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
-                with suppress(ConfigError):  # of several lists that may be meant, some may not fit the rest
-                    if resolve_config(branch.setting(value for _, value in point), baseline) == wanted:
-                        return branch.searched(param for param, _ in point)
+                with suppress(ConfigError):  # of several lists that match, some may not fit the other values
+                    if branch.config((value for _, value in point), baseline) == config:
+                        return branch.all_params(param for param, _ in point)
         return None
 
     def size(self) -> int | None:
-        """The number of points, if that is finite. Points of different branches may be one setting."""
+        """The number of points; None if a domain is continuous. Points of different branches may be one config."""
         total = 0
         for branch in self.branches():
             sizes = [leaf.domain.size() for leaf in branch.leaves]
@@ -116,24 +109,25 @@ class Space:
         return total
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """The parameters of every point, branch by branch, the last knob fastest.
+        """The parameters of every point, branch by branch, the last leaf fastest.
 
         Raises:
-            ConfigError: a knob has no end of values.
+            ConfigError: a domain is continuous.
         """
-        if (endless := self.endless()) is not None:
-            raise endless.node.error("any number of the span will do, so there is no grid; give a step, or values")
+        self.check_finite()
         for branch in self.branches():
             for point in product(*(tuple(leaf.domain.points()) for leaf in branch.leaves)):
-                yield branch.searched(param for param, _ in point)
+                yield branch.all_params(param for param, _ in point)
 
-    def endless(self) -> Leaf | None:
-        """The first knob that has no end of values."""
+    def check_finite(self) -> None:
+        """ConfigError, with the path of the field, if a domain is continuous."""
         leaves = (leaf for branch in self.branches() for leaf in branch.leaves)
-        return next((leaf for leaf in leaves if leaf.domain.size() is None), None)
+        if continuous := next((leaf for leaf in leaves if leaf.domain.size() is None), None):
+            problem = "is continuous, and a grid needs a finite space; give a step, or values"
+            raise ConfigError(continuous.source, problem)
 
     def parameters(self) -> dict[str, Domain | tuple[str, ...]]:
-        """What a study may see: name -> domain of a knob, or names of the branches of a choice."""
+        """The parameters that a study may see: name -> domain of a field, or labels of the branches of a choice."""
         return dict(_parameters(self.root))
 
     def branches(self) -> Iterator[Branch]:
@@ -142,16 +136,16 @@ class Space:
 
 
 def resolve_config(mapping: Mapping[str, Any], sampling: Sampling) -> DecodingConfig:
-    """The setting in a mapping, what it leaves unsaid about the sampling taken from the baseline's.
+    """The config in a mapping; `sampling`, the baseline's, fills in what the mapping does not set.
 
     Raises:
-        ConfigError: parts that cannot go together.
+        ConfigError: parts that cannot be combined.
     """
     config = DecodingConfig.from_mapping(mapping, defaults=sampling)
     return config if config.sampling is not None else config.with_sampling(sampling)
 
 
-def _suggest(block: Block, trial: Suggests, mapping: dict[str, Any]) -> None:
+def _suggest(block: Block, trial: TrialLike, mapping: dict[str, Any]) -> None:
     for entry in block:
         if isinstance(entry, Choice):
             label = trial.suggest_categorical(entry.name, entry.labels)
@@ -176,11 +170,11 @@ def _entry_branches(entry: Leaf | Choice) -> Iterator[Branch]:
             yield Branch({entry.name: label, **branch.params}, branch.leaves)
 
 
-def _candidates(leaf: Leaf, wanted: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
-    """The (parameter, value) pairs of a knob by which it may be as wanted: at most one, but for lists."""
-    value = wanted[leaf.path[0]].get(leaf.path[1])
-    if isinstance(value, tuple) and not isinstance(leaf.domain, Span):
-        return list(leaf.domain.points())  # a list may have been written in another order than settings keep it in
+def _candidates(leaf: Leaf, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
+    """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except for lists."""
+    value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
+    if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):
+        return list(leaf.domain.points())  # a list may be written in another order than parameters keep it in
     try:
         return [(leaf.domain.param(value), value)]
     except ValueError:
@@ -193,57 +187,58 @@ def _parameters(block: Block) -> Iterator[tuple[str, Domain | tuple[str, ...]]]:
             yield entry.name, entry.labels
             for inner in entry.blocks:
                 yield from _parameters(inner)
-        elif not isinstance(entry.domain, Fixed):
+        elif not entry.domain.is_fixed:
             yield entry.name, entry.domain
 
 
 def _corners(branch: Branch) -> list[tuple[Any, ...]]:
     """Values per leaf: every combination of ends if they are few, else two opposite corners and their neighbours."""
-    ends = [leaf.domain.corners() for leaf in branch.leaves]
-    if prod(map(len, ends)) <= ALL_CORNERS:
+    ends = [leaf.domain.corners for leaf in branch.leaves]
+    if prod(map(len, ends)) <= _MAX_CORNERS:
         return list(product(*ends))
     found = [tuple(end[0] for end in ends), tuple(end[-1] for end in ends)]
     for corner in tuple(found):
-        for place, end in enumerate(ends):
-            found += [(*corner[:place], value, *corner[place + 1 :]) for value in end]
+        for index, end in enumerate(ends):
+            found += [(*corner[:index], value, *corner[index + 1 :]) for value in end]
     return list(dict.fromkeys(found))
 
 
-def _check_corners(branch: Branch, space: Node) -> None:
-    corners = _corners(branch)
-    for corner in corners:
+def _check_corners(branch: Branch) -> None:
+    for corner in _corners(branch):
         error = _failure(branch, corner)
         if error is not None:
-            labels = [f"in the branch {', '.join(branch.params.values())}"] if branch.params else []
             causes = _causes(branch, corner)
-            where = "; ".join(labels + ([f"at {', '.join(causes)}"] if causes else []))
-            raise _blame(error, branch, space, f" ({where})" if where else "")
+            notes = [f"in the branch {', '.join(branch.params.values())}"] if branch.params else []
+            notes += [f"at {', '.join(causes)}"] if causes else []
+            problem = error.problem + (f" ({'; '.join(notes)})" if notes else "")
+            raise ConfigError(_source(error.path, branch), problem)
 
 
 def _failure(branch: Branch, corner: tuple[Any, ...]) -> ConfigError | None:
     try:
-        resolve_config(branch.setting(corner), Sampling())
+        branch.config(corner, Sampling())
     except ConfigError as error:
         return error
     return None
 
 
 def _causes(branch: Branch, corner: tuple[Any, ...]) -> list[str]:
-    """The searched knobs that would each cure a failing corner, with their values there."""
+    """The searched fields, with their values, each of which would alone resolve a failing corner."""
     found = []
-    for place, leaf in enumerate(branch.leaves):
-        others = ((*corner[:place], value, *corner[place + 1 :]) for value in leaf.domain.corners())
-        if not isinstance(leaf.domain, Fixed) and any(_failure(branch, other) is None for other in others):
-            found.append(f"{'.'.join(leaf.path)} {corner[place]}")
+    for index, leaf in enumerate(branch.leaves):
+        others = ((*corner[:index], value, *corner[index + 1 :]) for value in leaf.domain.corners)
+        if not leaf.domain.is_fixed and any(_failure(branch, other) is None for other in others):
+            found.append(f"{'.'.join(leaf.path)} {corner[index]}")
     return found
 
 
-def _blame(error: ConfigError, branch: Branch, space: Node, places: str) -> ConfigError:
-    """The error at the line of the key at fault or, where that key was not given, of its section or of the space."""
-    section = error.path[:1]
-    near = [leaf for leaf in branch.leaves if leaf.path[:1] == section]
-    exact = next((leaf.node for leaf in near if leaf.path == error.path[:2]), None)
-    if exact is not None:
-        return exact.error(error.problem + places)
-    where = near[0].node.where if near else space.where
-    return ConfigError((*space.path, *error.path), error.problem + places, where)
+def _source(path: tuple[str, ...], branch: Branch) -> tuple[str, ...]:
+    """The path in the document of a key, or of where a missing key belongs."""
+    near = [leaf for leaf in branch.leaves if leaf.path[0] == path[0]]
+    if not near:
+        return path
+    leaf = next((leaf for leaf in near if leaf.path == path[:2]), None)
+    if leaf is not None:
+        return leaf.source
+    section = near[0].source[:-1] if near[0].source[-1] == near[0].path[1] else near[0].source
+    return (*section, *path[1:])

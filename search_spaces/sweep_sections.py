@@ -1,33 +1,37 @@
-"""The flat sections of a sweep's file, each key with its range, sentence and default."""
+"""The sections of a sweep's file, each key with its range, description and default."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from search_spaces.params import ConfigError, Params, Range, not_one_of
+from search_spaces.constraints import check_metric
+from search_spaces.params import Choices, ConfigError, Params, Range, at, expect_mapping, unknown_choice
+from search_spaces.presets import PRESETS
 from search_spaces.samplers import SAMPLERS
+from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BUILTIN = "builtin"  # the weights that come with the package
 NO_REFERENCE = "none"
-SEEDS = Range(0, 2**63 - 1)  # they are kept as 64-bit integers with sign
+_SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
+_MAX_LABEL_LENGTH = 80
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepHeader(Params):
-    """The keys of a sweep that stand in no section."""
+    """The keys of a sweep outside its sections."""
 
-    name: Annotated[str, "name of the sweep, which becomes a folder's"]
-    about: Annotated[str, "what it is for, in a sentence"] = ""
-    seed: Annotated[int, "seed of all random numbers of images", SEEDS] = 0
+    name: Annotated[str, "name of the sweep, and of its folder"]
+    about: Annotated[str, "purpose in one sentence"] = ""
+    seed: Annotated[int, "seed of all random numbers of images", _SEEDS] = 0
 
     def check(self) -> None:
-        if not NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name):
             problem = "use up to 64 of a-z, 0-9, dot, dash and underscore, a letter or digit first"
-            raise ConfigError(("name",), f"{self.name!r} cannot be a folder; {problem}")
+            raise ConfigError(("name",), f"{self.name!r} cannot name a folder; {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,66 +48,78 @@ class Models(Params):
     def __str__(self) -> str:
         return self.file if self.name is None else f"{self.name} of {self.file}"
 
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Models:
+        return super(Models, cls).from_mapping({"file": mapping} if isinstance(mapping, str) else mapping)
+
 
 @dataclass(frozen=True, slots=True)
 class Captions(Params):
-    """What is drawn: procedural scenes that nothing was trained on, the classes of ImageNet, or captions of a file.
+    """Captions of the images: procedural scenes outside the training set, the classes of ImageNet, or a file's.
 
-    Which of a file's captions, and of an image's several ones (COCO) which, does not depend on the machine.
+    The choice among a file's captions, and among an image's several ones (COCO), does not depend on the machine.
     """
 
     source: Annotated[
         str, "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet file"
     ] = "scenes"
     count: Annotated[int, "number of captions", Range(1)] = 192
-    seed: Annotated[int, "which scenes, or which captions of a file", SEEDS] = 1
+    seed: Annotated[int, "seed of the choice of scenes or captions", _SEEDS] = 1
     column: Annotated[str | None, "column of the captions in a table"] = None
-    choose: Annotated[
-        Literal["seeded", "first", "longest"], "which of the several captions that COCO has of an image"
-    ] = "seeded"
+    choose: Annotated[Literal["seeded", "first", "longest"], "choice among the several captions of a COCO image"] = (
+        "seeded"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Reference(Params):
     """The real images of `fid`."""
 
-    source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then there is no fid)"] = (
-        "scenes"
-    )
+    source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then without fid)"] = "scenes"
     count: Annotated[int, "number of images, at most", Range(1)] = 4096
-    seed: Annotated[int, "which scenes", SEEDS] = 2
+    seed: Annotated[int, "seed of the scenes", _SEEDS] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Quality(Params):
     """Shards that measure quality, at the batch size of the best throughput."""
 
-    batch: Annotated[int, "images drawn at once", Range(1)] = 48
+    batch: Annotated[int, "images per batch", Range(1)] = 48
     shard: Annotated[int, "captions per shard", Range(1)] = 48
     samples: Annotated[int, "images per caption", Range(1)] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Timing(Params):
-    """Shards that measure speed: vanilla and the setting take turns on the same captions."""
+    """Shards that measure speed: vanilla and the trial's config alternate on the same captions."""
 
-    batch: Annotated[int, "images drawn at once", Range(1)] = 1
+    batch: Annotated[int, "images per batch", Range(1)] = 1
     images: Annotated[int, "captions", Range(1)] = 8
-    repetitions: Annotated[int, "turns", Range(1)] = 2
+    repetitions: Annotated[int, "rounds of the alternation", Range(1)] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Search(Params):
-    """How settings are proposed. `options` are what the sampler itself may be told."""
+    """How configs are proposed. options: passed to the sampler."""
 
-    sampler: Annotated[str, "how settings are proposed"] = "tpe"
-    parallel: Annotated[int, "trials under way at once", Range(1)] = 2
-    seed: Annotated[int, "seed of the proposals", SEEDS] = 0
+    sampler: Annotated[str, "how configs are proposed"] = "tpe"
+    parallel: Annotated[int, "trials that run at once", Range(1)] = 2
+    seed: Annotated[int, "seed of the proposals", _SEEDS] = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(("sampler",), not_one_of(self.sampler, SAMPLERS))
+        with at("sampler"):
+            SAMPLERS.lookup(self.sampler)
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Search:
+        given = expect_mapping(mapping)
+        with at("options"):
+            options = expect_mapping(given.pop("options", {}))
+        return replace(super(Search, cls).from_mapping(given), options=options)
+
+    def to_mapping(self) -> dict[str, Any]:
+        return super(Search, self).to_mapping() | {"options": dict(self.options)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,75 @@ class Budget(Params):
     """When a sweep ends: at the first limit reached."""
 
     trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24
-    images: Annotated[int | None, "images drawn", Range(1)] = None
-    hours: Annotated[float | None, "wall clock of one run (a resumed sweep has them anew)", Range(0, open_low=True)] = (
-        None
-    )
+    images: Annotated[int | None, "generated images", Range(1)] = None
+    hours: Annotated[
+        float | None, "wall clock of one run (a resumed sweep starts from zero)", Range(0, open_low=True)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Objective(Params):
+    """A metric to optimise; without a direction, in the metric's own."""
+
+    metric: Annotated[str, "name of a metric"]
+    direction: Annotated[str | None, "whether more or less is better", Choices(("maximize", "minimize"))] = None
+
+    def check(self) -> None:
+        with at("metric"):
+            check_metric(self.metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A config to run first, and its label."""
+
+    label: str
+    config: DecodingConfig
+
+    @classmethod
+    def read(cls, value: object, sampling: Sampling | None) -> Enqueued:
+        """The name of a preset, or a mapping with the sections of a config, and optionally `preset` and `label`.
+
+            [vanilla, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
+             {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
+
+        sampling: the baseline's, which replaces a missing one. ConfigError for an unknown preset or an invalid config.
+        """
+        if isinstance(value, str):
+            return cls(value, _with_sampling(_preset(value), sampling))
+        given = expect_mapping(value, ("label", "preset", *SECTIONS))
+        label, preset = given.pop("label", None), given.pop("preset", None)
+        mapping: dict[str, Any] = {}
+        if preset is not None:
+            with at("preset"):
+                mapping = _preset(preset).to_mapping()
+        config = _with_sampling(DecodingConfig.from_mapping(mapping | given, defaults=sampling), sampling)
+        if label is None:
+            return cls(_describe(config) if preset is None or given else preset, config)
+        if (not isinstance(label, str) or not label.strip() or not label.isprintable()
+                or len(label) > _MAX_LABEL_LENGTH):  # fmt: skip
+            problem = f"must be a line of 1 to {_MAX_LABEL_LENGTH} characters, got {label!r}"
+            raise ConfigError(("label",), problem)
+        return cls(label, config)
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {"label": self.label, **self.config.to_mapping()}
+
+
+def _preset(name: object) -> DecodingConfig:
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError((), unknown_choice(name, PRESETS))
+    return PRESETS[name]
+
+
+def _with_sampling(config: DecodingConfig, sampling: Sampling | None) -> DecodingConfig:
+    return config.with_sampling(sampling) if config.sampling is None else config
+
+
+def _describe(config: DecodingConfig) -> str:
+    """A label from the kinds: `eagle chain additive constant`."""
+    rule = config.acceptance
+    if config.policy.max_nodes == 0:
+        return "vanilla"
+    kinds = [config.drafter.kind, config.policy.kind]
+    return " ".join([*kinds, *([rule.neighbourhood.kind, rule.schedule.kind] if rule.is_relaxed else ["exact"])])

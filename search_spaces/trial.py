@@ -1,4 +1,4 @@
-"""What a trial is: drafter x tree policy x acceptance rule x sampling, as one frozen value with a digest.
+"""The configuration of a trial: drafter x tree policy x acceptance rule x sampling, as one frozen value with a digest.
 
     DecodingConfig.from_mapping({
         "drafter": "eagle",
@@ -7,7 +7,7 @@
         "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0},
     })
 
-What is left out is plain: no drafter, no tree, the exact rule. Without `sampling` the target's own defaults hold.
+Defaults are no drafter, no tree and the exact rule. Without `sampling` the target's own defaults hold.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from search_spaces.acceptance import EXACT, NEIGHBOURHOODS, RULES, AcceptanceRule, Grouped
-from search_spaces.params import ConfigError, Kind, Params, Range, as_mapping, not_one_of, read, unknown_key
+from search_spaces.params import ConfigError, Params, Range, at, expect_mapping
 from search_spaces.plugins import Registry
 from search_spaces.schedules import SCHEDULES
+from search_spaces.sections import Section
 from search_spaces.trees import POLICIES, Chain, NoTree, TreePolicy
-
-Part = TypeVar("Part")
 
 
 class DrafterChoice(Params):
-    """Who proposes tokens.
+    """The model, or the procedure, that proposes tokens.
 
     implementation: "module:Class" of the drafter; imported when it is needed. Empty if nothing is drafted.
     """
@@ -44,7 +43,7 @@ DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter")
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class NoDrafter(DrafterChoice):
-    """Nobody: plain autoregressive decoding."""
+    """Plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
     implementation: ClassVar[str] = ""
@@ -82,17 +81,17 @@ class Independent(DrafterChoice):
 class Jacobi(DrafterChoice):
     """No drafter: the target's own probs of the last pass, on a partly wrong context (SJD).
 
-    initialisation: how a position without a probs yet is filled; such a token counts as a point mass.
-    redraw: after a rejection the drafts behind it are drawn anew with fresh random numbers, or with the numbers that
-    belong to their position (coupled), so that a token stays where its probs did not move.
+    initialisation: how a position without probs is filled; such a token counts as a point mass. redraw: after a
+    rejection, the drafts behind it are sampled again with fresh random numbers, or with the numbers of their position
+    (coupled), so that a token stays where its probs did not change.
     """
 
     kind: ClassVar[str] = "jacobi"
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     initialisation: Annotated[
-        Literal["random", "repeat_left", "sample_left"], "what fills a position that has no probs yet"
+        Literal["random", "repeat_left", "sample_left"], "initialisation of a position that has no probs yet"
     ] = "random"
-    redraw: Annotated[Literal["fresh", "coupled"], "random numbers for drafts that are drawn anew"] = "fresh"
+    redraw: Annotated[Literal["fresh", "coupled"], "random numbers for drafts that are sampled again"] = "fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,21 @@ class Sampling(Params):
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
 
 
+SECTIONS: Mapping[str, Section] = {
+    "drafter": Section({"kind": DRAFTERS}),
+    "tree": Section({"policy": POLICIES}),
+    "acceptance": Section(
+        {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES},
+        AcceptanceRule.fields(),
+        {name: rule.to_mapping() for name, rule in RULES.items()},
+    ),
+    "sampling": Section({}, Sampling.fields()),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """One setting of the decoding algorithm. ConfigError, a ValueError, if its parts cannot go together.
+    """A config of the decoding algorithm. ConfigError if its parts cannot be combined.
 
     sampling None leaves the sampling to the target's defaults; the worker fills them in with `with_sampling`.
     """
@@ -127,60 +138,53 @@ class DecodingConfig:
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
                 raise ConfigError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
             names = ", ".join(kind for kind in DRAFTERS if kind != NoDrafter.kind)
-            raise ConfigError(("drafter",), f"nobody drafts the {tree!r} tree; choose one of {names}")
+            raise ConfigError(("drafter",), f"the {tree!r} tree needs a drafter; choose one of {names}")
         if isinstance(self.drafter, NoDrafter):
             if self.acceptance != EXACT:
-                raise ConfigError(("acceptance",), "nothing is drafted, so nothing can be accepted; leave it out")
+                raise ConfigError(("acceptance",), "has no effect without a drafter; remove it, or choose a drafter")
             return
         if isinstance(self.drafter, Jacobi):
             if not isinstance(self.policy, Chain):
                 raise ConfigError(("tree", "policy"), f"drafter 'jacobi' keeps a window: use 'chain', not {tree!r}")
             if self.policy.children == "top":
-                problem = "drafter 'jacobi' keeps the tokens that it drew: use 'sampled'"
+                problem = "drafter 'jacobi' keeps the tokens that it sampled: use 'sampled'"
                 raise ConfigError(("tree", "children"), problem)
-        try:
+        with at("acceptance"):
             self.acceptance.schedule.omegas(self.policy.max_depth)
-        except ConfigError as error:
-            raise error.under("acceptance") from None
 
     @classmethod
     def from_mapping(cls, mapping: object, *, defaults: Sampling | None = None) -> DecodingConfig:
-        """Read a mapping as it comes from YAML (the module's example; `to_mapping` writes it).
+        """Read a mapping as in the module's example; `to_mapping` writes it.
 
-        A drafter or a tree without parameters may be a word alone, and the acceptance the name of a published rule.
-        `sampling` names all of its keys, unless `defaults` gives the rest: a half-named section would silently replace
-        the target's own values by neutral ones. ConfigError names the key at fault, the known keys and the mend.
+        A drafter or tree may be the name of a kind, the acceptance the name of a published rule. `sampling` must name
+        all of its keys unless `defaults` gives the others: a partial section would silently replace the target's own
+        values by neutral ones.
+
+        Raises:
+            ConfigError: an unknown key or kind, a wrong value, parts that cannot be combined.
         """
-        given = as_mapping(mapping)
-        sections = ("drafter", "tree", "acceptance", "sampling")
-        for key in given:
-            if key not in sections:
-                raise ConfigError((key,), unknown_key(key, sections))
-        return cls(
-            drafter=_section(given, "drafter", _read_drafter),
-            policy=_section(given, "tree", _read_tree),
-            acceptance=_section(given, "acceptance", _read_acceptance),
-            sampling=_section(given, "sampling", lambda section: _read_sampling(section, defaults)),
-        )
+        given = expect_mapping(mapping, SECTIONS)
+        parts: dict[str, dict[str, Any]] = {}
+        for name, section in SECTIONS.items():
+            with at(name):
+                parts[name] = section.read(given.get(name))
+        with at("sampling"):
+            sampling = _sampling(parts["sampling"], defaults) if given.get("sampling") is not None else None
+        with at("acceptance"):
+            rule = AcceptanceRule(**parts["acceptance"])
+        return cls(parts["drafter"]["kind"], parts["tree"]["policy"], rule, sampling)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data with every parameter written out; `from_mapping` gives the same config back."""
-        rule = self.acceptance
-        mapping: dict[str, Any] = {
+        mapping = {
             "drafter": {"kind": self.drafter.kind, **self.drafter.to_mapping()},
             "tree": {"policy": self.policy.kind, **self.policy.to_mapping()},
-            "acceptance": {
-                "neighbourhood": rule.neighbourhood.kind,
-                **rule.neighbourhood.to_mapping(),
-                "schedule": rule.schedule.kind,
-                **rule.schedule.to_mapping(),
-                **rule.to_mapping(),
-            },
+            "acceptance": self.acceptance.to_mapping(),
         }
         return mapping if self.sampling is None else mapping | {"sampling": self.sampling.to_mapping()}
 
     def flat(self) -> dict[str, int | float | str]:
-        """The same, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON text."""
+        """`to_mapping`, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON."""
         return {
             f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list) else value
             for section, entries in self.to_mapping().items()
@@ -204,13 +208,14 @@ class DecodingConfig:
         drafters: Collection[str] | None = None,
         medusa_heads: int | None = None,
     ) -> None:
-        """Refuse what a given target cannot serve, before anything runs: ConfigError with the key and the mend.
+        """Raise ConfigError if a target cannot serve this config.
 
-        drafters: kinds that the target has weights for (`none` and `jacobi` need none). What is None is not checked.
+        drafters: kinds that the target has weights for (`none` and `jacobi` need none). Limits that are None are not
+        checked.
         """
         if drafters is not None and self.drafter.kind not in {*drafters, NoDrafter.kind, Jacobi.kind}:
-            there = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))
-            raise ConfigError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {there}")
+            available = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))
+            raise ConfigError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {available}")
         depth = self.policy.max_depth
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
@@ -218,8 +223,8 @@ class DecodingConfig:
             raise ConfigError(("tree",), f"{depth} levels are more than the {medusa_heads} Medusa heads can draft")
         neighbourhood = self.acceptance.neighbourhood
         sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.max_width)]
-        if neighbourhood.table is not None:
-            sizes.append((("acceptance", "k"), "neighbours", neighbourhood.table[1]))
+        if neighbourhood.table_key is not None:
+            sizes.append((("acceptance", "k"), "neighbours", neighbourhood.table_key[1]))
         if isinstance(neighbourhood, Grouped):
             sizes.append((("acceptance", "below"), "ranks in a window", neighbourhood.below + 1 + neighbourhood.above))
         if self.sampling is not None:
@@ -229,47 +234,9 @@ class DecodingConfig:
                 raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
 
 
-def _section(given: Mapping[str, Any], name: str, reader: Callable[[object], Part]) -> Part:
-    """Read a section; a fault's path starts with the section's name."""
-    try:
-        return reader(given.get(name))
-    except ConfigError as error:
-        raise error.under(name) from None
-
-
-def _read_choice(section: object, tag: str, options: Mapping[str, type[Kind]]) -> Kind:
-    """A section that is one choice: absent, a word, or a mapping with the word under `tag`."""
-    if section is None or isinstance(section, str):
-        section = {} if section is None else {tag: section}
-    choice: Kind = read(section, {tag: options})[tag]
-    return choice
-
-
-def _read_drafter(section: object) -> DrafterChoice:
-    return _read_choice(section, "kind", DRAFTERS)
-
-
-def _read_tree(section: object) -> TreePolicy:
-    return _read_choice(section, "policy", POLICIES)
-
-
-def _read_acceptance(section: object) -> AcceptanceRule:
-    if section is None:
-        return EXACT
-    if isinstance(section, str):
-        if section not in RULES:
-            raise ConfigError((), not_one_of(section, RULES))
-        return RULES[section]
-    choices: Mapping[str, Mapping[str, type[Params]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
-    return AcceptanceRule(**read(section, choices, AcceptanceRule.fields().values()))
-
-
-def _read_sampling(section: object, defaults: Sampling | None) -> Sampling | None:
-    if section is None:
-        return None
-    given, wanted = as_mapping(section), Sampling.fields()
-    missing = [key for key in wanted if key not in given]
-    if defaults is None and missing and not given.keys() - wanted.keys():
-        names = ", ".join(missing)
-        raise ConfigError((), f"give {names} as well, or leave the section out to sample by the target's own defaults")
-    return Sampling.from_mapping((defaults.to_mapping() if defaults is not None else {}) | given)
+def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
+    missing = ", ".join(key for key in Sampling.fields() if key not in given)
+    if defaults is None and missing:
+        problem = f"give {missing} as well, or leave the section out to sample by the target's own defaults"
+        raise ConfigError((), problem)
+    return Sampling.from_mapping((defaults.to_mapping() if defaults is not None else {}) | dict(given))

@@ -101,10 +101,10 @@ def _read_config(preset: str | None, file: str | None, assignments: list[str]) -
         if preset is not None:
             base = find_preset(preset).to_mapping()
         elif file is not None:
-            root = read_document(Path(file).read_bytes(), file)
-            with root.with_location():
-                whole = DecodingConfig.from_mapping(root.plain(), defaults=Sampling())
-            base = whole.with_sampling(None).to_mapping() | {"sampling": root.plain().get("sampling")}
+            document = read_document(Path(file).read_bytes(), file)
+            with document.locate_errors():
+                whole = DecodingConfig.from_mapping(document.data, defaults=Sampling())
+            base = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
         mapping = override(base, parse_assignments(assignments))
         DecodingConfig.from_mapping(mapping, defaults=Sampling())
     return mapping

@@ -40,7 +40,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     searched = config.space.parameters()
     column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
     for name, domain in searched.items():
-        yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else domain.shown
+        yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else str(domain)
     yield (
         "budget",
         ", ".join(
@@ -57,7 +57,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         ),
     )
     pairs = f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
-    yield "timing", pairs if uses_timings(config.asked) else "none: no metric of the sweep needs it"
+    yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)

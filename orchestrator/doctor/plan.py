@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from orchestrator.run.resolve import resolve_sweep
-from search_spaces.acceptance import neighbour_key
 from search_spaces.params import ConfigError
-from search_spaces.space import MOST_BRANCHES, resolve_config
+from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.evaluate import IMAGES_PER_DECODE
@@ -79,7 +78,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
     """
     target = shapes.models.target
     sweep = resolve_sweep(sweep, target.sampling)
-    nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.asked))
+    nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
     label, config, shapes, notes = _heaviest(sweep, shapes)
     batches = _batches(sweep)
     models, pictures = shapes.models, batches["pictures"]
@@ -95,7 +94,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
         quality_image = _seconds(gpu, big, tokens / length, batches["quality"])
         slow = {kind: _seconds(gpu, plain[kind], tokens, batches[kind]) for kind in plain}
         others, made = images["trials"] - 1, gpu.seconds(big.picture) / pictures
-        shots = sweep.timing.images * sweep.timing.repetitions * uses_timings(sweep.asked)
+        shots = sweep.timing.images * sweep.timing.repetitions * uses_timings(sweep.requested_metrics)
         total = images["quality"] * made + images["per trial"] * (slow["quality"] + others * quality_image)
         total += shots * (slow["timing"] + others * (slow["timing"] + timed_image))
         return {
@@ -116,7 +115,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
         "heaviest setting": label,
         "batches": batches,
         "memory": {"timing": _memory(small), "quality": _memory(big), "metric nets": nets},
-        "fits": big.bytes <= available and (small.bytes <= available or not uses_timings(sweep.asked)),
+        "fits": big.bytes <= available and (small.bytes <= available or not uses_timings(sweep.requested_metrics)),
         "largest batch": largest_batch(
             (at, _decoding_bytes(other)), (batches["quality"], _decoding_bytes(big)), available
         ),
@@ -161,7 +160,7 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     """The number of images, including vanilla's in the timing shards."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
-    shots = timing.images * timing.repetitions * uses_timings(sweep.asked)
+    shots = timing.images * timing.repetitions * uses_timings(sweep.requested_metrics)
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 
@@ -198,7 +197,7 @@ def _heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, Decodin
 
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     """Sort key: nodes, levels, columns of the neighbour table."""
-    policy, table = setting[1].policy, neighbour_key(setting[1].acceptance)
+    policy, table = setting[1].policy, setting[1].acceptance.neighbourhood.table_key
     return policy.max_nodes, policy.max_depth, table[1] if table else 0
 
 
@@ -206,14 +205,14 @@ def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
     """The enqueued configs, and the largest valid config of each branch of the space."""
     assert sweep.sampling is not None
     yield from ((entry.label, entry.config) for entry in sweep.enqueue)
-    for branch in islice(sweep.space.branches(), MOST_BRANCHES):
-        ends = [leaf.domain.corners() for leaf in branch.leaves]
+    for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
+        ends = [leaf.domain.corners for leaf in branch.leaves]
         highest = [end[-1] for end in ends]
         for lowest in range(-1, len(ends)):  # all fields at their highest; if that is invalid, one at its lowest
             pairs = enumerate(zip(ends, highest, strict=True))
             values = [end[0] if index == lowest else high for index, (end, high) in pairs]
             try:
-                yield "the largest of the space", resolve_config(branch.setting(values), sweep.sampling)
+                yield "the largest of the space", branch.config(values, sweep.sampling)
             except ConfigError:
                 continue
             break

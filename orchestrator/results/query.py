@@ -17,7 +17,7 @@ import numpy as np
 
 from orchestrator.results.pareto import Bools, Floats
 from orchestrator.results.trials import COMPLETE
-from search_spaces.goals import Constraint
+from search_spaces.constraints import Constraint
 from search_spaces.overrides import config_keys
 from search_spaces.params import ConfigError
 

@@ -18,7 +18,7 @@ from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.study import Proposal, Search, StudyLog
 from orchestrator.run.tasks import EventSink, TaskResult, Workers
-from search_spaces.goals import Constraint
+from search_spaces.constraints import Constraint
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

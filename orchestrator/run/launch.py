@@ -129,7 +129,7 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
         "captions": raw["captions"] | {"source": _absolute(sweep.captions.source)},
         "reference": None if sweep.reference.source == NO_REFERENCE else reference,
         "seed": sweep.seed,
-        "metrics": sorted(sweep.asked) or None,
+        "metrics": sorted(sweep.requested_metrics) or None,
     }
 
 
@@ -212,7 +212,11 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
         {
             "name": sweep.name,
             "experiment": _experiment(sweep, facts).digest(),
-            "metrics": {name: metrics[name] for name in metrics if not sweep.asked or name in sweep.asked},
+            "metrics": {
+                name: metrics[name]
+                for name in metrics
+                if not sweep.requested_metrics or name in sweep.requested_metrics
+            },
             "objectives": [
                 {"metric": o.metric, "direction": o.direction or metrics[o.metric]["direction"]}
                 for o in sweep.objectives

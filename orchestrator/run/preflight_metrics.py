@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from orchestrator.run.preflight_models import prefix_errors
-from search_spaces.params import not_one_of
+from search_spaces.params import unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -27,7 +27,7 @@ def check_names(sweep: SweepConfig) -> None:
     registered = tuple(registered_metrics())
     for section, name in _metric_names(sweep):
         if name not in registered:
-            raise ValueError(f"{section}: metric {not_one_of(name, registered)}")
+            raise ValueError(f"{section}: metric {unknown_choice(name, registered)}")
 
 
 def _metric_names(sweep: SweepConfig) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def check_timing(sweep: SweepConfig, captions: int) -> None:
     from workers.metrics.metric import TIMINGS
     from workers.metrics.registry import registered_metrics, uses_timings
 
-    if not uses_timings(sweep.asked):
+    if not uses_timings(sweep.requested_metrics):
         return
     assert sweep.sampling is not None
     vanilla, timing = DecodingConfig(sampling=sweep.sampling), sweep.timing

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from search_spaces.params import ConfigError
-from search_spaces.space import MOST_BRANCHES, resolve_config
+from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from workers.data.storage import Storage
@@ -80,7 +80,7 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
     with prefix_errors("models"):
         models = load_on_meta(entry)
         features, manifold = feature_info(entry.folder, entry.metrics), manifold_infos(entry.metrics)
-    for key, problem in check_weights(entry.folder, entry.metrics, sweep.asked).items():
+    for key, problem in check_weights(entry.folder, entry.metrics, sweep.requested_metrics).items():
         raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
     return CheckedModels(entry, models.target, Capabilities.of(models), features, manifold)
 
@@ -151,14 +151,14 @@ def check_configs(sweep: SweepConfig, model: CheckedModels) -> None:
         except ConfigError as error:
             raise error.under("enqueue", entry.label) from None
     assert sweep.sampling is not None
-    for branch in islice(sweep.space.branches(), MOST_BRANCHES):
-        corners = [leaf.domain.corners() for leaf in branch.leaves]
+    for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
+        corners = [leaf.domain.corners for leaf in branch.leaves]
         lowest = [ends[0] for ends in corners]
         # all fields at their lowest, then each in turn at its highest
         points = [lowest, *([*lowest[:i], ends[-1], *lowest[i + 1 :]] for i, ends in enumerate(corners))]
         for values in points:
             try:
-                config = resolve_config(branch.setting(values), sweep.sampling)
+                config = branch.config(values, sweep.sampling)
             except ConfigError:
                 continue  # the space itself reported invalid corners when it was read
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.enqueued import Enqueued
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig, Sampling
 
 _VANILLA = "vanilla"

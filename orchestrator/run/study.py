@@ -33,7 +33,7 @@ from orchestrator.results.trials import COMPLETE, TrialRecord
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import SAMPLERS
-from search_spaces.space import Space, resolve_config
+from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -128,7 +128,7 @@ class Search:
         trial = self._live[number] = self._study.ask()
         problem = None
         try:
-            proposed = resolve_config(self._space.suggest(trial), self._sampling)
+            proposed = self._space.suggest(trial, self._sampling)
             config = config or proposed
         except ConfigError as error:
             problem = f"the space proposed an invalid config: {error}"
@@ -155,7 +155,7 @@ class Search:
     def _fixed_params(self, config: DecodingConfig | None) -> Mapping[str, Any] | None:
         """The parameters of an enqueued config, if the space contains it, or of the grid's next point."""
         if config is not None:
-            return self._space.params_of(config.to_mapping(), self._sampling)
+            return self._space.params_of(config, self._sampling)
         return next(self._grid) if self._grid is not None else None
 
     def _make_sampler(self, number: int) -> BaseSampler:

@@ -21,7 +21,6 @@ from search_spaces.acceptance import (
     NeighbourhoodMass,
     NeighbourTables,
     NoNeighbourhood,
-    neighbour_key,
 )
 from search_spaces.schedules import Constant, Linear
 
@@ -262,8 +261,8 @@ def test_groups_are_not_for_greedy_decoding() -> None:
     assert [greedy_of(loosened, x, R, 1.5) for x in range(6)] == [greedy_of(plain, x, R, 1.5) for x in range(6)]
 
 
-def test_neighbour_key_says_which_table_is_needed() -> None:
-    assert neighbour_key(EXACT) is None
-    assert neighbour_key(AcceptanceRule(Grouped())) is None
-    assert neighbour_key(AcceptanceRule(Additive(7, 0.1, proximity="cosine"))) == ("cosine", 7)
-    assert neighbour_key(AcceptanceRule(Multiplicative(9, 2.0, proximity="random"))) == ("random", 9)
+def test_table_key_names_the_neighbour_table() -> None:
+    assert EXACT.neighbourhood.table_key is None
+    assert Grouped().table_key is None
+    assert Additive(7, 0.1, proximity="cosine").table_key == ("cosine", 7)
+    assert Multiplicative(9, 2.0, proximity="random").table_key == ("random", 9)

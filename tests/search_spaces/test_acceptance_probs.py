@@ -19,7 +19,6 @@ from search_spaces.acceptance import (
     Neighbourhood,
     NeighbourTables,
     NoNeighbourhood,
-    neighbour_key,
 )
 from search_spaces.schedules import Constant, Exponential, Schedule
 
@@ -63,7 +62,7 @@ def test_every_rule_is_exact_at_its_limits(
     omega = torch.full((ROWS,), schedule.omegas(5)[-1])
     plain, limit = (AcceptanceRule(n, schedule, resampling) for n in (NoNeighbourhood(), neighbourhood))
     assert neighbourhood.exact
-    assert neighbour_key(limit) is None
+    assert limit.neighbourhood.table_key is None
     assert limit.is_relaxed == (schedule != Constant(1.0))
     for p in (probs, None):
         masses = [rule.neighbourhood.mass(r, p, x, tables) for rule in (plain, limit)]

@@ -15,11 +15,11 @@ from orchestrator.results.published import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule, Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.schedules import Exponential
-from search_spaces.sweep import SweepConfig, ready
+from search_spaces.sweep import SweepConfig, ready_spaces
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Eagle, Jacobi, NoDrafter, Sampling
 
-NAMES = [name for name in ready() if name.startswith("papers/")]
+NAMES = [name for name in ready_spaces() if name.startswith("papers/")]
 #: Codes of the codebook and tokens of an image, by the entry of models.yaml.
 TARGETS: dict[str, tuple[int, int]] = {
     "llamagen-xl-stage1": (16384, 256),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
 from search_spaces.acceptance import NEIGHBOURHOODS, Additive, Multiplicative, NoNeighbourhood
-from search_spaces.params import ConfigError, Params, Range, read
+from search_spaces.params import ConfigError, Params, Range
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES, Adjacency, Static
-from search_spaces.trial import DRAFTERS, Sampling
+from search_spaces.trial import DRAFTERS, SECTIONS, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ def test_values_are_converted_so_that_equal_settings_are_equal() -> None:
         ({"heat": 9, "trays": 1.5}, "trays: must be a whole number, got 1.5"),
         ({"heat": 9, "trays": 0}, "trays: must be at least 1, got 0"),
         ({"heat": 9, "mode": "fam"}, "mode: must be one of top, fan, got 'fam'; did you mean 'fan'?"),
-        ({"heat": 9, "mode": 3}, "mode: must be a name, got 3"),
+        ({"heat": 9, "mode": 3}, "mode: must be a string, got 3"),
         ({"heat": 9, "span": 3}, "span: must be a list, got 3"),
         ({"heat": 9, "span": [1, 2, 3]}, "span: must be a list of 2, got [1, 2, 3]"),
         ({"heat": 9, "span": [1, 20]}, "span: must be in [0, 9], got 20"),
-        ({"heat": 9, "label": 3}, "label: must be a name, got 3"),
+        ({"heat": 9, "label": 3}, "label: must be a string, got 3"),
         ({}, "heat: missing; give the temperature (in (0, 300])"),
         ({"heat": 9, "tray": 3}, "tray: unknown key; did you mean 'trays'? known keys: heat, trays, mode, span, label"),
         ({"heat": 9, "zzz": 3}, "zzz: unknown key; known keys: heat, trays, mode, span, label"),
@@ -82,12 +81,12 @@ def test_refusals(given: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_one_mapping_may_hold_several_choices() -> None:
-    choices: Mapping[str, Mapping[str, type[Params]]] = {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES}
-    found = read({"neighbourhood": "multiplicative", "k": 9, "lambda": 3, "budget": 2}, choices)
+def test_one_section_may_hold_several_choices() -> None:
+    section = SECTIONS["acceptance"]
+    found = section.read({"neighbourhood": "multiplicative", "k": 9, "lambda": 3, "budget": 2})
     assert found["neighbourhood"] == Multiplicative(k=9, lam=3.0)
     assert found["schedule"].budget == 2
-    assert read({}, choices)["neighbourhood"] == NoNeighbourhood()
+    assert section.read(None)["neighbourhood"] == NoNeighbourhood()
 
 
 @pytest.mark.parametrize(
@@ -99,16 +98,15 @@ def test_one_mapping_may_hold_several_choices() -> None:
         ({"neighbourhood": None}, "neighbourhood: must be one of none, additive, multiplicative, grouped, got None"),
         ({"neighbourhood": "additive", "k": 3, "lambda": 2},
          "lambda: not a key of neighbourhood 'additive' but of 'multiplicative'; "
-         "known keys: neighbourhood, k, delta, divergence, proximity"),
-        ({"neighbourhood": "additive", "k": 3, "dleta": 0.1},
-         "dleta: unknown key; did you mean 'delta'? known keys: neighbourhood, k, delta, divergence, proximity"),
+         "known keys: neighbourhood, schedule, resampling, k, delta, divergence, proximity, budget"),
+        ({"neighbourhood": "additive", "k": 3, "dleta": 0.1}, "dleta: unknown key; did you mean 'delta'?"),
         ([3], "must be a mapping of keys to values, got [3]"),
     ],
 )  # fmt: skip
 def test_refusals_of_choices(given: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(given, {"neighbourhood": NEIGHBOURHOODS})
-    assert str(caught.value) == message
+        SECTIONS["acceptance"].read(given)
+    assert str(caught.value).startswith(message)
 
 
 def test_errors_know_their_place_and_travel_between_processes() -> None:
@@ -119,18 +117,18 @@ def test_errors_know_their_place_and_travel_between_processes() -> None:
     assert pickle.loads(pickle.dumps(Additive(k=3, delta=0.1))) == Additive(k=3, delta=0.1)
 
 
-def test_every_knob_says_what_it_is_and_its_default_fits() -> None:
+def test_every_field_says_what_it_is_and_its_default_fits() -> None:
     settings = [s for family in (NEIGHBOURHOODS, SCHEDULES, POLICIES, DRAFTERS) for s in family.values()] + [Sampling]
     for setting in settings:
-        for key, knob in setting.fields().items():
-            assert knob.about
-            assert not knob.about.endswith(".")
-            assert knob.key == key
-            if not knob.required:
-                assert knob.fit(knob.default) == knob.default
+        for key, field in setting.fields().items():
+            assert field.about
+            assert not field.about.endswith(".")
+            assert field.key == key
+            if not field.required:
+                assert field.fit(field.default) == field.default
     assert Multiplicative.fields()["lambda"].name == "lam"
-    assert Static.fields()["name"].words[:1] == ("eagle1_26",)
-    assert Adjacency.fields()["alpha"].words == ("previous", "neighbour")
+    assert Static.fields()["name"].choices[:1] == ("eagle1_26",)
+    assert Adjacency.fields()["alpha"].choices == ("previous", "neighbour")
 
 
 def test_no_key_means_two_things_in_one_section() -> None:

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.documents import Node, as_node, read_document
-from search_spaces.domains import Fixed, Scalar, Span, Values
-from search_spaces.params import ConfigError
+from search_spaces.acceptance import RULES, AcceptanceRule, Multiplicative
+from search_spaces.documents import read_document
+from search_spaces.domains import Interval, Scalar, TrialLike, Values
+from search_spaces.params import ConfigError, at
 from search_spaces.presets import PRESETS
-from search_spaces.space import Space, Suggests, resolve_config
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.space import Space
+from search_spaces.trees import Adjacency, Chain
+from search_spaces.trial import DecodingConfig, Eagle, Sampling
 
 CONDITIONAL = """
 - drafter: [eagle, independent]
@@ -39,10 +41,10 @@ CONDITIONAL = """
 
 
 class Trial:
-    """Answers at random, or as told, and remembers; a name that comes with two distributions is an error."""
+    """Answers at random, or from `answers`, and records; a name may come only once."""
 
-    def __init__(self, seed: int = 0, told: dict[str, Any] | None = None) -> None:
-        self.random, self.told = random.Random(seed), told
+    def __init__(self, seed: int = 0, answers: dict[str, Any] | None = None) -> None:
+        self.random, self.answers = random.Random(seed), answers
         self.params: dict[str, Any] = {}
 
     def suggest_float(
@@ -62,14 +64,16 @@ class Trial:
 
     def answer(self, name: str, value: Any) -> Any:
         assert name not in self.params, f"{name} was asked for twice"
-        self.params[name] = value if self.told is None else self.told[name]
+        self.params[name] = value if self.answers is None else self.answers[name]
         return self.params[name]
 
 
 def read(text: str) -> Space:
     """The space in YAML text; its first line is line 2 of f, below `space:`."""
     indented = "".join(f"  {line}\n" for line in text.splitlines())
-    return Space.read(read_document("space:\n" + indented, "f").mapping()["space"])
+    document = read_document("space:\n" + indented, "f")
+    with document.locate_errors(), at("space"):
+        return Space.read(document.data["space"])
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +86,22 @@ def test_a_study_sees_readable_names(conditional: Space) -> None:
         "space": ("eagle|independent", "jacobi"),
         "drafter": ("eagle", "independent"),
         "tree": ("chain", "dynamic", "static"),
-        "tree=chain.length": Span(2, 6, whole=True),
+        "tree=chain.length": Interval(2, 6, integer=True),
         "tree.width": Values((2, 4), (2, 4)),
         "tree.paths": Values(
             (((0,),), ((0,), (1,)), ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (2,), (3,))),
             ("[[0]]", "[[0],[1]]", "7 entries"),
         ),
         "acceptance": ("exact", "additive", "multiplicative+constant|exponential"),
-        "acceptance=additive.k": Span(2, 200, whole=True, log=True),
-        "acceptance.delta": Span(0.01, 0.5, whole=False, log=True),
-        "acceptance=multiplicative+constant|exponential.k": Span(2, 20, whole=True),
-        "acceptance.lambda": Span(1.5, 3.0, whole=False, step=0.5),
+        "acceptance=additive.k": Interval(2, 200, integer=True, log=True),
+        "acceptance.delta": Interval(0.01, 0.5, integer=False, log=True),
+        "acceptance=multiplicative+constant|exponential.k": Interval(2, 20, integer=True),
+        "acceptance.lambda": Interval(1.5, 3.0, integer=False, step=0.5),
         "acceptance.schedule": ("constant", "exponential"),
         "acceptance.nu": Values((0.1, 0.2), (0.1, 0.2)),
-        "acceptance.budget": Span(1.0, 2.0, whole=False),
-        "space=jacobi.tree.length": Span(4, 15, whole=True),
-        "sampling.cfg": Span(1.0, 3.0, whole=False),
+        "acceptance.budget": Interval(1.0, 2.0, integer=False),
+        "space=jacobi.tree.length": Interval(4, 15, integer=True),
+        "sampling.cfg": Interval(1.0, 3.0, integer=False),
     }
 
 
@@ -117,20 +121,18 @@ def test_alike_branches_share_a_parameter_and_others_do_not() -> None:
 
 @given(st.integers(0, 10**9))
 @settings(deadline=None, max_examples=150)
-def test_a_suggestion_is_a_setting_whose_parameters_are_found_again(seed: int) -> None:
+def test_a_suggestion_is_a_config_whose_parameters_are_found_again(seed: int) -> None:
     space = _CONDITIONAL
     trial, baseline = Trial(seed), Sampling(cfg=1.5, top_k=7)
-    mapping = space.suggest(trial)
-    setting = resolve_config(mapping, baseline)
-    assert set(mapping) - {"sampling"} == {"drafter", "tree", "acceptance"}
-    assert set(mapping.get("sampling", {})) <= {"cfg"}
-    assert setting.sampling is not None
-    assert setting.sampling.top_k == 7
+    config = space.suggest(trial, baseline)
+    assert config.sampling is not None
+    assert config.sampling.top_k == 7
+    assert config.sampling.cfg == trial.params.get("sampling.cfg", 1.5)
     assert trial.params.keys() <= space.parameters().keys()
-    found = space.params_of(setting.to_mapping(), baseline)
+    found = space.params_of(config, baseline)
     assert found == trial.params
-    assert space.suggest(Trial(told=found)) == mapping
-    assert space.params_of(setting.with_sampling(Sampling(cfg=1.5, top_k=8)).to_mapping(), baseline) is None
+    assert space.suggest(Trial(answers=found), baseline) == config
+    assert space.params_of(config.with_sampling(Sampling(cfg=1.5, top_k=8)), baseline) is None
 
 
 _CONDITIONAL = read(CONDITIONAL)
@@ -139,28 +141,26 @@ _CONDITIONAL = read(CONDITIONAL)
 def test_optuna_takes_the_suggestions_and_the_enqueued_parameters(conditional: Space) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=5))
-    wanted = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3},
-              "acceptance": {"neighbourhood": "multiplicative", "k": 5, "lambda": 2.0}}  # fmt: skip
-    params = conditional.params_of(wanted)
+    first = DecodingConfig(Eagle(), Chain(length=3), AcceptanceRule(Multiplicative(k=5, lam=2.0)), Sampling())
+    params = conditional.params_of(first)
     assert params is not None
     study.enqueue_trial(params)
     for number in range(25):
         trial = study.ask()
-        door: Suggests = trial
-        mapping = conditional.suggest(door)
-        assert conditional.params_of(mapping) == trial.params
-        if number == 0:
-            assert DecodingConfig.from_mapping(mapping) == DecodingConfig.from_mapping(wanted)
-        study.tell(trial, float(mapping["tree"].get("length", 0)))
+        protocol: TrialLike = trial
+        config = conditional.suggest(protocol)
+        assert conditional.params_of(config) == trial.params
+        assert number > 0 or config == first
+        study.tell(trial, float(config.policy.max_depth))
 
 
 @pytest.mark.parametrize("name", ["eagle2", "vanilla", "lantern", "sjd"])
 def test_settings_outside_have_no_parameters(conditional: Space, name: str) -> None:
-    inside = conditional.params_of(PRESETS[name].to_mapping(), Sampling(cfg=2.0))
+    inside = conditional.params_of(PRESETS[name], Sampling(cfg=2.0))
     assert (inside is not None) == (name == "sjd")
     if name == "sjd":
         assert inside == {"space": "jacobi", "space=jacobi.tree.length": 15, "sampling.cfg": 2.0}
-        assert conditional.params_of(PRESETS[name].to_mapping(), Sampling(cfg=3.5)) is None
+        assert conditional.params_of(PRESETS[name], Sampling(cfg=3.5)) is None
 
 
 def test_spaces_that_are_finite_have_a_grid() -> None:
@@ -175,27 +175,25 @@ def test_spaces_that_are_finite_have_a_grid() -> None:
     assert points[0] == {"tree": "chain", "tree.length": 2, "acceptance": "exact", "sampling.cfg": 1.0}
     assert {point.get("tree.length") for point in points} == {None, 2, 5, 8}
     assert {point.get("acceptance.budget") for point in points} == {None, 1.1, 1.2, 1.3}
-    settings_of = [resolve_config(space.suggest(Trial(told=point)), Sampling()) for point in points]
-    assert len(set(settings_of)) == len(points)
-    found = [space.params_of(setting.to_mapping()) for setting in settings_of]
-    assert found == points
+    configs = [space.suggest(Trial(answers=point)) for point in points]
+    assert len(set(configs)) == len(points)
+    assert [space.params_of(config) for config in configs] == points
 
 
-def test_spaces_without_an_end_have_no_grid(conditional: Space) -> None:
+def test_continuous_spaces_have_no_grid(conditional: Space) -> None:
     assert conditional.size() is None
-    with pytest.raises(
-        ConfigError, match=r"^f:\d+: space\[0\]\.acceptance\[1\]\.delta: any number of the span will do"
-    ):
+    with pytest.raises(ConfigError, match="continuous") as caught:
         next(conditional.grid())
+    assert caught.value.path == ("[0]", "acceptance", "[1]", "delta")
 
 
 def test_one_point_needs_no_parameters() -> None:
     space = read("drafter: eagle\ntree: [{policy: chain, length: {low: 3, high: 3}}]\nacceptance: {values: [lantern]}")
     assert space.parameters() == {}
     assert list(space.grid()) == [{}]
-    assert isinstance(next(space.branches()).leaves[0].domain, Fixed)
-    assert space.suggest(Trial())["acceptance"]["delta"] == 0.1
-    assert Space.read({}).suggest(Trial()) == DecodingConfig().to_mapping()
+    assert next(space.branches()).leaves[0].domain.is_fixed
+    assert space.suggest(Trial()).acceptance == RULES["lantern"]
+    assert Space.read({}).suggest(Trial()) == DecodingConfig(sampling=Sampling())
 
 
 def test_tags_may_be_searched_with_shared_knobs() -> None:
@@ -203,13 +201,13 @@ def test_tags_may_be_searched_with_shared_knobs() -> None:
         "drafter: eagle\ntree: {policy: chain, length: 3}\n"
         "acceptance: {schedule: {values: [constant, linear, exponential]}, budget: {low: 1.0, high: 2.0}, nu: 0.3}"
     )
-    seen = [space.suggest(Trial(seed))["acceptance"] for seed in range(30)]
-    assert {rule["schedule"] for rule in seen} == {"constant", "linear", "exponential"}
-    assert {rule.get("nu") for rule in seen} == {None, 0.3}
+    schedules = [space.suggest(Trial(seed)).acceptance.schedule for seed in range(30)]
+    assert {schedule.kind for schedule in schedules} == {"constant", "linear", "exponential"}
+    assert {getattr(schedule, "nu", None) for schedule in schedules} == {None, 0.3}
     assert set(space.parameters()) == {"acceptance.schedule", "acceptance.budget"}
 
 
-def test_what_is_impossible_only_inside_speaks_when_suggested() -> None:
+def test_combinations_inside_a_branch_are_checked_when_suggested() -> None:
     # each listed value goes with the first and with the last of all others, but the two in the middle not together
     space = read(
         "drafter: eagle\n"
@@ -220,10 +218,12 @@ def test_what_is_impossible_only_inside_speaks_when_suggested() -> None:
         "  nodes: {low: 6, high: 9}\n"
         "  width_step: {low: 1, high: 3}\n"
     )
-    told = {"tree.depth_range": "[2,5]", "tree.start_depth": 8, "tree.nodes": 6, "tree.width_step": 1}
+    answers = {"tree.depth_range": "[2,5]", "tree.start_depth": 8, "tree.nodes": 6, "tree.width_step": 1}
     with pytest.raises(ConfigError, match=r"^tree\.start_depth: must be within depth_range \[2, 5\], got 8$"):
-        space.suggest(Trial(told=told))
-    assert space.suggest(Trial(told=told | {"tree.start_depth": 4}))["tree"]["start_depth"] == 4
+        space.suggest(Trial(answers=answers))
+    assert space.suggest(Trial(answers=answers | {"tree.start_depth": 4})).policy == Adjacency(
+        depth_range=(2, 5), start_depth=4, nodes=6, width_step=1
+    )
 
 
 def test_lists_of_numbers_keep_their_names() -> None:
@@ -268,19 +268,19 @@ BROKEN = [
     ("drafter: eagle\ntree:\n  policy: chain\n  length:\n    low: 1\n    hihg: 3",
      "f:7: space.tree.length.hihg: unknown key; did you mean 'high'? known keys: low, high, log, step, values"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1}}",
-     "f:3: space.tree.length.high: missing; a span has a low and a high (at least 1)"),
+     "f:3: space.tree.length.high: missing; a range has a low and a high (at least 1)"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 9, step: 3}}",
      "f:3: space.tree.length.step: steps of 3 from 1 reach 7 and 10 but not 9; make one of them high"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 5}}",
-     "f:3: space.tree.length.step: overshoots: 1 + 5 is more than 3; make it at most 2"),
+     "f:3: space.tree.length.step: 1 + 5 is more than 3; make the step at most 2"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 0.5}}",
      "f:3: space.tree.length.step: must be a whole number greater than 0, got 0.5"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, step: 1, log: true}}",
-     "f:3: space.tree.length.step: goes not with log; remove one of the two, or list the values"),
+     "f:3: space.tree.length.step: cannot be combined with `log`; remove one of the two, or list the values"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, high: 3, log: yess}}",
      "f:3: space.tree.length.log: must be true or false, got 'yess'"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 1, values: [2]}}",
-     "f:3: space.tree.length.low: goes not with values; give either values, or low and high"),
+     "f:3: space.tree.length.low: cannot be combined with `values`; give either values, or low and high"),
     ("drafter: eagle\ntree: {policy: chain, length: {values: []}}",
      "f:3: space.tree.length.values: must not be empty; list what the search may choose from"),
     ("drafter: eagle\ntree: {policy: chain, length: {values: [2, 3, 2]}}",
@@ -290,11 +290,11 @@ BROKEN = [
     ("drafter: eagle\ntree: {policy: chain, length: [2, 3]}",
      "f:3: space.tree.length: to search several values write {values: [2, 3]}"),
     ("drafter: eagle\ntree: {policy: chain, length: [{low: 2, high: 3}]}",
-     "f:3: space.tree.length: branches stand one level up; write {values: [...]} or {low: ..., high: ...} here"),
+     "f:3: space.tree.length: branches belong one level up; write {values: [...]} or {low: ..., high: ...} here"),
     ("drafter: eagle\ntree: {policy: chain, length: 3, children: {values: [top, sample]}}",
      "f:3: space.tree.children.values[1]: must be one of sampled, top, got 'sample'; did you mean 'sampled'?"),
     ("drafter: eagle\ntree: {policy: chain, length: 3, children: {low: 1, high: 2}}",
-     "f:3: space.tree.children: is no number and has no span; write {values: [...]} of sampled, top"),
+     "f:3: space.tree.children: is not numeric, so it has no range; write {values: [...]} of sampled, top"),
     ("drafter: eagle\ntree: {policy: static, paths: {values: [[[0]], [[1]]]}}",
      "f:3: space.tree.paths: node [1] skips a rank: its sibling [0] is not in the tree; add it "
      "(at tree.paths ((1,),))"),
@@ -303,7 +303,7 @@ BROKEN = [
     ("drafter: eagle", "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, "
      "adjacency"),
     ("drafter: [none, eagle]\ntree: {policy: chain, length: 2}",
-     "f:2: space.drafter: nobody drafts the 'chain' tree; choose one of eagle, medusa, independent, jacobi "
+     "f:2: space.drafter[0]: the 'chain' tree needs a drafter; choose one of eagle, medusa, independent, jacobi "
      "(in the branch none)"),
     ("drafter: jacobi\ntree:\n  - {policy: chain, length: 3}\n  - {policy: dynamic, depth: 2, width: 2, nodes: 3}",
      "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use 'chain', not 'dynamic' (in the branch dynamic)"),
@@ -337,7 +337,7 @@ BROKEN = [
      "cfg"),
     ("sampling: cold", "f:2: space.sampling: must be a mapping of keys to values, got 'cold'"),
     ("acceptance: lantern",
-     "f:2: space.acceptance: nothing is drafted, so nothing can be accepted; leave it out"),
+     "f:2: space.acceptance: has no effect without a drafter; remove it, or choose a drafter"),
 ]  # fmt: skip
 
 
@@ -354,21 +354,15 @@ def test_refusals(text: str, message: str) -> None:
 @settings(deadline=None, max_examples=150)
 def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None, log: bool) -> None:
     span: dict[str, Any] = {"low": low, "high": low + width, "log": log} | ({} if step is None else {"step": step})
-    node = as_node({"drafter": "eagle", "tree": {"policy": "chain", "length": span}}, "f:1")
+    data = {"drafter": "eagle", "tree": {"policy": "chain", "length": span}}
     if step is not None and (log or width % step):
-        with pytest.raises(ConfigError, match=r"^f:1: tree\.length\.step: "):
-            Space.read(node)
+        with pytest.raises(ConfigError) as caught:
+            Space.read(data)
+        assert caught.value.path == ("tree", "length", "step")
         return
-    space = Space.read(node)
-    lengths = [space.suggest(Trial(told=point))["tree"]["length"] for point in space.grid()]
+    space = Space.read(data)
+    lengths = [space.suggest(Trial(answers=point)).policy.max_depth for point in space.grid()]
     assert lengths == list(range(low, low + width + 1, step or 1))
     for length in range(max(1, low - 2), low + width + 3):
-        inside = space.params_of({"drafter": "eagle", "tree": {"policy": "chain", "length": length}})
+        inside = space.params_of(DecodingConfig(Eagle(), Chain(length=length)))
         assert (inside is not None) == (length in lengths)
-
-
-def test_plain_data_and_nodes_read_alike() -> None:
-    plain: Node = as_node({"drafter": "none"}, "here")
-    assert Space.read(plain) == Space.read({"drafter": "none"}, "here")
-    with pytest.raises(ConfigError, match=r"^here: drafter: must be one of"):
-        Space.read({"drafter": "nobody"}, "here")

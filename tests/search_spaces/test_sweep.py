@@ -14,13 +14,21 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.enqueued import Enqueued
-from search_spaces.goals import Constraint, Objective
+from search_spaces.constraints import Constraint
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
-from search_spaces.space import resolve_config
-from search_spaces.sweep import DEFAULT_OBJECTIVES, KEYS, SweepConfig, find, ready
-from search_spaces.sweep_sections import Budget, Captions, Models, Quality, Reference, Search, Timing
+from search_spaces.sweep import DEFAULT_OBJECTIVES, KEYS, SweepConfig, find_space, ready_spaces
+from search_spaces.sweep_sections import (
+    Budget,
+    Captions,
+    Enqueued,
+    Models,
+    Objective,
+    Quality,
+    Reference,
+    Search,
+    Timing,
+)
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.search_spaces.test_space import Trial
@@ -131,13 +139,13 @@ def test_a_sweep_without_a_space_runs_what_is_enqueued() -> None:
 BROKEN = [
     ("", "f:1: the file is empty; give at least a name and objectives"),
     ("- 1\n", "f:1: must be a mapping of keys to values, got [1]"),
-    ("name: x\n", "f:1: space: missing; give a space to search, or settings to enqueue"),
-    ("space: {}\n", "f:1: name: missing; give the name of the sweep, which becomes a folder's"),
+    ("name: x\n", "f:1: space: missing; give a space to search, or configs to enqueue"),
+    ("space: {}\n", "f:1: name: missing; give the name of the sweep, and of its folder"),
     ("name: ../x\nspace: {}\n",
-     "f:1: name: '../x' cannot be a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
+     "f:1: name: '../x' cannot name a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
      "a letter or digit first"),
     ("space: {}\nname: ..\n",
-     "f:2: name: '..' cannot be a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
+     "f:2: name: '..' cannot name a folder; use up to 64 of a-z, 0-9, dot, dash and underscore, "
      "a letter or digit first"),
     (SHORT + "name: y\n", "f:3: name: given twice, first in line 1; remove one of the two"),
     (SHORT + "budgte: {trials: 3}\n",
@@ -154,24 +162,24 @@ BROKEN = [
     (SHORT + "search: {sampler: tpee}\n",
      "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, got 'tpee'; did you mean 'tpe'?"),
     (SHORT + "search: {options: 3}\n", "f:3: search.options: must be a mapping of keys to values, got 3"),
-    (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for all metrics that the models allow"),
+    (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for the default"),
     (SHORT + "metrics: [fid, FID]\n", "f:3: metrics[1]: must be a metric's name such as fid or clip_score, got 'FID'"),
-    (SHORT + "metrics: [fid, fid]\n", "f:3: metrics[1]: fid is listed twice; remove one of the two"),
+    (SHORT + "metrics: [fid, fid]\n", "f:3: metrics[1]: fid is listed twice; remove or rename one of the two"),
     (SHORT + "objectives: [speedup, {metric: speedup}]\n",
-     "f:3: objectives[1]: speedup is an objective already; remove one of the two"),
+     "f:3: objectives[1]: speedup is listed twice; remove or rename one of the two"),
     (SHORT + "objectives: [{metric: fid, direction: min}]\n",
      "f:3: objectives[0].direction: must be one of maximize, minimize, got 'min'"),
     (SHORT + "objectives: [{direction: minimize}]\n", "f:3: objectives[0].metric: missing; give the name of a metric"),
     (SHORT + "objectives: []\n",
-     "f:3: objectives: must not be empty; name what the sweep is for, such as speedup and fid"),
+     "f:3: objectives: must not be empty; leave it out for the default"),
     (SHORT + "constraints:\n  - drift < 2\n", "f:4: constraints[0]: 'drift < 2' compares by <; use <= or >="),
     (SHORT + "constraints: [drift <= 2, drift<=2.0]\n",
-     "f:3: constraints[1]: 'drift <= 2' is listed twice; remove one of the two"),
+     "f:3: constraints[1]: 'drift <= 2' is listed twice; remove or rename one of the two"),
     (SHORT + "enqueue: [vanilla, lanturn]\n",
      f"f:3: enqueue[1]: must be one of {', '.join(PRESETS)}, got 'lanturn'; did you mean 'lantern'?"),
-    (SHORT + "enqueue: [adt, peanut]\n", "f:3: enqueue[1]: is the same setting as 'adt'; remove one of the two"),
+    (SHORT + "enqueue: [adt, peanut]\n", "f:3: enqueue[1]: is the same config as 'adt'; remove one of the two"),
     (SHORT + "enqueue:\n  - vanilla\n  - {label: vanilla, preset: cool}\n",
-     "f:5: enqueue[1]: the label 'vanilla' is taken; give each setting a label of its own"),
+     "f:5: enqueue[1]: the label 'vanilla' is listed twice; remove or rename one of the two"),
     (SHORT + 'enqueue: [{label: "a\\nb", preset: cool}]\n',
      "f:3: enqueue[0].label: must be a line of 1 to 80 characters, got 'a\\nb'"),
     (SHORT + "enqueue: [{drafter: eagle, tree: {policy: chain, length: 0}}]\n",
@@ -185,7 +193,7 @@ BROKEN = [
     (SHORT + "sampling: {temperature: 1, top_k: -1, top_p: 1, cfg: 3}\n",
      "f:3: sampling.top_k: must be at least 0, got -1"),
     ("name: x\nsearch: {sampler: grid}\nspace: {drafter: none, sampling:\n  {cfg: {low: 1, high: 2}}}\n",
-     "f:4: space.sampling.cfg: has no end of values, which the sampler 'grid' needs; give a step, or values"),
+     "f:4: space.sampling.cfg: is continuous, and a grid needs a finite space; give a step, or values"),
 ]  # fmt: skip
 
 
@@ -261,13 +269,13 @@ FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= va
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (3, f"must be a text, got 3; {FORMS}"),
-        ("drift", f"'drift' is no constraint; {FORMS}"),
+        (3, f"must be a string, got 3; {FORMS}"),
+        ("drift", f"'drift' is not a constraint; {FORMS}"),
         ("drift <= two", f"cannot read the bound 'two'; {FORMS}"),
         ("drift <= 2 vanilla", f"cannot read the bound '2 vanilla'; {FORMS}"),
         ("drift <= 2 * vanilla * 2", f"cannot read the bound '2 * vanilla * 2'; {FORMS}"),
         ("drift == 2", "'drift == 2' compares by ==; use <= or >="),
-        ("fid <= 0 * vanilla", "'fid <= 0 * vanilla' takes vanilla 0 times; write a plain number"),
+        ("fid <= 0 * vanilla", "'fid <= 0 * vanilla' multiplies vanilla by 0; write a plain number"),
         ("FID <= 3", "must be a metric's name such as fid or clip_score, got 'FID'"),
     ],
 )
@@ -297,10 +305,10 @@ METHODS = ("speculative", "medusa", "eagle1", "eagle2", "lantern", "lantern_pp",
 
 
 def test_there_is_a_ready_space_per_method() -> None:
-    assert {"quickstart", "joint", "vanilla_sampling", *METHODS} <= set(ready())
+    assert {"quickstart", "joint", "vanilla_sampling", *METHODS} <= set(ready_spaces())
 
 
-@pytest.mark.parametrize("name", [name for name in ready() if not name.startswith("papers/")])  # other models'
+@pytest.mark.parametrize("name", [name for name in ready_spaces() if not name.startswith("papers/")])  # other models'
 def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str, limits: dict[str, Any]) -> None:
     sweep = SweepConfig.read(name)
     assert sweep.name == name.rpartition("/")[2].replace("_", "-")
@@ -313,19 +321,19 @@ def test_ready_spaces_load_and_suggest_what_the_built_in_model_serves(name: str,
         entry.config.check_model(**limits)
     for seed in range(200):
         trial = Trial(seed)
-        setting = resolve_config(sweep.space.suggest(trial), sweep.sampling)
-        setting.check_model(**limits)
+        config = sweep.space.suggest(trial, sweep.sampling)
+        config.check_model(**limits)
         if seed < 5:
-            assert sweep.space.params_of(setting.to_mapping(), sweep.sampling) == trial.params
+            assert sweep.space.params_of(config, sweep.sampling) == trial.params
 
 
 LARGEST = 2**63 - 1
 
 
 def test_what_is_asked_for_is_the_metrics_and_the_goals() -> None:
-    assert read(SHORT).asked == frozenset()
+    assert read(SHORT).requested_metrics == frozenset()
     asked = read(SHORT, {"metrics": ["drift"], "objectives": ["fid", "step_compression"], "constraints": ["kid <= 1"]})
-    assert asked.asked == {"drift", "fid", "step_compression", "kid"}
+    assert asked.requested_metrics == {"drift", "fid", "step_compression", "kid"}
 
 
 @pytest.mark.parametrize("key", ["seed", "captions.seed", "reference.seed", "search.seed"])
@@ -339,14 +347,14 @@ def test_seeds_are_what_64_bits_hold(key: str) -> None:
 def test_the_quick_start_drafts_little() -> None:
     sweep = SweepConfig.read("quickstart")
     configs = [entry.config for entry in sweep.enqueue]
-    configs += [resolve_config(sweep.space.suggest(Trial(seed)), BASELINE) for seed in range(200)]
+    configs += [sweep.space.suggest(Trial(seed), BASELINE) for seed in range(200)]
     assert max(config.policy.max_nodes for config in configs) <= 8
 
 
 def test_a_methods_own_preset_lies_in_its_space() -> None:
     for name in METHODS:
         sweep = SweepConfig.read(name)
-        assert sweep.space.params_of(PRESETS[name].to_mapping(), sweep.sampling) is not None, name
+        assert sweep.space.params_of(PRESETS[name], sweep.sampling) is not None, name
         assert name in [entry.label for entry in sweep.enqueue]
 
 
@@ -354,17 +362,17 @@ def test_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "own.yaml").write_text(SHORT)
-    assert find("quickstart").name == "quickstart.yaml"
+    assert find_space("quickstart").name == "quickstart.yaml"
     assert SweepConfig.read("own.yaml") == SweepConfig.read(tmp_path / "own.yaml") == read(SHORT)
-    tables = [name for name in ready() if name.startswith("papers/")]
-    known = ", ".join([*(name for name in ready() if name not in tables), "papers/... (the papers' tables)"])
+    tables = [name for name in ready_spaces() if name.startswith("papers/")]
+    known = ", ".join([*(name for name in ready_spaces() if name not in tables), "papers/... (the papers' tables)"])
     for name, message in (
         ("quikstart", f"quikstart: no such file, and no ready space; did you mean 'quickstart'? there are {known}"),
         ("xyz", f"xyz: no such file, and no ready space; there are {known}"),
         ("papers", f"papers: no such file, and no ready space; there are {', '.join(tables)}"),
         ("lantern-table2", "lantern-table2: no such file, and no ready space; did you mean 'papers/lantern-table2'? "
                            f"there are {', '.join(tables)}"),
-        ("other.yaml", f"other.yaml: no such file; ready spaces go by their names: {known}"),
+        ("other.yaml", f"other.yaml: no such file; ready spaces are {known}"),
         (".", ".: is a folder; give the YAML file of a sweep"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:

@@ -197,7 +197,7 @@ def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: di
 
 def test_rules_that_are_exact_need_no_table() -> None:
     config = DecodingConfig(Eagle(), Chain(2), AcceptanceRule(Additive(k=500, delta=0)))
-    assert config.acceptance.neighbourhood.table is None
+    assert config.acceptance.neighbourhood.table_key is None
     config.check_model(64)
 
 

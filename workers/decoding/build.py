@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search_spaces.acceptance import NeighbourTables, neighbour_key
+from search_spaces.acceptance import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.trial import DecodingConfig, DrafterChoice
@@ -50,7 +50,7 @@ def build_drafting(config: DecodingConfig, target: Target, drafter: Drafter | No
 
 def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """What the acceptance rule looks up: the neighbour table, or the codebook itself for groups."""
-    key = neighbour_key(config.acceptance)
+    key = config.acceptance.neighbourhood.table_key
     neighbours = neighbour_table(target.codebook, *key) if key else None
     codebook = target.codebook if config.acceptance.neighbourhood.reads_codebook else None
     return NeighbourTables(neighbours=neighbours, codebook=codebook)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from search_spaces.acceptance import NeighbourTables, neighbour_key
+from search_spaces.acceptance import NeighbourTables
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
@@ -255,7 +255,7 @@ def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> De
 
 def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """The acceptance rule's tables, without values."""
-    key = neighbour_key(config.acceptance)
+    key = config.acceptance.neighbourhood.table_key
     size = (target.vocab_size, key[1]) if key else (0, 0)
     table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
     return NeighbourTables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)

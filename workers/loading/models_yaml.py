@@ -23,8 +23,8 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 
-from search_spaces.documents import Node, as_node, read_document
-from search_spaces.params import ConfigError, Params, not_one_of, unknown_key
+from search_spaces.documents import read_document
+from search_spaces.params import ConfigError, Params, at, expect_mapping, unknown_choice
 from workers.decoding.drafter import Drafter
 from workers.drafters.files import kinds_with_weights, load_drafter
 from workers.loading.models import Models
@@ -114,7 +114,12 @@ def read_models_yaml(file: str | Path) -> dict[str, Entry]:
     text = path.read_bytes()
     if not text.strip():
         raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
-    entries = {name: _entry(name, node, path.parent) for name, node in read_document(text, str(file)).mapping().items()}
+    document = read_document(text, str(file))
+    entries = {}
+    with document.locate_errors():
+        for name, keys in expect_mapping(document.data).items():
+            with at(name):
+                entries[name] = _entry(name, keys, path.parent, document.location((name,)))
     if not entries:
         raise ConfigError((), "the file has no entries; give at least one with its family and files", f"{file}:1")
     return entries
@@ -130,7 +135,7 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
     if name is None and len(entries) > 1:
         raise ConfigError((), f"has several entries; name one, {file}#NAME: {', '.join(entries)}", str(file))
     if name is not None and name not in entries:
-        raise ConfigError((), f"no entry {name!r}: it {not_one_of(name, entries)}", str(file))
+        raise ConfigError((), f"no entry {name!r}: it {unknown_choice(name, entries)}", str(file))
     return entries[next(iter(entries)) if name is None else name]
 
 
@@ -227,37 +232,33 @@ def _folder_drafters(family: Family) -> dict[str, str]:
     return {kind: str(path) for kind, path in paths.items() if path is not None and path.exists()}
 
 
-def _entry(name: str, node: Node, base: Path) -> Entry:
-    given = node.mapping()
+def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
+    """The entry in plain data. base: the folder that relative paths start from."""
+    given = expect_mapping(keys)
     if "family" not in given:
-        raise node.error(f"missing; give one of {', '.join(families())}", "family")
-    word = given["family"]
-    if word.value not in families():
-        raise word.error(not_one_of(word.value, families()))
-    kind = families()[str(word.value)]
+        raise ConfigError(("family",), f"missing; give one of {', '.join(families())}")
+    with at("family"):
+        kind = families().lookup(given["family"])
     common, own = _CommonKeys.fields(), kind.fields()
-    known = [*own, *common, "drafters", "metrics"]
-    for key, child in given.items():
-        if key not in known:
-            raise child.error(unknown_key(key, known))
-    with node.with_location():
-        shared = _CommonKeys.from_mapping({key: given[key].plain() for key in common if key in given})
-        family = kind.from_mapping({key: given[key].plain() for key in own if key in given})
+    expect_mapping(given, [*own, *common, "drafters", "metrics"])
+    shared = _CommonKeys.from_mapping({key: given[key] for key in common if key in given})
+    family = kind.from_mapping({key: given[key] for key in own if key in given})
     paths = {own[key].name: _absolute(path, base) for key, path in family.paths.items() if path is not None}
     family = replace(family, **paths)
-    empty = as_node({}, node.where)
-    drafters = _folder_drafters(family) | _read_paths(given.get("drafters", empty), kinds_with_weights(), base)
-    metrics = _read_paths(given.get("metrics", empty), METRICS, base)
-    return Entry(name, family, shared.dtype, drafters, metrics, node.where)
+    with at("drafters"):
+        drafters = _folder_drafters(family) | _read_paths(given.get("drafters"), kinds_with_weights(), base)
+    with at("metrics"):
+        metrics = _read_paths(given.get("metrics"), METRICS, base)
+    return Entry(name, family, shared.dtype, drafters, metrics, where)
 
 
-def _read_paths(node: Node, keys: tuple[str, ...], base: Path) -> dict[str, str]:
+def _read_paths(section: object, keys: tuple[str, ...], base: Path) -> dict[str, str]:
     """A section that maps known keys to paths, as absolute paths."""
     paths: dict[str, str] = {}
-    for key, child in ({} if node.value is None else node.mapping(keys)).items():
-        if not isinstance(child.value, str) or not child.value:
-            raise child.error(f"must be the path of a file or folder, got {child.plain()!r}")
-        paths[key] = _absolute(child.value, base)
+    for key, path in ({} if section is None else expect_mapping(section, keys)).items():
+        if not isinstance(path, str) or not path:
+            raise ConfigError((key,), f"must be the path of a file or folder, got {path!r}")
+        paths[key] = _absolute(path, base)
     return paths
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from search_spaces.params import not_one_of
+from search_spaces.params import unknown_choice
 from workers.metrics import features
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.extractor import Classifier, Extractor, ExtractorFactory, ExtractorInfo, Role
@@ -142,7 +142,7 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     known = dict.fromkeys([*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)])
     for key in given:
         if key not in known:
-            raise WeightsError(f"metrics: {not_one_of(key, tuple(known))}")
+            raise WeightsError(f"metrics: {unknown_choice(key, tuple(known))}")
     for role in ("features", "manifold"):
         keys = [key for key in given if key in extractors() and extractors()[key].role == role]
         if len(keys) > 1:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import workers.metrics
-from search_spaces.params import not_one_of
+from search_spaces.params import unknown_choice
 from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.extractor import ExtractorFactory
 from workers.metrics.metric import TIMINGS, Metric, MetricInputs, ScorerFactory
@@ -72,7 +72,7 @@ def select_metrics(
     wanted = list(every) if names is None else list(names)
     for name in wanted:
         if name not in every:
-            raise ValueError(f"metrics: {not_one_of(name, tuple(every))}")
+            raise ValueError(f"metrics: {unknown_choice(name, tuple(every))}")
     lacking = {name: [need for need in every[name].needs if need not in available] for name in wanted}
     there = tuple(every[name] for name in wanted if not lacking[name])
     return there, {name: f"needs {', '.join(needs)}" for name, needs in lacking.items() if needs}

@@ -80,7 +80,7 @@ def test_every_sampler_proposes_points_of_the_space_and_resumes_alike(sampler: s
     assert [entry.label for entry in whole[:3]] == ["vanilla", "chain", "outside"]
     for entry in whole[3:]:
         assert entry.config is not None
-        assert config.space.params_of(entry.config.to_mapping(), config.sampling) == dict(entry.params)
+        assert config.space.params_of(entry.config, config.sampling) == dict(entry.params)
     assert len({entry.digest for entry in whole}) > 5
     resumed = drive(config, trials, whole[: trials // 2])
     assert [entry.params for entry in resumed] == [entry.params for entry in whole]

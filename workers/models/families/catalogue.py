@@ -52,7 +52,7 @@ class Family(Params):
     @property
     def paths(self) -> dict[str, str | None]:
         """The values of the keys that are paths."""
-        values = {field.key: getattr(self, field.name) for field in self.fields().values() if not field.words}
+        values = {field.key: getattr(self, field.name) for field in self.fields().values() if not field.choices}
         return {key: value for key, value in values.items() if value is None or isinstance(value, str)}
 
     @property

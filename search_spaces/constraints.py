@@ -1,0 +1,92 @@
+"""Constraints of a sweep, such as `clip_score >= 0.9 * vanilla`.
+
+Any name passes as a metric here; the metrics that exist are known where they are measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from search_spaces.params import ConfigError
+
+_METRIC = re.compile(r"[a-z][a-z0-9_]*")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)\s*(?P<bound>.+)")
+_BOUND = re.compile(
+    rf"(?P<number>{_NUMBER})"
+    rf"|(?:(?P<before>{_NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(?P<after>{_NUMBER}))?(?:\s*(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?"
+)
+Op = Literal["<=", ">="]
+_OPERATORS: Mapping[str, Op] = {"<=": "<=", ">=": ">=", "≤": "<=", "≥": ">="}
+_FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= vanilla + 0.5'"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """`metric` must be at most (by `op`: at least) factor x vanilla's value + offset."""
+
+    metric: str
+    op: Op
+    factor: float
+    offset: float
+
+    @classmethod
+    def parse(cls, text: object) -> Constraint:
+        """Read a constraint. ConfigError, without a path, if the text is not one."""
+        if not isinstance(text, str):
+            raise ConfigError((), f"must be a string, got {text!r}; {_FORMS}")
+        match = _CONSTRAINT.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
+        metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
+        if op is None:
+            raise ConfigError((), f"{text!r} compares by {match['op']}; use <= or >=")
+        bound = _BOUND.fullmatch(match["bound"].strip())
+        if bound is None or (bound["before"] and bound["after"]):
+            raise ConfigError((), f"cannot read the bound {match['bound'].strip()!r}; {_FORMS}")
+        if bound["number"]:
+            return cls(metric, op, 0.0, float(bound["number"]))
+        factor = float(bound["before"] or bound["after"] or 1)
+        if factor == 0:
+            raise ConfigError((), f"{text!r} multiplies vanilla by 0; write a plain number")
+        return cls(metric, op, factor, float(bound["offset"] or 0) * (-1 if bound["sign"] == "-" else 1))
+
+    @property
+    def relative_to_vanilla(self) -> bool:
+        return self.factor != 0
+
+    @property
+    def text(self) -> str:
+        """The constraint in its canonical form; `parse` reads it back."""
+        if not self.relative_to_vanilla:
+            return f"{self.metric} {self.op} {_format(self.offset)}"
+        factor = "" if self.factor == 1 else f"{_format(self.factor)} * "
+        sign = "-" if self.offset < 0 else "+"
+        offset = f" {sign} {_format(abs(self.offset))}" if self.offset else ""
+        return f"{self.metric} {self.op} {factor}vanilla{offset}"
+
+    def violation(self, value: float, vanilla_value: float | None = None) -> float:
+        """How far `value` is beyond the bound, in the metric's unit: at most 0 if the bound is met, infinite for NaN.
+
+        ValueError if the bound needs vanilla's value and it is missing.
+        """
+        if self.relative_to_vanilla and (vanilla_value is None or math.isnan(vanilla_value)):
+            raise ValueError(f"{self.text!r} needs vanilla's {self.metric}")
+        bound = self.factor * (vanilla_value or 0.0) + self.offset
+        excess = value - bound if self.op == "<=" else bound - value
+        return math.inf if math.isnan(excess) else excess
+
+
+def check_metric(name: object) -> str:
+    """`name`, if it can be the name of a metric; ConfigError otherwise."""
+    if not isinstance(name, str) or not _METRIC.fullmatch(name):
+        raise ConfigError((), f"must be a metric's name such as fid or clip_score, got {name!r}")
+    return name
+
+
+def _format(number: float) -> str:
+    return repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
