@@ -232,8 +232,8 @@ def test_models_by_their_entry() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"weights": "runs/mine"}, "f:3: models.weights: unknown key; use file, name or device"),
-        ({"name": 3}, "f:3: models.name: must be a name, got 3"),
+        ({"weights": "runs/mine"}, "f:3: models.weights: unknown key; known keys: file, name, device"),
+        ({"name": 3}, "f:3: models.name: must be a string, got 3"),
     ],
 )
 def test_models_that_cannot_be(keys: dict[str, Any], message: str) -> None:
