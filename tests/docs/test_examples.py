@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from search_spaces import plugins
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, NeighbourTables
 from search_spaces.samplers import SAMPLERS
+from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
 from workers.models.families.catalogue import FAMILIES
@@ -29,7 +31,14 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
-    registries: tuple[plugins.Registry[Any], ...] = (DRAFTERS, FAMILIES, POLICIES, SAMPLERS)
+    registries: tuple[plugins.Registry[Any], ...] = (
+        DRAFTERS,
+        FAMILIES,
+        NEIGHBOURHOODS,
+        POLICIES,
+        SAMPLERS,
+        SCHEDULES,
+    )
     for registry in registries:
         monkeypatch.setattr(registry, "_entries", {**registry})
     module = ModuleType(page.removesuffix(".md"))
@@ -61,13 +70,27 @@ def test_your_own_rule(names: dict[str, Any]) -> None:
     assert accepted["both"] > max(accepted["fading"], accepted["cosine"])
     fading, cosine = names["Fading"], names["Cosine"]
     assert sum(cosine(budget=1.3, swing=0.7).omegas(6)) / 6 == pytest.approx(1.3)
-    r, tables = torch.rand(3, 40).softmax(1), names["Tables"](torch.stack([torch.randperm(40) for _ in range(40)]))
+    r, tables = torch.rand(3, 40).softmax(1), NeighbourTables(torch.stack([torch.randperm(40) for _ in range(40)]))
     everything, _ = fading(k=5, share=0.5).all_masses(r, None, tables)
     for x in range(40):
         one = fading(k=5, share=0.5).mass(r, None, torch.full((3,), x), tables)
         torch.testing.assert_close(one.target, everything[:, x])
     with pytest.raises(ValueError, match="share"):
         fading(k=5, share=2.0)
+
+
+@pytest.mark.parametrize(("file", "name"), [("neighbourhoods", "Fading"), ("schedules", "Cosine")])
+def test_a_rule_of_the_page_works_inside_the_project(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(
+        r"^```python\n(# my_rules\.py\n.*?)^```$", (DOCS / "your_own_rule.md").read_text("utf-8"), re.M | re.S
+    )
+    (source,) = (part for part in re.split(r"(?m)^@(?=[A-Z]+\.register)", block) if f"class {name}(" in part)
+    text = (DOCS.parent / "search_spaces" / f"{file}.py").read_text("utf-8")
+    module = ModuleType(f"search_spaces.{file}_with_{name.lower()}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(f"{text}\n\n@{source}", file, "exec"), module.__dict__)
+    rule = getattr(module, name)
+    assert rule.from_mapping({"k": 5, "share": 0.5} if name == "Fading" else {"budget": 1.5}).exact is False
 
 
 @pytest.mark.slow
