@@ -92,7 +92,7 @@ def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Captio
         ValueError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
     """
     from workers.data.captions import read_captions
-    from workers.data.faults import and_more
+    from workers.data.text_files import and_more
     from workers.loading.models import unreadable_captions
 
     with prefix_errors("captions"):
@@ -100,7 +100,7 @@ def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Captio
     problems = unreadable_captions(model.target, [caption.text for caption in captions])
     if problems:
         index, problem = min(problems, key=lambda entry: captions[entry[0]].id)
-        raise ValueError(f"captions: {captions[index].where}: {problem}{and_more(len(problems) - 1, 'caption')}")
+        raise ValueError(f"captions: {captions[index].location}: {problem}{and_more(len(problems) - 1, 'caption')}")
     return captions
 
 

@@ -48,7 +48,7 @@ def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, c
     if unreadable := unreadable_captions(target, [caption.text for caption in found]):
         index, problem = unreadable[0]
         more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
-        raise ValueError(f"{found[index].where or captions}: {problem}{more}")
+        raise ValueError(f"{found[index].location or captions}: {problem}{more}")
     recipe.split(len(found))
     return DrafterJob(models=entry.to_mapping(), captions=tuple(found), out=out, recipe=recipe)
 

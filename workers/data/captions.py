@@ -1,4 +1,4 @@
-"""Captions to draw: from a file of the user's, from a published set, those of procedural scenes, or classes.
+"""Captions to draw: from a user's file, a published set, procedural scenes, or class numbers.
 
     .txt            one caption a line
     .csv .tsv       with a header line; column caption, text or prompt (in any case), or a named one
@@ -6,10 +6,10 @@
     .parquet        with such a column
     .json           COCO captions: one caption for each image, chosen by the seed, the first, or the longest
 
-A caption keeps its id, its position in the source (from 0) or COCO's annotation id, whatever is taken out of the
-source: the id keys its random numbers, so the same caption gives the same image in every subset. Which captions are
-taken, and in what order, follows from SHA-256 of (seed, id), so it is the same on every machine, and fewer captions
-are always the first of more.
+A caption's id is its position in the source (from 0) or COCO's annotation id, whichever captions are selected: the id
+keys its random numbers, so the same caption gives the same image in every subset. SHA-256 of (seed, id) decides which
+captions are selected and their order. So both are the same on every machine, and a smaller selection is always the
+start of a larger one.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from workers.data.faults import faults
 from workers.data.shards import digest
+from workers.data.text_files import collect_errors, read_lines, read_text
 
 SCENES, CLASSES = "scenes", "classes"
-IMAGENET = 1000  # classes, which class-conditional targets know by their numbers from 0
+_IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
-COLUMNS = ("caption", "text", "prompt")  # looked for in this order
+_COLUMNS = ("caption", "text", "prompt")  # in order of preference
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """`id` is its own within the source and fits a signed 64-bit integer. where: its place in the source, in words."""
+    """`id` is unique within the source and fits a signed 64-bit integer. location: e.g. "captions.txt, line 3"."""
 
     id: int
     text: str
-    where: str = field(default="", compare=False, repr=False)
+    location: str = field(default="", compare=False, repr=False)
 
 
 def read_captions(
@@ -50,32 +50,32 @@ def read_captions(
     column: str | None = None,
     choose: Choose = "seeded",
 ) -> list[Caption]:
-    """`count` captions of a source (all if None), chosen and ordered by the seed. The source "scenes" is procedural,
-    "classes" are the numbers of ImageNet's.
+    """`count` captions of a source (all if None), selected and ordered by the seed. The source "scenes" is procedural;
+    "classes" are the numbers of ImageNet's classes.
 
-    choose: which of several captions of one image, as COCO has them: by the seed, the first in the file, or the one of
-    most characters (of equals that with the smallest id). Elsewhere a row is an image's only caption.
-    Line ends within a caption become spaces; blank lines at the end of a file do not count.
+    choose: which of an image's captions in a COCO file: by the seed, the first in the file, or the longest (of equals
+    the one with the smallest id). In other formats each row is an image's only caption.
+    Line ends within a caption become spaces; blank lines at the end of a file are ignored.
 
     Raises:
-        ValueError: no such file, an unknown kind, no captions, text that is not UTF-8, a missing column, a blank or
-        broken row, fewer captions than `count`; it names the file, the first such row, how many more there are, and
-        the mend.
+        ValueError: no such file, an unknown format, no captions, text that is not UTF-8, a missing column, a blank or
+        broken row, fewer captions than `count`; it names the file, the first such row, the number of others, and the
+        fix.
     """
     if count is not None and count < 1:
-        raise ValueError(f"{source}: {count} captions are asked for; ask for at least 1")
+        raise ValueError(f"{source}: count is {count}; use at least 1")
     if source == SCENES:
         if count is None:
-            raise ValueError("scenes: say how many captions (count); there is no end of them")
+            raise ValueError("scenes: set count; the source has no end")
         return scene_captions(count, seed)
     path = Path(source).expanduser()
     found = _classes() if source == CLASSES else _read(path, seed, column, choose)
     if not found:
-        raise ValueError(f"{path}: no captions in it; give a file with at least one")
+        raise ValueError(f"{path}: no captions; give a file with at least one")
     if count is not None and count > len(found):
-        unit = "one for each image" if path.suffix.lower() == ".json" else "one a row"
-        unit = "those of ImageNet" if source == CLASSES else unit
-        raise ValueError(f"{path}: {count} captions are asked for, it has {len(found)} ({unit}); lower the count")
+        unit = "one per image" if path.suffix.lower() == ".json" else "one per row"
+        unit = "the classes of ImageNet" if source == CLASSES else unit
+        raise ValueError(f"{path}: count is {count}, but it has {len(found)} captions ({unit}); lower the count")
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
 
@@ -87,7 +87,7 @@ def scene_captions(count: int, seed: int) -> list[Caption]:
 
 
 def _classes() -> list[Caption]:
-    return [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(IMAGENET)]
+    return [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:
@@ -96,7 +96,7 @@ def captions_hash(captions: Sequence[Caption]) -> str:
 
 
 def _rank(*parts: int) -> bytes:
-    """Where something stands in a random order that is the same on every machine."""
+    """Sort key of a random order that is the same on every machine."""
     return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
 
 
@@ -106,47 +106,49 @@ def _read(path: Path, seed: int, column: str | None, choose: Choose) -> list[Cap
         return _from_coco(path, seed, choose)
     if ending not in _READERS:
         known = ", ".join([*_READERS, ".json"])
-        raise ValueError(f"{path}: captions come as {known}, not {ending or 'a file without an ending'}; rename it")
+        raise ValueError(
+            f"{path}: use a file of captions ({known}), not {ending or 'a file without an ending'}; rename it"
+        )
     if not path.is_file():
         raise ValueError(f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}")
     found: list[Caption] = []
-    with faults("row") as noted:
-        for number, (where, text) in enumerate(_READERS[ending](path, column)):
-            with noted():
-                found.append(Caption(number, _clean(text, where), where))
+    with collect_errors("row") as collect:
+        for number, (location, text) in enumerate(_READERS[ending](path, column)):
+            with collect():
+                found.append(Caption(number, _clean(text, location), location))
     return found
 
 
-Row = tuple[str, object]  # where it stands, for errors, and what should be the caption, or the fault of the row
+_Row = tuple[str, object]  # location, and the caption or the error of the row
 
 
-def _from_lines(path: Path, column: str | None) -> list[Row]:
+def _from_lines(path: Path, column: str | None) -> list[_Row]:
     if column is not None:
-        raise ValueError(f"{path}: a text file has no columns, so leave out column {column!r}")
-    return list(_lines(path))
+        raise ValueError(f"{path}: a text file has no columns; remove column {column!r}")
+    return list(read_lines(path))
 
 
-def _from_table(path: Path, column: str | None) -> list[Row]:
+def _from_table(path: Path, column: str | None) -> list[_Row]:
     cells = list(_tab_cells(path) if path.suffix.lower() == ".tsv" else _comma_cells(path))
     while cells and not any(cells[-1][1]):
         cells.pop()
     header = cells[0][1] if cells else []
     place = header.index(_column(path, header, column))
-    mend = _MENDS[path.suffix.lower()]
+    fix = _FIXES[path.suffix.lower()]
 
-    def cell(where: str, row: list[str]) -> object:
+    def cell(location: str, row: list[str]) -> object:
         if len(row) > len(header):
-            return ValueError(f"{where}: {len(row)} fields under {len(header)} columns; {mend}")
+            return ValueError(f"{location}: {len(row)} fields under {len(header)} columns; {fix}")
         return row[place] if place < len(row) else ""
 
-    return [(where, cell(where, row)) for where, row in cells[1:]]
+    return [(location, cell(location, row)) for location, row in cells[1:]]
 
 
-_MENDS = {".csv": "put the caption in double quotes", ".tsv": "take the tabs out of the caption"}
+_FIXES = {".csv": "put the caption in double quotes", ".tsv": "remove the tabs from the caption"}
 
 
 def _comma_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    reader, first = csv.reader(io.StringIO(_text(path), newline=""), strict=True), 1
+    reader, first = csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1
     try:
         for row in reader:
             yield f"{path}, line {first}", row
@@ -158,30 +160,30 @@ def _comma_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
 def _tab_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Fields between tabs. Published sets leave quotation marks as they are, spreadsheets quote as in CSV: a field is
     unquoted only if it is quoted from end to end, with every mark inside doubled."""
-    for where, line in _lines(path):
+    for location, line in read_lines(path):
         fields = line.rstrip("\n").split("\t")
-        yield where, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
+        yield location, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
 
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
-def _from_jsonl(path: Path, column: str | None) -> list[Row]:
-    return [(where, _entry(line, where, column)) for where, line in _lines(path)]
+def _from_jsonl(path: Path, column: str | None) -> list[_Row]:
+    return [(location, _entry(line, location, column)) for location, line in read_lines(path)]
 
 
-def _entry(line: str, where: str, column: str | None) -> object:
-    """The caption of a line of JSON, or the line's fault."""
+def _entry(line: str, location: str, column: str | None) -> object:
+    """The caption of a line of JSON, or the line's error."""
     try:
-        entry = _json(line, where)
+        entry = _json(line, location)
         if not isinstance(entry, dict):
-            return ValueError(f'{where}: not an object such as {{"caption": "a red ball"}}')
-        return entry[_column(where, list(entry), column)]
-    except ValueError as fault:
-        return fault
+            return ValueError(f'{location}: not an object such as {{"caption": "a red ball"}}')
+        return entry[_column(location, list(entry), column)]
+    except ValueError as error:
+        return error
 
 
-def _from_parquet(path: Path, column: str | None) -> list[Row]:
+def _from_parquet(path: Path, column: str | None) -> list[_Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,16 +197,18 @@ def _from_parquet(path: Path, column: str | None) -> list[Row]:
 
 
 def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
-    """One caption for each image: by the seed, that with the smallest SHA-256 of (seed, image id, annotation id)."""
-    content = _json(_text(path), str(path))
+    """One caption per image; by the seed it is the one with the smallest SHA-256 of (seed, image id, annotation id)."""
+    content = _json(read_text(path), str(path))
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
-        raise ValueError(f"{path}: not COCO captions (no list `annotations`); give lists as .txt or .jsonl")
+        raise ValueError(
+            f"{path}: not COCO captions (no list `annotations`); use .txt or .jsonl for a list of captions"
+        )
     chosen: dict[int, tuple[Any, Caption]] = {}
     seen: set[int] = set()
-    with faults("annotation") as noted:
+    with collect_errors("annotation") as collect:
         for place, entry in enumerate(annotations):
-            with noted():
+            with collect():
                 image, caption = _annotation(entry, f"{path}, annotation {place + 1}", seen)
                 keys = {"seeded": _rank(seed, image, caption.id), "first": place, "longest": -len(caption.text)}
                 candidate = ((keys[choose], caption.id), caption)
@@ -212,80 +216,64 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
     return [caption for _, caption in chosen.values()]
 
 
-def _annotation(entry: object, where: str, seen: set[int]) -> tuple[int, Caption]:
-    """The image and the caption of one annotation; its id joins those `seen`. ValueError for its fault."""
+def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Caption]:
+    """The image id and the caption of one annotation; adds its id to `seen`. ValueError if it is invalid."""
     if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not _is_id(entry.get("image_id")):
-        raise ValueError(f"{where}: needs the whole numbers id and image_id, and a caption; mend or remove it")
+        raise ValueError(f"{location}: needs integers id and image_id, and a caption; correct or remove it")
     if entry["id"] in seen:
-        raise ValueError(f"{where}: the id {entry['id']} is there twice; give each annotation its own")
+        raise ValueError(f"{location}: id {entry['id']} occurs twice; give each annotation its own")
     seen.add(entry["id"])
-    where = f"{where} (id {entry['id']})"
-    return entry["image_id"], Caption(entry["id"], _clean(entry.get("caption"), where), where)
+    location = f"{location} (id {entry['id']})"
+    return entry["image_id"], Caption(entry["id"], _clean(entry.get("caption"), location), location)
 
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _column(where: Path | str, known: Sequence[str], column: str | None) -> str:
-    """The column of captions among the known ones. ValueError if there is none, or two of its name."""
-    names = [name for name in known if name == column] if column is not None else []
+def _column(location: Path | str, columns: Sequence[str], column: str | None) -> str:
+    """The column of captions. ValueError if there is none, or two of its name."""
+    names = [name for name in columns if name == column] if column is not None else []
     if column is None:
-        by_word: Mapping[str, list[str]] = {word: [n for n in known if n.strip().lower() == word] for word in COLUMNS}
+        by_word: Mapping[str, list[str]] = {
+            word: [n for n in columns if n.strip().lower() == word] for word in _COLUMNS
+        }
         names = next((found for found in by_word.values() if found), [])
     if len(names) == 1:
         return names[0]
-    wanted = repr(column) if column is not None else " or ".join(COLUMNS)
-    there = ", ".join(map(repr, known)) or "none"
-    raise ValueError(f"{where}: {'two columns' if names else 'no column'} {wanted}; its columns are {there}; name one")
+    expected = repr(column) if column is not None else " or ".join(_COLUMNS)
+    names_text = ", ".join(map(repr, columns)) or "none"
+    raise ValueError(
+        f"{location}: {'two columns' if names else 'no column'} {expected}; its columns are {names_text}; name one"
+    )
 
 
-def _clean(text: object, where: str) -> str:
-    """The caption on one line. ValueError if it is blank, no text, or has broken characters, or the one that it is."""
+def _clean(text: object, location: str) -> str:
+    """The caption on one line. ValueError if it is blank, not text, or has invalid characters; an error is raised."""
     if isinstance(text, ValueError):
         raise text
     if text is None or (isinstance(text, str) and not text.strip()):
-        raise ValueError(f"{where}: blank caption; fill it in or remove the row")
+        raise ValueError(f"{location}: blank caption; fill it in or remove the row")
     if not isinstance(text, str):
-        raise ValueError(f"{where}: the caption is {text!r}, not text; put it in quotes")
+        raise ValueError(f"{location}: the caption is {text!r}, not text; put it in quotes")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: half a character (lone surrogate) in {text!r}; mend it") from error
+        raise ValueError(f"{location}: invalid character (lone surrogate) in {text!r}; correct it") from error
     return " ".join(part.strip() for part in text.strip().splitlines())
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a text file and where they stand; blank ones at its end are left out."""
-    lines = list(io.StringIO(_text(path), newline=None))
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
-        yield f"{path}, line {number}", line
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from error
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}; give a file that can be read") from error
-
-
-def _json(text: str, where: str) -> Any:
+def _json(text: str, location: str) -> Any:
     if not text.strip():
-        raise ValueError(f"{where}: empty; give a JSON object")
+        raise ValueError(f"{location}: empty; give a JSON object")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f" (line {error.lineno}, column {error.colno})" if "line" not in where.rpartition(",")[2] else ""
-        raise ValueError(f"{where}: broken JSON: {error.msg}{place}; was it copied whole?") from error
+        place = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
+        raise ValueError(f"{location}: broken JSON: {error.msg}{place}; the file may be truncated") from error
 
 
-_READERS: Mapping[str, Callable[[Path, str | None], list[Row]]] = {
+_READERS: Mapping[str, Callable[[Path, str | None], list[_Row]]] = {
     ".txt": _from_lines,
     ".csv": _from_table,
     ".tsv": _from_table,

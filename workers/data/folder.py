@@ -1,6 +1,6 @@
-"""A user's own images: a folder with captions beside them, or with one subfolder per class.
+"""A user's own images: a folder of images with captions, or with one subfolder per class.
 
-Any of these layouts, the first that fits:
+The first of these layouts that fits is read:
     captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
     captions.csv        columns file, caption (with a header line)
     captions.txt        one line per image: file name, a tab, the caption
@@ -22,16 +22,16 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from workers.data.faults import faults
 from workers.data.pictures import centre_square
+from workers.data.text_files import collect_errors, read_lines, read_text
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
+_LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Image files and, for each, its caption; under "classes" the caption is the class's name."""
+    """Image files and their captions; with labels "classes", the caption is the class's name."""
 
     paths: tuple[Path, ...]
     captions: tuple[str, ...]
@@ -42,7 +42,7 @@ class ImageFolder:
 
 
 def read_folder(folder: Path) -> ImageFolder:
-    """Lists a folder's images, in the order of their names, with captions or classes. Opens no image.
+    """Lists a folder's images in the order of their names, with captions or classes. Opens no image.
 
     Raises:
         ValueError: no such folder, no images, an image without a caption, or a caption without an image.
@@ -57,9 +57,9 @@ def read_folder(folder: Path) -> ImageFolder:
         return _with_texts(here)
     classes = [child for child in sorted(folder.iterdir()) if child.is_dir() and _images(child)]
     if not classes:
-        raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {LAYOUTS}")
-    found = [(path, child.name) for child in classes for path in _images(child)]
-    return ImageFolder(tuple(path for path, _ in found), tuple(name for _, name in found), "classes")
+        raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {_LAYOUTS}")
+    pairs = [(path, child.name) for child in classes for path in _images(child)]
+    return ImageFolder(tuple(path for path, _ in pairs), tuple(name for _, name in pairs), "classes")
 
 
 def load_images(paths: Sequence[Path], size: int) -> Tensor:
@@ -68,41 +68,41 @@ def load_images(paths: Sequence[Path], size: int) -> Tensor:
     Grey and palette images become RGB; transparency is dropped, the colours beneath it stay (as clean-fid reads them).
 
     Raises:
-        ValueError: a file that is no readable image, or one of more than 8 bits a channel.
+        ValueError: a file that is not a readable image, or has more than 8 bits per channel.
     """
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for i, path in enumerate(paths):
         try:
             with Image.open(path) as opened:
-                _of_8_bits(path, opened)
+                _check_bits(path, opened)
                 picture = opened.convert("RGB")
         except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
+            raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
         images[i] = torch.from_numpy(np.array(centre_square(picture, size))).permute(2, 0, 1)
     return images
 
 
 def check_images(paths: Iterable[Path]) -> None:
-    """Read the heads of images, not their pixels.
+    """Checks the headers of images without reading their pixels.
 
     Raises:
-        ValueError: a file that is no image, or one of more than 8 bits a channel, and how many more are wrong.
+        ValueError: a file that is not an image or has more than 8 bits per channel, and how many more are wrong.
     """
-    with faults("image") as noted:
+    with collect_errors("image") as collect:
         for path in paths:
-            with noted():
+            with collect():
                 try:
                     with Image.open(path) as opened:
-                        _of_8_bits(path, opened)
+                        _check_bits(path, opened)
                 except (UnidentifiedImageError, OSError) as error:
-                    raise ValueError(f"{path}: not a readable image ({error}); mend or remove it") from error
+                    raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
 
 
-def _of_8_bits(path: Path, picture: Image.Image) -> None:
-    """Pillow cuts wider pixels off at 255 instead of scaling them: they would turn white unseen."""
-    if picture.mode.startswith(("I", "F")):
+def _check_bits(path: Path, image: Image.Image) -> None:
+    """ValueError for more than 8 bits: Pillow clips such pixels at 255 instead of scaling them, so they turn white."""
+    if image.mode.startswith(("I", "F")):
         raise ValueError(
-            f"{path}: its pixels have more than 8 bits (mode {picture.mode}); save it with 8 bits a channel"
+            f"{path}: its pixels have more than 8 bits (mode {image.mode}); save it with 8 bits per channel"
         )
 
 
@@ -110,76 +110,67 @@ def _images(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and path.is_file()]
 
 
-Row = tuple[str, str, str]  # where it stands, the image's file, its caption
+_Row = tuple[str, str, str]  # location, image file, caption
 
 
-def _from_jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    with faults("line") as noted:
-        for where, line in _lines(path):
-            with noted():
+def _from_jsonl(path: Path) -> list[_Row]:
+    rows: list[_Row] = []
+    with collect_errors("line") as collect:
+        for location, line in _filled_lines(path):
+            with collect():
                 try:
                     entry = json.loads(line)
-                    rows.append((where, str(entry["file"]), str(entry["caption"])))
+                    rows.append((location, str(entry["file"]), str(entry["caption"])))
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f'{where}: not of the form {{"file": ..., "caption": ...}}') from error
+                    raise ValueError(f'{location}: not of the form {{"file": ..., "caption": ...}}') from error
     return rows
 
 
-def _from_csv(path: Path) -> list[Row]:
-    reader = csv.DictReader(_text(path).splitlines())
+def _from_csv(path: Path) -> list[_Row]:
+    reader = csv.DictReader(read_text(path).splitlines())
     if not {"file", "caption"} <= set(reader.fieldnames or ()):
         raise ValueError(f"{path}: its first line must name the columns file and caption, it is {reader.fieldnames}")
     return [(f"{path}, line {reader.line_num}", row["file"] or "", row["caption"] or "") for row in reader]
 
 
-def _from_lines(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    with faults("line") as noted:
-        for where, line in _lines(path):
-            with noted():
+def _from_lines(path: Path) -> list[_Row]:
+    rows: list[_Row] = []
+    with collect_errors("line") as collect:
+        for location, line in _filled_lines(path):
+            with collect():
                 name, tab, caption = line.partition("\t")
                 if not tab:
-                    raise ValueError(f"{where}: no tab between the file's name and its caption")
-                rows.append((where, name.strip(), caption))
+                    raise ValueError(f"{location}: no tab between file name and caption")
+                rows.append((location, name.strip(), caption))
     return rows
 
 
-def _lines(path: Path) -> list[tuple[str, str]]:
-    """The lines that are not blank, and where they stand."""
-    lines = enumerate(_text(path).splitlines(), start=1)
-    return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+def _filled_lines(path: Path) -> list[tuple[str, str]]:
+    return [(location, line) for location, line in read_lines(path) if line.strip()]
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from error
-
-
-def _listed(folder: Path, file: Path, rows: Sequence[Row]) -> ImageFolder:
+def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
     if not rows:
-        raise ValueError(f"{file}: no captions in it")
-    with faults("line") as noted:
-        for where, name, caption in rows:
-            with noted():
+        raise ValueError(f"{file}: no captions")
+    with collect_errors("line") as collect:
+        for location, name, caption in rows:
+            with collect():
                 if not (folder / name).is_file():
-                    raise ValueError(f"{where}: {name!r} is not a file in {folder}")
+                    raise ValueError(f"{location}: {name!r} is not a file in {folder}")
                 if not caption.strip():
-                    raise ValueError(f"{where}: {name!r} has an empty caption")
+                    raise ValueError(f"{location}: {name!r} has an empty caption")
     pairs = sorted((name, caption.strip()) for _, name, caption in rows)
     return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs), "captions")
 
 
 def _with_texts(images: Sequence[Path]) -> ImageFolder:
     captions = []
-    with faults("image") as noted:
+    with collect_errors("image") as collect:
         for path in images:
-            with noted():
-                beside = path.with_suffix(".txt")
-                caption = _text(beside).strip() if beside.is_file() else ""
+            with collect():
+                caption_file = path.with_suffix(".txt")
+                caption = read_text(caption_file).strip() if caption_file.is_file() else ""
                 if not caption:
-                    raise ValueError(f"{path}: no caption; write it into {beside.name}, or give {LAYOUTS}")
+                    raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
                 captions.append(caption)
     return ImageFolder(tuple(images), tuple(captions), "captions")

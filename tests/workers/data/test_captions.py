@@ -142,14 +142,16 @@ def test_classes_are_their_numbers() -> None:
     assert all(caption.text == str(caption.id) and 0 <= caption.id < 1000 for caption in captions)
     assert captions == read_captions("classes", seed=3)[:40]
     assert len({caption.id for caption in read_captions("classes")}) == 1000
-    with pytest.raises(ValueError, match=r"classes: 1001 captions are asked for, it has 1000 \(those of ImageNet\)"):
+    with pytest.raises(
+        ValueError, match=r"classes: count is 1001, but it has 1000 captions \(the classes of ImageNet\)"
+    ):
         read_captions("classes", count=1001)
 
 
 def test_captions_know_their_lines(tmp_path: Path) -> None:
     """As an editor counts them: the header and the line ends inside of a quoted caption count too."""
     path = write(tmp_path, "a.csv", 'caption\none\n"two\nlines"\nthree\n')
-    places = {caption.text: caption.where for caption in read_captions(path)}
+    places = {caption.text: caption.location for caption in read_captions(path)}
     assert places == {"one": f"{path}, line 2", "two lines": f"{path}, line 3", "three": f"{path}, line 5"}
 
 
@@ -181,7 +183,7 @@ def test_scenes_are_those_that_the_model_holds_out() -> None:
     assert [caption.id for caption in captions] == list(range(20))
     assert [caption.text for caption in captions] == sample_captions(1, 20)
     assert read_captions("scenes", count=20, seed=1) == captions
-    with pytest.raises(ValueError, match="say how many"):
+    with pytest.raises(ValueError, match="set count"):
         read_captions("scenes")
 
 
@@ -196,8 +198,8 @@ def test_the_hash_sees_every_change() -> None:
     ("name", "content", "message"),
     [
         ("a.txt", "one\n\ntwo\n", "line 2: blank caption; fill it in or remove the row"),
-        ("a.txt", "", "no captions in it"),
-        ("a.txt", "\n\n", "no captions in it"),
+        ("a.txt", "", "no captions"),
+        ("a.txt", "\n\n", "no captions"),
         ("a.txt", b"one\ntw\xff\n", "line 2: not UTF-8 text; save the file as UTF-8"),
         ("a.txt", "one".encode("utf-16"), "line 1: not UTF-8"),
         ("a.csv", "caption,n\none,1\n  ,2\n", "line 3: blank caption"),
@@ -206,37 +208,37 @@ def test_the_hash_sees_every_change() -> None:
         ("a.csv", "caption,n\none, two,3\n", "line 2: 3 fields under 2 columns; put the caption in double quotes"),
         ("a.csv", 'caption\n"one" two\n', 'line 2: .*; write " inside a quoted field as ""'),
         ("a.csv", 'caption\n"one\n', "line 2: .*end of data"),
-        ("a.tsv", "n\tcaption\n1\ttwo\tfields\n", "line 2: 3 fields under 2 columns; take the tabs out"),
-        ("a.csv", "caption\n", "no captions in it"),
+        ("a.tsv", "n\tcaption\n1\ttwo\tfields\n", "line 2: 3 fields under 2 columns; remove the tabs"),
+        ("a.csv", "caption\n", "no captions"),
         ("a.csv", "", "no column caption or text or prompt; its columns are none"),
         ("a.csv", "titel,n\none,1\n", "no column caption or text or prompt; its columns are 'titel', 'n'"),
         ("a.csv", "caption,caption\none,1\n", "two columns"),
-        ("a.jsonl", '{"caption": "one"}\n{"caption": \n', "line 2: broken JSON: .*copied whole"),
+        ("a.jsonl", '{"caption": "one"}\n{"caption": \n', "line 2: broken JSON: .*truncated"),
         ("a.jsonl", '{"caption": "one"}\n["two"]\n', "line 2: not an object"),
         ("a.jsonl", '{"caption": "one"}\n{"n": 2}\n', "line 2: no column caption or .*; its columns are 'n'"),
         ("a.jsonl", '{"caption": "one"}\n\n{"caption": "two"}\n', "line 2: empty"),
         ("a.jsonl", '{"caption": 7}\n', "line 1: the caption is 7, not text"),
         ("a.jsonl", '{"caption": null}\n', "line 1: blank caption"),
-        ("a.jsonl", '{"caption": "\\ud800"}\n', "line 1: half a character"),
+        ("a.jsonl", '{"caption": "\\ud800"}\n', "line 1: invalid character"),
         ("a.json", '{"annotations": [\n{"id": 1,}', r"broken JSON: .*\(line 2, column 10\)"),
-        ("a.json", '["one", "two"]', r"not COCO captions .*give lists as \.txt"),
+        ("a.json", '["one", "two"]', r"not COCO captions .*use \.txt"),
         ("a.json", "", "empty"),
-        ("a.json", '{"annotations": []}', "no captions in it"),
+        ("a.json", '{"annotations": []}', "no captions"),
         (
             "a.json",
             '{"annotations": [{"id": 1, "image_id": 2, "caption": " "}]}',
             r"annotation 1 \(id 1\): blank caption",
         ),
         ("a.json", '{"annotations": [{"id": 1, "image_id": 2}]}', r"annotation 1 \(id 1\): blank caption"),
-        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 1: needs the whole"),
-        ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 1: needs the whole"),
+        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 1: needs integers"),
+        ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 1: needs integers"),
         (
             "a.json",
             json.dumps({"annotations": [{"id": 1, "image_id": i, "caption": "x"} for i in (1, 2)]}),
-            "annotation 2: the id 1 is there twice",
+            "annotation 2: id 1 occurs twice",
         ),
         ("a.parquet", b"PAR1nothing", "not a readable Parquet file"),
-        ("a.docx", "one\n", r"captions come as \.txt, .*, \.json, not \.docx"),
+        ("a.docx", "one\n", r"use a file of captions \(\.txt, .*, \.json\), not \.docx"),
         ("captions", "one\n", "a file without an ending"),
     ],
 )
@@ -257,8 +259,8 @@ def test_broken_parquet_rows_are_named(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", "one\ntwo\n")
     wrong: tuple[tuple[Callable[[], object], str], ...] = (
-        (lambda: read_captions(path, count=3), "3 captions are asked for, it has 2 .*; lower the count"),
-        (lambda: read_captions(coco(tmp_path, ANNOTATIONS), count=41), r"it has 40 \(one for each image\)"),
+        (lambda: read_captions(path, count=3), "count is 3, but it has 2 .*; lower the count"),
+        (lambda: read_captions(coco(tmp_path, ANNOTATIONS), count=41), r"it has 40 captions \(one per image\)"),
         (lambda: read_captions(path, count=0), "at least 1"),
         (lambda: read_captions(path, column="text"), "has no columns"),
         (lambda: read_captions(tmp_path / "none.txt"), "no such file"),
