@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object
+from workers.models.families.vq_shapes import infer_config
 from workers.models.transformer import TransformerConfig
-from workers.models.vq import CHAMELEON, VQConfig, VQModel, infer_config
+from workers.models.vq import CHAMELEON, VQConfig, VQModel
 from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
 
 FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4

@@ -23,15 +23,16 @@ from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.llamagen_prompts import (
     CAPTION_DIM,
     CAPTION_TOKENS,
-    CLASSES,
     CaptionConditioner,
     ClassConditioner,
     FlanT5XLShapes,
+    read_class_names,
 )
+from workers.models.families.vq_shapes import infer_config
 from workers.models.target import Target
 from workers.models.text import T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.vq import VQConfig, VQModel, infer_config
+from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import KeyMapping, load_weights, skip_init
 
 
@@ -265,7 +266,7 @@ class LlamaGen(Family):
         return load_llamagen(
             self.transformer, self.vq, image_size=self.image_size, text=self.text,
             size=self.size if self.heads is None else self._unpublished_size(self.heads),
-            class_names=self._read_class_names(), dtype=dtype, device=device,
+            class_names=() if self.class_names is None else read_class_names(self.class_names), dtype=dtype, device=device,
         )  # fmt: skip
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
@@ -288,19 +289,3 @@ class LlamaGen(Family):
         if width % heads:
             raise WeightsError(f"{self.transformer}: its width {width} is not divisible by heads {heads}; fix `heads`")
         return LlamaGenSize(width, _count_layers(tensors), heads)
-
-    def _read_class_names(self) -> tuple[str, ...]:
-        """One name per line, in the order of the classes.
-
-        Raises:
-            WeightsError: the file is missing, not UTF-8 text, or does not have one name per class.
-        """
-        if self.class_names is None:
-            return ()
-        try:
-            names = tuple(Path(self.class_names).read_text("utf-8").rstrip().splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise WeightsError(f"{self.class_names}: not a readable text file of class names ({error})") from error
-        if len(names) != CLASSES:
-            raise WeightsError(f"{self.class_names}: {len(names)} lines for {CLASSES} classes; give one per class")
-        return names

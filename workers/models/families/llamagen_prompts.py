@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Prompt
 from workers.models.text import T5Encoder, TextEncoder
 
@@ -136,3 +138,18 @@ def pad_left(features: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     valid = valid.gather(1, source)
     moved = features.gather(1, source[..., None].expand_as(features))
     return moved * valid[..., None], valid
+
+
+def read_class_names(file: str) -> tuple[str, ...]:
+    """One name per line, in the order of the classes.
+
+    Raises:
+        WeightsError: the file is missing, not UTF-8 text, or does not have one name per class.
+    """
+    try:
+        names = tuple(Path(file).read_text("utf-8").rstrip().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{file}: not a readable text file of class names ({error})") from error
+    if len(names) != CLASSES:
+        raise WeightsError(f"{file}: {len(names)} lines for {CLASSES} classes; give one per class")
+    return names
