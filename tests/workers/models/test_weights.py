@@ -371,6 +371,6 @@ def test_quantised_tensors_are_named_where_only_shapes_are_read(tmp_path: Path) 
     save_file({"layer.weight": torch.zeros(2, 2, dtype=torch.uint32)}, path)
     with (
         shapes_only(),
-        pytest.raises(WeightsError, match=r"mlx\.safetensors: layer\.weight is of type U32, as quantised"),
+        pytest.raises(WeightsError, match=r"mlx\.safetensors: layer\.weight has the quantised type U32"),
     ):
         load_tensors(path)["layer.weight"]

@@ -266,7 +266,8 @@ class LlamaGen(Family):
         return load_llamagen(
             self.transformer, self.vq, image_size=self.image_size, text=self.text,
             size=self.size if self.heads is None else self._unpublished_size(self.heads),
-            class_names=() if self.class_names is None else read_class_names(self.class_names), dtype=dtype, device=device,
+            class_names=() if self.class_names is None else read_class_names(self.class_names),
+            dtype=dtype, device=device,
         )  # fmt: skip
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
