@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from workers.decoding.state import Request
-from workers.metrics.caption_accuracy import caption_accuracy
-from workers.metrics.clip_score import clip_score, load_clip
-from workers.metrics.estimate import Estimate
+from workers.metrics.caption_accuracy import image_accuracies
+from workers.metrics.clip_score import load_clip
+from workers.metrics.estimate import Estimate, grouped_mean
 from workers.metrics.features import load_features
 from workers.metrics.frechet import (
-    FeatureStatistics,
     FrechetEstimate,
+    Gaussian,
     difference,
     distance_between,
     distance_to_reference,
@@ -43,7 +43,7 @@ class Judge:
     def __init__(self, target: Target, requests: Sequence[Request]) -> None:
         self.target, self.captions = target, [request.caption for request in requests]
         self.features, self.clip = load_features(), load_clip()
-        self.reference = FeatureStatistics.of(self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES)))
+        self.reference = Gaussian.fit(self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES)))
         self.vanilla: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Quality:
@@ -57,15 +57,15 @@ class Judge:
     def judge(self, images: Tensor) -> Quality:
         """Quality of images [n, 3, H, W]."""
         features = self.features.extract(images)
-        paired = self.vanilla is not None
+        paired, order = self.vanilla is not None, torch.arange(len(images))
         if self.vanilla is None:
             self.vanilla = features
         return Quality(
             fid=distance_to_reference(features, self.reference),
             drift=distance_between(features, self.vanilla) if paired else None,
             gain=difference(features, self.vanilla, self.reference) if paired else None,
-            accuracy=caption_accuracy(self.features, features, self.captions),
-            clip=clip_score(self.clip, images, self.captions),
+            accuracy=grouped_mean(image_accuracies(self.features, features, self.captions), order),
+            clip=grouped_mean(self.clip.cosines(images, self.captions), order),
         )
 
 

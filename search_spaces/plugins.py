@@ -40,6 +40,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, what: str) -> None:
         self.what = what
         self._entries: dict[str, T] = {}
+        self._modules: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Registry({self.what!r}: {', '.join(self._entries)})"
@@ -72,16 +73,19 @@ class Registry(Mapping[str, T], Generic[T]):
 
         return decorate
 
-    def add(self, name: str, entry: T) -> None:
+    def add(self, name: str, entry: T, module: str | None = None) -> None:
         """Add `entry`. The same module may define a name again (a notebook's cell, a reload).
+
+        module: where it is defined, by default the module of the class or function `entry`.
 
         Raises:
             ConfigError: another module has registered the name.
         """
-        if name in self._entries and _module(self._entries[name]) != _module(entry):
-            modules = f"{_module(self._entries[name])} and {_module(entry)}"
+        module = module or str(getattr(entry, "__module__", type(entry).__module__))
+        if name in self._entries and self._modules[name] != module:
+            modules = f"{self._modules[name]} and {module}"
             raise ConfigError((), f"{self.what} {name!r} is registered by both {modules}; rename one of the two")
-        self._entries[name] = entry
+        self._entries[name], self._modules[name] = entry, module
 
     def lookup(self, name: object) -> T:
         """The entry of that name.
@@ -141,7 +145,3 @@ def _load(load: Callable[[], object], name: str, source: str, fix: str) -> None:
         _loaded.discard(name)
         problem = f"the plugin {name!r} {source} cannot be imported: {type(error).__name__}: {error}; {fix}"
         raise ConfigError((), problem) from error
-
-
-def _module(entry: object) -> str:
-    return str(getattr(entry, "__module__", type(entry).__module__))

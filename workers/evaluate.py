@@ -23,11 +23,11 @@ from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
 from workers.loading.models_yaml import Entry, folder_entry, load_entry
-from workers.metrics.extractors import Extractors, ImageScores, available_inputs
+from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import REFERENCE
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
-from workers.metrics.trial_metrics import Shards, compute_trial_metrics, draw_pictures
+from workers.metrics.trial_metrics import ShardReader, compute_trial_metrics, draw_pictures
 from workers.runtime.device import device_name, pick_device, versions
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks
@@ -102,7 +102,7 @@ class Evaluator:
     @property
     def available(self) -> set[str]:
         """The inputs of metrics that this model, its captions and the sweep's sections provide."""
-        return available_inputs(self.extractors.columns, reference=self.reference is not None)
+        return self.extractors.available(reference=self.reference is not None)
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can compute, as plain data."""
@@ -113,8 +113,8 @@ class Evaluator:
             "models": dict(self.models.hashes),
             "extractors": dict(self.experiment.extractors),
             "precision": self.experiment.precision,
-            "metrics": {metric.name: metric.described for metric in metrics},
-            "without": unavailable | dict(self.extractors.absent),
+            "metrics": {metric.name: metric.description for metric in metrics},
+            "without": unavailable | dict(self.extractors.unavailable),
             "captions": {
                 "count": len(self.captions),
                 "hash": self.experiment.captions,
@@ -204,11 +204,11 @@ class Evaluator:
             stored: dict[str, Any] = json.loads(self.storage.read(name))
             return stored | {"ran": False}
         metrics, unavailable = select_metrics(task.metrics, self.available)
-        shards = Shards(self.storage, self.extractors.stored, tuple(self.extractors.scores))
+        shards = ShardReader(self.storage, self.extractors.columns, tuple(self.extractors.scorers))
         needs_reference = any(REFERENCE in metric.needs for metric in metrics)
         references = self._sweep_reference.load() if needs_reference else {}
-        names, net = [metric.name for metric in metrics], self.extractors.reader
-        result = compute_trial_metrics(shards, task, names, references=references, net=net)
+        names, classifier = [metric.name for metric in metrics], self.extractors.classifier
+        result = compute_trial_metrics(shards, task, names, references=references, classifier=classifier)
         result["skipped"] |= unavailable
         result["pictures"] = draw_pictures(shards, task, self.models.target, task.config.digest())
         result |= {"seconds": time.perf_counter() - start, "worker": self.spec.worker}
@@ -245,9 +245,9 @@ class Evaluator:
         def score(chunk: Sequence[Result]) -> ImageScores:
             tokens = torch.stack([result.tokens for result in chunk]).to(self.device)
             captions = [result.request.caption for result in chunk]
-            return self.extractors.read(self.models.target.decode(tokens), captions)
+            return self.extractors.score(self.models.target.decode(tokens), captions)
 
-        return ImageScores.joined(in_chunks(score, results, IMAGES_PER_DECODE))
+        return ImageScores.concat(in_chunks(score, results, IMAGES_PER_DECODE))
 
     def _write(self, name: str, table: Any, shard: QualityShard | TimingShard, seconds: float) -> dict[str, Any]:
         """Writes a shard's table with its metadata; returns what the driver needs of it."""

@@ -64,9 +64,9 @@ def reference(
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         given = {key: path for key, path in files.items() if path is not None}
-        found, manifold = load_extractors(given, place)
-        net = found or load_scene_features(find_entry(models).folder).to(place)
-        also = [] if manifold is None else [manifold]
+        by_role = load_extractors(given, place)
+        net = by_role.pop("features", None) or load_scene_features(find_entry(models).folder).to(place)
+        also = list(by_role.values())
         made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=_progress)
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error

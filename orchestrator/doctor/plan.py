@@ -23,8 +23,7 @@ from workers.evaluate import IMAGES_PER_DECODE
 from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
 from workers.loading.models_yaml import BUILTIN_NAME, find_entry
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models, shape_only_models
-from workers.metrics.extractors import weight_keys
-from workers.metrics.registry import uses_timings
+from workers.metrics.registry import uses_timings, weight_keys
 
 GIB = 2**30
 _BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet

@@ -84,27 +84,22 @@ def check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Cap
     Raises:
         ValueError: names the section, the metric and what is missing.
     """
-    from workers.metrics.extractors import available_inputs
-    from workers.metrics.metric import NET
-    from workers.metrics.registry import select_metrics
+    from workers.metrics.extractors import unavailable_metrics
 
-    has_features = model.has_features
-    scores, absent = _scores(sweep, model, captions)
-    columns = {*scores, *(("features", NET) if has_features else ())}
-    has_reference = has_features and sweep.reference.source != NO_REFERENCE
-    if not has_features:
-        absent["features"] = (
-            f"the feature net takes images of {model.features.takes} pixels, not {model.capabilities.image_size}; give "
-            "Inception's file as metrics.inception of the entry in models.yaml"
-        )
-    elif not has_reference:
-        absent["reference"] = f"the sweep has no reference images (reference.source: {NO_REFERENCE})"
-    for section, name in _metric_names(sweep):
-        _, missing = select_metrics([name], available_inputs(columns, reference=has_reference))
-        if missing:
-            reasons = [reason for need, reason in absent.items() if need in missing[name]]
-            why = "; ".join(reasons) or missing[name]
-            raise ValueError(f"{section}: {name} is not available: {why}; add what is missing, or remove the metric")
+    names = _metric_names(sweep)
+    reasons = unavailable_metrics(
+        [name for _, name in names],
+        model.entry.folder,
+        image_size=model.capabilities.image_size,
+        captions=[caption.text for caption in captions],
+        weights=model.entry.metrics,
+        reference=sweep.reference.source != NO_REFERENCE,
+    )
+    for section, name in names:
+        if name in reasons:
+            raise ValueError(
+                f"{section}: {name} is not available: {reasons[name]}; add what is missing, or remove the metric"
+            )
 
 
 def check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:
@@ -115,7 +110,7 @@ def check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -
     """
     from workers.metrics import fid, frechet
 
-    distances, samples = {metric.name for metric in fid.METRICS}, sweep.quality.samples
+    distances, samples = {metric.name for metric in fid.FRECHET_METRICS}, sweep.quality.samples
     largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
     remaining = (captions - largest_block) * samples
     for section, name in _metric_names(sweep):
@@ -125,29 +120,3 @@ def check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -
                 f"jackknife replicate, too few for a covariance of {model.features.width} features; raise "
                 "captions.count"
             )
-
-
-def _scores(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> tuple[set[str], dict[str, str]]:
-    """Columns of the per-image scores that are available, and why the others are not.
-
-    Builds the scorers without reading weights, and only if a metric needs one.
-    """
-    import torch
-
-    from workers.metrics.extractors import Extractors
-    from workers.metrics.registry import registered_metrics
-    from workers.models.checkpoint_files import shapes_only
-
-    names = [name for _, name in _metric_names(sweep)]
-    if not any(need.startswith("score.") for name in names for need in registered_metrics()[name].needs):
-        return set(), {}
-    with shapes_only():
-        extractors = Extractors.load(
-            model.entry.folder,
-            image_size=model.capabilities.image_size,
-            captions=[caption.text for caption in captions],
-            device=torch.device("meta"),
-            weights=model.entry.metrics,
-            metrics=names,
-        )
-    return {f"score.{name}" for name in extractors.scores}, dict(extractors.absent)

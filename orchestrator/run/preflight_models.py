@@ -48,7 +48,7 @@ class CheckedModels:
     @property
     def has_features(self) -> bool:
         """Whether the feature network takes images of the model's size."""
-        return self.features.takes in (None, self.capabilities.image_size)
+        return self.features.image_size in (None, self.capabilities.image_size)
 
 
 def models_entry(sweep: SweepConfig) -> Entry:
@@ -74,14 +74,16 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
     """
     from workers.loading.models import Capabilities
     from workers.loading.models_yaml import load_on_meta
-    from workers.metrics.extractors import check_weights, feature_info, manifold_infos
+    from workers.metrics.extractors import check_weights, extractor_infos
 
     entry = models_entry(sweep)
     with prefix_errors("models"):
         models = load_on_meta(entry)
-        features, manifold = feature_info(entry.folder, entry.metrics), manifold_infos(entry.metrics)
+        infos = extractor_infos(entry.folder, entry.metrics)
+        features = infos.pop("features")
     for key, problem in check_weights(entry.folder, entry.metrics, sweep.requested_metrics).items():
         raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
+    manifold = {info.name: info.identity for info in infos.values()}
     return CheckedModels(entry, models.target, Capabilities.of(models), features, manifold)
 
 

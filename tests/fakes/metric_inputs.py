@@ -1,11 +1,17 @@
-"""Made-up columns of trials: correlated samples of a caption, a baseline beside them, real images."""
+"""Random inputs of metrics: correlated samples of captions, a baseline of the same captions, and real images."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from workers.metrics.metric import TIMING_KEYS, MetricInputs, Reference, Rows
+from workers.metrics.estimate import Estimate
+from workers.metrics.metric import FEATURES, TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.registry import compute_metrics, registered_scorers
+from workers.metrics.scorer import ScoreContext, Scorer
 
 DIM = 6
 
@@ -43,15 +49,44 @@ def timings(pairs: int, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def reference(count: int = 500, seed: int = 9) -> Reference:
-    return Reference(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)).half())
+def reference(count: int = 500, seed: int = 9) -> ReferenceFeatures:
+    return ReferenceFeatures(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)).half())
 
 
-def evidence(captions: int = 60, samples: int = 2) -> MetricInputs:
-    """A trial with everything but a feature net."""
+def trial_inputs(captions: int = 60, samples: int = 2) -> MetricInputs:
+    """A trial with all inputs but a classifier."""
     return MetricInputs(
         images=Rows(columns(captions, samples, seed=1, shift=0.1, scale=1.1)),
         baseline=Rows(columns(captions, samples, seed=1)),
         timings=Rows(timings(12), TIMING_KEYS),
-        reference=reference(),
+        references={FEATURES: reference()},
     )
+
+
+def fid_of(images: Rows, real: ReferenceFeatures) -> Estimate:
+    """The metric `fid`."""
+    return compute_metrics(MetricInputs(images=images, references={FEATURES: real}), ["fid"])[0]["fid"]
+
+
+def mean_score(name: str, scores: Tensor) -> Estimate:
+    """The metric of a per-image score [n], each image of a caption of its own."""
+    keys = {"caption_id": torch.arange(len(scores)), "sample": torch.zeros(len(scores)).long()}
+    return compute_metrics(MetricInputs(images=Rows(keys | {f"score.{name}": scores})), [name])[0][name]
+
+
+def load_scorer(name: str, weights: Mapping[str, Path]) -> Scorer:
+    """A per-image score on a user's weights, as a sweep of 48-pixel images with free captions loads it."""
+    context = ScoreContext(
+        image_size=48,
+        captions=("a dog",),
+        folder=Path("none"),
+        device=torch.device("cpu"),
+        scene_features=None,
+        weights={key: str(path) for key, path in weights.items()},
+    )
+    return registered_scorers()[name].load_for(context)
+
+
+def paler_and_red(images: Tensor) -> Tensor:
+    """Images [n, 3, H, W] with a strong shift of colour."""
+    return 0.3 * images + torch.tensor([0.7, 0.0, 0.0]).view(3, 1, 1)

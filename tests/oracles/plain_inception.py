@@ -1,7 +1,7 @@
 """FID's Inception-v3, layer by layer with plain functions, as its port of the TensorFlow graph is documented.
 
-Written to disagree with `workers.metrics.inception` wherever that one is wrong: no tables, no modules, float64. Weights
-are made up when a layer is first reached, under the names and with the shapes that the standard file has.
+Independent of `workers.metrics.inception`: no tables, no modules, float64. Random weights are created when a layer is
+first reached, under the names and with the shapes of the standard file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PlainInception:
-    """Calls on images [n, 3, 299, 299] in 0..255 give features [n, 2048]; `weights` holds what they used."""
+    """Calls on images [n, 3, 299, 299] in 0..255 give features [n, 2048]; `weights` has the weights of all layers."""
 
     def __init__(self, seed: int = 0) -> None:
         self.weights: dict[str, Tensor] = {}
@@ -104,7 +104,7 @@ class PlainInception:
         scale = self.draw(f"{at}.bn.weight", (channels,), 0.1, around=1.0)
         shift = self.draw(f"{at}.bn.bias", (channels,), 0.1)
         y = F.conv2d(x, kernel.double(), stride=stride, padding=pad)
-        if f"{at}.bn.running_mean" not in self.weights:  # about those of the first images, as training leaves them
+        if f"{at}.bn.running_mean" not in self.weights:  # near those of the first images, as after training
             spread, middle = torch.var_mean(y.float(), dim=(0, 2, 3))
             noise = torch.randn(2, channels, generator=self.generator)
             self.weights[f"{at}.bn.running_mean"] = middle + 0.1 * noise[0] * spread.sqrt()
@@ -120,7 +120,7 @@ class PlainInception:
 
 
 def mean_without_padding(x: Tensor) -> Tensor:
-    """Mean over each 3 x 3 neighbourhood, of the pixels that exist."""
+    """Mean over each 3 x 3 neighbourhood, without the padding."""
     ones = torch.ones_like(x[:1, :1])
     kernel = torch.ones(1, 1, 3, 3, dtype=x.dtype)
     sums = F.conv2d(x.flatten(0, 1)[:, None], kernel, padding=1).view_as(x)

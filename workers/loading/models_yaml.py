@@ -28,12 +28,12 @@ from search_spaces.params import ConfigError, Params, at, expect_mapping, unknow
 from workers.decoding.drafter import Drafter
 from workers.drafters.files import kinds_with_weights, load_drafter
 from workers.loading.models import Models
+from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
 from workers.models.families.catalogue import Family, families
 from workers.models.families.scenes import BUILTIN, Scenes
 from workers.models.target import Target
 
-METRICS = ("inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic")
 BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
 
 
@@ -248,7 +248,7 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
     with at("drafters"):
         drafters = _folder_drafters(family) | _read_paths(given.get("drafters"), kinds_with_weights(), base)
     with at("metrics"):
-        metrics = _read_paths(given.get("metrics"), METRICS, base)
+        metrics = _read_paths(given.get("metrics"), tuple(weight_keys()), base)
     return Entry(name, family, shared.dtype, drafters, metrics, where)
 
 

@@ -1,10 +1,10 @@
-"""CLIP score: how well images fit their captions, as a mean cosine; of a CLIP that the user gives, or of the tiny one.
+"""CLIP score: the mean cosine of images and their captions, by a CLIP that the user gives or by the built-in one.
 
-With `metrics.clip`, the folder of a CLIP (the papers': OpenAI's ViT-B/32), captions begin with "A photo depicts ",
-are cut off after 77 tokens, and images are brought to 256 pixels before CLIP's own resizing; the cosine is neither
-scaled nor clamped. The built-in one is transformers' CLIPModel of a small config, with a word-level tokenizer over the
-scenes' vocabulary. Cosines of the two say nothing about each other: `identity` stands beside every number. They are
-taken here, because torchmetrics' CLIPScore reads the towers' outputs as tensors, which those of transformers 5 are not.
+With `metrics.clip`, the folder of a CLIP (the papers use OpenAI's ViT-B/32), captions begin with "A photo depicts " and
+are truncated to 77 tokens, and images are resized to 256 pixels before CLIP's own preprocessing; the cosine is neither
+scaled nor clamped. The built-in one is transformers' CLIPModel with a small config and a word-level tokenizer for the
+captions of scenes. Their cosines are not comparable, so every number is stored with an `identity`. torchmetrics'
+CLIPScore does not work here: it expects tensors from the towers, and transformers 5 returns other objects.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workers.metrics.clip_files import folder_identity, load_clip_folder
-from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, mean_estimate
-from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
+from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.pixels import squares
-from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
+from workers.metrics.scorer import ScoreContext, Scorer, register_score
+from workers.metrics.weight_files import config_from_header, load_frozen
+from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.own_files import read_config
-from workers.models.weights import KeyMapping, load_weights, skip_init
 from workers.scenes.captions import SLOTS, caption, parse
 from workers.scenes.images import IMAGE_SIZE
 
-if TYPE_CHECKING:  # imported where it is used: it takes seconds, and not every process loads one
+if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
     from transformers import CLIPConfig
 
-NAME, KEY, PREFIX = "scenes-clip", "clip", "A photo depicts "
+KEY = "clip"
+_NAME, _PREFIX = "scenes-clip", "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
-PAD, START, STOP = 0, 1, 3  # 2 as the id of STOP would make transformers fall back to CLIP's old, wrong pooling
-_GLUE = ("a", "at", "background", "of", "on", "the")
+PAD, START, STOP = 0, 1, 3  # with 2 as STOP, transformers would fall back to CLIP's old, wrong pooling
+_FUNCTION_WORDS = ("a", "at", "background", "of", "on", "the")
 _SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {"none", "alone"}
-WORDS = ("<pad>", "<start>", "<unused>", "<stop>", *sorted(_SLOT_WORDS.union(_GLUE)))
+WORDS = ("<pad>", "<start>", "<unused>", "<stop>", *sorted(_SLOT_WORDS.union(_FUNCTION_WORDS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipConfig:
-    """Sizes of both towers. `words` is the vocabulary, in the order of the ids."""
+    """Sizes of both towers. `words` is the vocabulary in the order of the token ids."""
 
     dim: int = 96
     heads: int = 3
@@ -57,17 +58,13 @@ class ClipConfig:
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> ClipConfig:
         """Raises WeightsError when the fields are not this config's, or its vocabulary is not that of the scenes."""
-        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-        try:
-            config = cls(**given)
-        except TypeError as error:
-            raise WeightsError(f"not the config of a scenes CLIP: {error}") from None
+        config = config_from_header(cls, fields, "scenes CLIP")
         if config.words != WORDS:
-            raise WeightsError("a CLIP for another vocabulary than the scenes': train it again")
+            raise WeightsError("the CLIP's vocabulary is not that of the scenes: train it again")
         return config
 
     def transformers_config(self) -> CLIPConfig:
-        """The same sizes in transformers' words."""
+        """The same sizes as transformers' config."""
         from transformers import CLIPConfig
 
         shared = {
@@ -93,23 +90,23 @@ class ClipConfig:
 
 
 class SceneClip(nn.Module):
-    """A CLIPModel and its words. Embeddings have length 1."""
+    """A CLIPModel and its vocabulary. Embeddings have length 1."""
 
     def __init__(self, config: ClipConfig, weights: str = "untrained") -> None:
-        """`weights`: hash of the file that fills the model."""
+        """`weights`: hash of the weight file."""
         from transformers import CLIPModel
 
         super().__init__()
         self.config = config
-        self.identity = f"{NAME}@{weights}"
+        self.identity = f"{_NAME}@{weights}"
         self.clip = CLIPModel(config.transformers_config())
-        self._ids = {word: number for number, word in enumerate(config.words)}
+        self._ids = {word: index for index, word in enumerate(config.words)}
 
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Word ids [n, text_len] and which of them exist (1 or 0), from captions in their canonical wording.
+        """Token ids [n, text_len] of captions in their canonical form, and their mask (0 for padding).
 
         Raises:
-            ValueError: a caption that is no scene's.
+            ValueError: a caption is not one of a scene.
         """
         ids = torch.full((len(captions), self.config.text_len), PAD)
         for row, text in enumerate(captions):
@@ -122,7 +119,7 @@ class SceneClip(nn.Module):
         return self.embed_tokens(*self.tokens(captions))
 
     def embed_tokens(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Embeddings [n, projection] of word ids and their mask, both [n, text_len]."""
+        """Embeddings [n, projection] of token ids and their mask, both [n, text_len]."""
         device = self.clip.logit_scale.device
         out = self.clip.get_text_features(input_ids=ids.to(device), attention_mask=mask.to(device)).pooler_output
         return F.normalize(out.float(), dim=1)
@@ -145,65 +142,47 @@ class SceneClip(nn.Module):
             raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
         parts = []
         for start in range(0, len(captions), batch):
-            seen = self.embed_images(images[start : start + batch])
-            parts.append((seen * self.embed_captions(captions[start : start + batch])).sum(1).cpu())
+            part = slice(start, start + batch)
+            parts.append((self.embed_images(images[part]) * self.embed_captions(captions[part])).sum(1).cpu())
         return torch.cat(parts)
 
 
-def clip_score(model: SceneClip, images: Tensor, captions: Sequence[str]) -> Estimate:
-    """Mean cosine of images and their captions, with its standard error over images."""
-    return mean_estimate(model.cosines(images, captions))
-
-
 def load_clip(path: Path = BUILTIN) -> SceneClip:
-    """The CLIP of a weight file whose header holds its config; frozen, in evaluation mode, fp32.
+    """The CLIP of a weight file whose header has its config; frozen, in evaluation mode, fp32.
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another family.
+        WeightsError: the file is missing, damaged, or of another model.
     """
     config = ClipConfig.from_mapping(read_config(path))
-    model = skip_init(lambda: SceneClip(config, content_hash(path)))
-    load_weights(model, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
-    return model.eval().requires_grad_(False)
+    return load_frozen(lambda: SceneClip(config, content_hash(path)), path)
 
 
-def _load_score(subject: ScoreContext) -> Scorer:
-    if KEY in subject.weights:
-        return _load_given(Path(subject.weights[KEY]).expanduser(), subject.device)
-    own = subject.folder / BUILTIN.name
-    model = load_clip(own if own.is_file() else BUILTIN).to(subject.device)
-    if subject.image_size != model.config.image_size:
-        size = model.config.image_size
-        raise MetricUnavailable(f"the scenes CLIP reads {size}-pixel images, the target draws {subject.image_size}")
-    try:
-        for text in subject.captions:
-            parse(text)
-    except ValueError as error:
-        raise MetricUnavailable(f"the scenes CLIP reads captions of scenes only: {error}") from None
+def _load(context: ScoreContext) -> Scorer:
+    if KEY in context.weights:
+        return _load_folder(context.path(KEY), context.device)
+    own = context.folder / BUILTIN.name
+    model = load_clip(own if own.is_file() else BUILTIN).to(context.device)
+    if context.image_size != model.config.image_size:
+        raise MetricUnavailable(
+            f"the scenes CLIP reads images of {model.config.image_size} pixels, the target's have {context.image_size}"
+        )
+    context.require_scenes("the scenes CLIP reads")
     return Scorer(model.identity, lambda images, captions, _: model.cosines(images, captions))
 
 
-def _load_given(folder: Path, device: torch.device) -> Scorer:
+def _load_folder(folder: Path, device: torch.device) -> Scorer:
     model = load_clip_folder(folder).to(device)
 
-    def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
-        return model.cosines(squares(images), [PREFIX + text for text in captions])
+    def score(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
+        return model.cosines(squares(images), [_PREFIX + text for text in captions])
 
-    return Scorer(folder_identity("clip-photo256", folder), read)
-
-
-def _compute(evidence: MetricInputs) -> Estimate:
-    return grouped_mean(evidence.column("score.clip_score"), evidence.column("caption_id"))
+    return Scorer(folder_identity("clip-photo256", folder), score)
 
 
-SCORERS = (ScorerFactory(name="clip_score", load=_load_score, takes=(KEY,)),)
-METRICS = (
-    Metric(
-        name="clip_score",
-        direction="maximize",
-        unit="cosine",
-        about="how well images fit their captions: mean cosine of the CLIP that the score names",
-        needs=("score.clip_score",),
-        compute=_compute,
-    ),
+register_score(
+    "clip_score",
+    unit="cosine",
+    about="how well images match their captions: mean cosine of the CLIP that the score's identity names",
+    load=_load,
+    optional_weights=(KEY,),
 )

@@ -1,7 +1,7 @@
-"""The built-in feature net for scenes: 64-d features for Frechet distances, and heads that read a scene's attributes.
+"""The built-in feature extractor for scenes: 64 features for Frechet distances, and heads for a scene's attributes.
 
-A feature extractor is part of a result: distances on these features say nothing about Inception's. So `identity`
-("scenes-features@<hash of the weight file>") stands beside every number.
+Distances on these features are not comparable with those on Inception's, so every number is stored with the
+extractor's `identity` ("scenes-features@<hash of the weight file>").
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workers.metrics.extractor import ExtractorInfo
-from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
+from workers.metrics.weight_files import config_from_header, load_frozen
+from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.own_files import read_config
-from workers.models.weights import KeyMapping, load_weights, skip_init
 from workers.scenes.captions import SLOT_INDEX, SLOTS
 from workers.scenes.images import IMAGE_SIZE
 
-NAME, COLUMN = "scenes-features", "scenes"
+COLUMN = "scenes"
+_NAME = "scenes-features"
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "features.safetensors"
 SLOT_SIZES = tuple(len(values) for _, values in SLOTS)
-CORRUPTIONS = ("blur", "noise", "wobble")
-CLASS_HEADS = ("first_shape", "first_colour")
+_CORRUPTIONS = ("blur", "noise", "wobble")
+_CLASS_HEADS = ("first_shape", "first_colour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,33 +47,29 @@ class FeatureConfig:
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> FeatureConfig:
         """Raises WeightsError when the fields are not this config's, or its slots are not those of the scenes."""
-        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-        try:
-            config = cls(**given)
-        except TypeError as error:
-            raise WeightsError(f"not the config of a scenes feature net: {error}") from None
+        config = config_from_header(cls, fields, "scenes feature extractor")
         if config.slots != SLOT_SIZES:
             raise WeightsError(
-                f"a feature net for slots of {config.slots} values, but scenes have {SLOT_SIZES}: train it again"
+                f"the extractor's attribute slots have {config.slots} values, the scenes' {SLOT_SIZES}: train it again"
             )
         return config
 
 
 class SceneFeatures(nn.Module):
-    """Seven convolutions, a spatial flatten (places matter to relations), and features of variance 1 over its scenes.
+    """Seven convolutions, a spatial flatten (relations depend on positions), and features of variance 1 over scenes.
 
-    The heads are read from the features, so what they tell apart, a Frechet distance on the features can see. `quality`
-    is a linear read-out of how blurred, noisy and wobbly a scene was made: without it, a net for attributes learns to
-    look past exactly those faults.
+    The heads read the features, so a Frechet distance on the features is sensitive to every attribute. `quality` is a
+    linear read-out of how blurred, noisy and wobbly a scene is: a network trained on attributes alone learns to ignore
+    exactly those faults.
     """
 
     name = COLUMN
 
     def __init__(self, config: FeatureConfig, weights: str = "untrained") -> None:
-        """`weights`: hash of the file that fills the net."""
+        """`weights`: hash of the weight file."""
         super().__init__()
         self.config = config
-        self.identity = f"{NAME}@{weights}"
+        self.identity = f"{_NAME}@{weights}"
         half, detail, quarter, eighth = config.channels
         self.convolutions = nn.Sequential(
             _block(3, half, kernel=4, stride=2),
@@ -89,21 +86,16 @@ class SceneFeatures(nn.Module):
         self.heads = nn.Sequential(
             nn.Linear(config.dim, config.hidden), nn.ReLU(), nn.Linear(config.hidden, sum(config.slots))
         )
-        self.quality = nn.Linear(config.dim, len(CORRUPTIONS))
-
-    @property
-    def num_features(self) -> int:
-        """Width of the features (the name torchmetrics asks for)."""
-        return self.config.dim
+        self.quality = nn.Linear(config.dim, len(_CORRUPTIONS))
 
     @property
     def width(self) -> int:
-        """Width of the features."""
+        """Number of features."""
         return self.config.dim
 
     @property
     def side(self) -> int:
-        """Pixels of the images that it takes."""
+        """Size in pixels of the images that it reads."""
         return self.config.image_size
 
     def forward(self, images: Tensor) -> Tensor:
@@ -111,7 +103,7 @@ class SceneFeatures(nn.Module):
         size = self.config.image_size
         if images.dim() != 4 or images.shape[1:] != (3, size, size):
             raise ValueError(
-                f"the scenes feature net takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
+                f"the scenes feature extractor takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
             )
         maps = self.convolutions(images * 2 - 1)
         features: Tensor = self.standardise(self.project(maps.flatten(1)))
@@ -123,7 +115,7 @@ class SceneFeatures(nn.Module):
         return torch.split(logits, list(self.config.slots), dim=1)
 
     def read(self, features: Tensor) -> Tensor:
-        """The likeliest attribute rows, int64 [n, slots], from features [n, d]."""
+        """The most likely attributes, int64 [n, slots], from features [n, d]."""
         return torch.stack([logits.argmax(1) for logits in self.attribute_logits(features)], dim=1)
 
     @torch.no_grad()
@@ -132,13 +124,13 @@ class SceneFeatures(nn.Module):
 
         The product of the two heads, which are independent given the features: 48 classes; float64 on the CPU.
         """
-        every = self.attribute_logits(features.to(self.project.weight.device, self.project.weight.dtype))
-        shape, colour = (every[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in CLASS_HEADS)
+        logits = self.attribute_logits(features.to(self.project.weight.device, self.project.weight.dtype))
+        shape, colour = (logits[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in _CLASS_HEADS)
         return (shape[:, :, None] + colour[:, None, :]).flatten(1)
 
     @torch.no_grad()
     def extract(self, images: Tensor, batch: int = 256) -> Tensor:
-        """Features [n, d] of any number of images, `batch` at a time on the net's device; float32 on the CPU."""
+        """Features [n, d] of any number of images, `batch` at a time on the module's device; float32 on the CPU."""
         weight = self.project.weight
         parts = [self(part.to(weight.device, weight.dtype)).float().cpu() for part in torch.split(images, batch)]
         return torch.cat(parts)
@@ -151,35 +143,24 @@ def _block(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn
     )
 
 
-def identity_of(path: Path) -> str:
-    """What a net of this weight file calls itself.
+def features_info(path: Path) -> ExtractorInfo:
+    """The extractor of a weight file, from its header.
 
     Raises:
-        WeightsError: nothing is there.
-    """
-    return f"{NAME}@{content_hash(path)}"
-
-
-def announce_features(path: Path) -> ExtractorInfo:
-    """What a net of this weight file will call itself and take, from its header.
-
-    Raises:
-        WeightsError: the file is missing, damaged, or of another family.
+        WeightsError: the file is missing, damaged, or of another model.
     """
     config = FeatureConfig.from_mapping(read_config(path))
-    return ExtractorInfo(identity_of(path), config.dim, config.image_size)
+    return ExtractorInfo(COLUMN, f"{_NAME}@{content_hash(path)}", config.dim, config.image_size)
 
 
 def load_features(path: Path = BUILTIN) -> SceneFeatures:
-    """The feature net of a weight file whose header holds its config; frozen, in evaluation mode, fp32.
+    """The extractor of a weight file whose header has its config; frozen, in evaluation mode, fp32.
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another family.
+        WeightsError: the file is missing, damaged, or of another model.
     """
     config = FeatureConfig.from_mapping(read_config(path))
-    net = skip_init(lambda: SceneFeatures(config, content_hash(path)))
-    load_weights(net, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
-    return net.eval().requires_grad_(False)
+    return load_frozen(lambda: SceneFeatures(config, content_hash(path)), path)
 
 
 def attribute_loss(logits: tuple[Tensor, ...], rows: Tensor) -> Tensor:

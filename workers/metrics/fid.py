@@ -1,82 +1,78 @@
-"""Frechet distances of a trial: to the real images (fid), to the baseline's (drift), and what it gained (fid_gain).
+"""Frechet distances of a trial: to the real images (fid), to the baseline's (drift), and their difference (fid_gain).
 
-All on the features that the sweep's extractor gives. They are biased upwards in n: compare trials at equal n, or by
-fid_debiased, from which the jackknife has taken what falls with 1 / n.
+All are computed on the features of the sweep's extractor. They are biased upwards in n: compare trials at equal n, or
+by fid_debiased, from which the jackknife has removed the bias of order 1 / n.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from workers.metrics.estimate import Estimate
 from workers.metrics.frechet import (
     GROUPS,
-    FeatureStatistics,
     FrechetEstimate,
+    Gaussian,
     difference,
     distance_between,
     distance_to_reference,
 )
-from workers.metrics.metric import BASELINE, REFERENCE, Metric, MetricInputs
+from workers.metrics.metric import BASELINE, FEATURES, REFERENCE, Metric, MetricInputs, register_metrics
 
 
-def reference_statistics(evidence: MetricInputs) -> FeatureStatistics:
-    """Of the real images, taken once."""
-    return evidence.against().once("frechet", FeatureStatistics.of)
+def fid(inputs: MetricInputs) -> FrechetEstimate:
+    """Distance to the real images."""
+    return inputs.cached("fid", _fid)
 
 
-def fid(evidence: MetricInputs) -> FrechetEstimate:
-    """Distance to the real images; `debiased` has what n images add to it removed."""
-    return evidence.once("fid", _fid)
+def fid_debiased(inputs: MetricInputs) -> Estimate:
+    """fid without its bias of order 1 / n: the mean of the jackknife's pseudo-values, with their standard error.
 
-
-def fid_debiased(evidence: MetricInputs) -> Estimate:
-    """fid without its bias of order 1 / n: the mean of the jackknife's pseudo-values, and the standard error of it.
-
-    A pseudo-value is G * fid - (G - 1) * fid without a block. Their standard error is the very number that is fid's: to
-    take the bias away costs no spread at the n of a sweep (tests), and the error stays on the safe side.
+    A pseudo-value is G * fid - (G - 1) * fid without a block. Their standard error equals fid's: at the n of a sweep,
+    removing the bias does not widen the spread (tests), and the error is conservative.
     """
-    found = fid(evidence)
-    return Estimate(found.debiased, found.error, found.n)
+    estimate = fid(inputs)
+    return Estimate(estimate.debiased, estimate.error, estimate.n)
 
 
-def _fid(evidence: MetricInputs) -> FrechetEstimate:
-    features, reference = evidence.column("features"), reference_statistics(evidence)
-    return distance_to_reference(features, reference, groups=evidence.images.groups(GROUPS))
+def _fid(inputs: MetricInputs) -> FrechetEstimate:
+    return distance_to_reference(inputs.column(FEATURES), _reference(inputs), groups=inputs.images.groups(GROUPS))
 
 
-def drift(evidence: MetricInputs) -> Estimate:
+def drift(inputs: MetricInputs) -> Estimate:
     """Distance to the baseline's images of the same captions and samples."""
-    features, vanilla = evidence.column("features"), evidence.vanilla("features")
-    if torch.equal(features, vanilla):  # the baseline itself: rounding would leave it at plus or minus 1e-13
+    features, vanilla = inputs.column(FEATURES), inputs.baseline_column(FEATURES)
+    if torch.equal(features, vanilla):  # the baseline itself: rounding would give plus or minus 1e-13
         return Estimate(0.0, 0.0, features.shape[0])
-    return distance_between(features, vanilla, groups=evidence.images.groups(GROUPS))
+    return distance_between(features, vanilla, groups=inputs.images.groups(GROUPS))
 
 
-def fid_gain(evidence: MetricInputs) -> Estimate:
-    """fid minus the baseline's fid at the same captions, with the error of the pairs."""
-    features: Tensor = evidence.column("features")
-    reference, groups = reference_statistics(evidence), evidence.images.groups(GROUPS)
-    found: FrechetEstimate = difference(features, evidence.vanilla("features"), reference, groups=groups)
-    return found
+def fid_gain(inputs: MetricInputs) -> Estimate:
+    """fid minus the baseline's fid on the same captions, with the paired error."""
+    features, reference, groups = inputs.column(FEATURES), _reference(inputs), inputs.images.groups(GROUPS)
+    return difference(features, inputs.baseline_column(FEATURES), reference, groups=groups)
 
 
-METRICS = (
+def _reference(inputs: MetricInputs) -> Gaussian:
+    """Of the real images, fitted once."""
+    return inputs.reference().cached("gaussian", Gaussian.fit)
+
+
+FRECHET_METRICS = (
     Metric(
         name="fid",
         direction="minimize",
         unit="features squared",
         about="Frechet distance of the images' features to the real images', at n images: comparable only at equal n",
-        needs=("features", REFERENCE),
+        needs=(FEATURES, REFERENCE),
         compute=fid,
     ),
     Metric(
         name="fid_debiased",
         direction="minimize",
         unit="features squared",
-        about="fid without its bias of order 1/n (jackknife); may fall below 0 where the true distance is near 0",
-        needs=("features", REFERENCE),
+        about="fid without its bias of order 1/n (jackknife); may be negative when the true distance is near 0",
+        needs=(FEATURES, REFERENCE),
         compute=fid_debiased,
     ),
     Metric(
@@ -84,15 +80,16 @@ METRICS = (
         direction="minimize",
         unit="features squared",
         about="Frechet distance of the images' features to those of the baseline's images of the same captions",
-        needs=("features", BASELINE),
+        needs=(FEATURES, BASELINE),
         compute=drift,
     ),
     Metric(
         name="fid_gain",
         direction="minimize",
         unit="features squared",
-        about="fid minus the baseline's fid on the same captions; the error is that of the pairs",
-        needs=("features", REFERENCE, BASELINE),
+        about="fid minus the baseline's fid on the same captions, with the paired error",
+        needs=(FEATURES, REFERENCE, BASELINE),
         compute=fid_gain,
     ),
 )
+register_metrics(*FRECHET_METRICS)

@@ -1,9 +1,9 @@
-"""ImageReward v1 (Xu et al. 2023): how people would judge an image for its caption, in deviations from their mean.
+"""ImageReward v1 (Xu et al. 2023): predicted human rating of an image for its caption, in standard deviations.
 
 `metrics.image_reward` is its file (`ImageReward.pt`: BLIP's ViT-L/16, BERT with cross-attention, and a linear head).
-The towers are transformers' BLIP; captions are read by BERT's uncased tokenizer, whose vocab.txt or tokenizer.json
-lies beside the checkpoint, in 35 tokens. The reward is the head's number on BERT's first state, less 0.16717, over
-1.03334: the published mean and deviation.
+The towers are transformers' BLIP; captions are tokenized by BERT's uncased tokenizer, whose vocab.txt or tokenizer.json
+is next to the checkpoint, to 35 tokens. The reward is the head's output on BERT's first state, minus 0.16717, divided
+by 1.03334: the published mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from workers.metrics.clip_files import AT_ONCE, combined_hash
-from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
-from workers.metrics.linear_head import LinearHead
-from workers.metrics.metric import Metric, MetricInputs, ScoreContext, Scorer, ScorerFactory
+from workers.metrics.aesthetic import LinearHead
+from workers.metrics.clip_files import BATCH, load_tokenizer
 from workers.metrics.pixels import clip_input, squares
-from workers.models.checkpoint_files import WeightsError, load_tensors
-from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.metrics.scorer import ScoreContext, Scorer, register_score
+from workers.metrics.weight_files import combined_hash, load_frozen
+from workers.models.checkpoint_files import WeightsError
+from workers.models.weights import KeyMapping
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
 KEY = "image_reward"
-MEAN, DEVIATION, TEXT_LENGTH = 0.16717362830052426, 1.0333394966054072, 35
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+_MEAN, _STD, _TEXT_LENGTH = 0.16717362830052426, 1.0333394966054072, 35
 VISION: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -58,7 +57,7 @@ _BLOCK = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-TABLE = (
+_TABLE = (
     KeyMapping("blip.visual_encoder.cls_token", "vision.embeddings.class_embedding"),
     KeyMapping("blip.visual_encoder.pos_embed", "vision.embeddings.position_embedding"),
     KeyMapping("blip.visual_encoder.patch_embed.proj.{...}", "vision.embeddings.patch_embedding.{...}"),
@@ -69,7 +68,7 @@ TABLE = (
     KeyMapping("blip.visual_encoder.norm.{...}", "vision.post_layernorm.{...}"),
     KeyMapping("blip.text_encoder.embeddings.position_ids", None),
     KeyMapping("blip.text_encoder.{...}", "text.{...}"),
-    KeyMapping("blip.vision_proj.{...}", None),  # of BLIP's own training
+    KeyMapping("blip.vision_proj.{...}", None),  # for BLIP's own training
     KeyMapping("blip.text_proj.{...}", None),
     KeyMapping("mlp.{...}", "head.{...}"),
 )
@@ -93,84 +92,59 @@ class ImageReward(nn.Module):
         """Reward [n] of each picture for its own caption, float32 on the CPU."""
         if len(pictures) != len(captions):
             raise ValueError(f"{len(pictures)} images and {len(captions)} captions: give one caption per image")
-        starts = range(0, len(captions), AT_ONCE)
-        return torch.cat([self._some(pictures[at : at + AT_ONCE], captions[at : at + AT_ONCE]) for at in starts])
+        starts = range(0, len(captions), BATCH)
+        return torch.cat([self._batch(pictures[i : i + BATCH], captions[i : i + BATCH]) for i in starts])
 
-    def _some(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
+    def _batch(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
         device = next(self.head.parameters()).device
-        words = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
+        tokens = self.tokenizer(
+            list(captions), padding="max_length", truncation=True, max_length=_TEXT_LENGTH, return_tensors="pt"
         )
-        seen = self.vision(clip_input(pictures, self.image_size).to(device)).last_hidden_state
+        image = self.vision(clip_input(pictures, self.image_size).to(device)).last_hidden_state
         states = self.text(
-            input_ids=words["input_ids"].to(device),
-            attention_mask=words["attention_mask"].to(device),
-            encoder_hidden_states=seen,
+            input_ids=tokens["input_ids"].to(device),
+            attention_mask=tokens["attention_mask"].to(device),
+            encoder_hidden_states=image,
         ).last_hidden_state
-        rewards: Tensor = (self.head(states[:, 0].float()) - MEAN) / DEVIATION
+        rewards: Tensor = (self.head(states[:, 0].float()) - _MEAN) / _STD
         return rewards.cpu()
 
 
 def load_image_reward(
     path: Path, *, vision: BlipVisionConfig | None = None, text: BlipTextConfig | None = None
 ) -> ImageReward:
-    """The model of a checkpoint, its tokenizer beside it; `vision`, `text`: its sizes (default those of v1).
-
-    Frozen, in evaluation mode, fp32.
+    """The model of a checkpoint with the tokenizer next to it; `vision`, `text`: its sizes (default those of v1).
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another model or size; no tokenizer beside it.
+        WeightsError: the file is missing, damaged, or of another model or size; there is no tokenizer next to it.
     """
-    from transformers import BlipTextConfig, BlipVisionConfig
+    from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
-    tensors, tokenizer = load_tensors(path), _tokenizer(path.parent)
-    seeing, reading = vision or BlipVisionConfig(**VISION), text or BlipTextConfig(**TEXT)
-    if len(tokenizer) > reading.vocab_size:
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file; check the path")
+    tokenizer = load_tokenizer(
+        BertTokenizer, path.parent, ("vocab.txt", "tokenizer.json"), "those of bert-base-uncased"
+    )
+    vision, text = vision or BlipVisionConfig(**VISION), text or BlipTextConfig(**TEXT)
+    if len(tokenizer) > text.vocab_size:
         raise WeightsError(
-            f"{path.parent}: a tokenizer of {len(tokenizer)} words, but the model knows {reading.vocab_size}; give "
-            "BERT's, uncased"
+            f"{path.parent}: its tokenizer has {len(tokenizer)} words, the model {text.vocab_size}; copy the files of "
+            "bert-base-uncased there"
         )
-    model = skip_init(lambda: ImageReward(seeing, reading, tokenizer))
-    load_weights(model, tensors, TABLE, where=path)
-    return model.eval().requires_grad_(False)
+    return load_frozen(lambda: ImageReward(vision, text, tokenizer), path, _TABLE)
 
 
-def _tokenizer(folder: Path) -> BertTokenizer:
-    from transformers import BertTokenizer
-
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise WeightsError(f"{folder}: no tokenizer in it; copy vocab.txt or tokenizer.json of bert-base-uncased there")
-    try:
-        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a damaged file can raise anything
-        raise WeightsError(f"{folder}: its tokenizer cannot be read ({error}); download it again") from error
-    return tokenizer
+def _load(context: ScoreContext) -> Scorer:
+    path = context.path(KEY)
+    model = load_image_reward(path).to(context.device)
+    identity = f"image-reward@{combined_hash([path])}"
+    return Scorer(identity, lambda images, captions, _: model.rewards(squares(images, None), captions))
 
 
-def _load_score(subject: ScoreContext) -> Scorer:
-    if KEY not in subject.weights:
-        raise MetricUnavailable(f"no weights are given for it: metrics.{KEY}, the file ImageReward.pt")
-    path = Path(subject.weights[KEY]).expanduser()
-    model = load_image_reward(path).to(subject.device)
-
-    def read(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
-        return model.rewards(squares(images, None), captions)
-
-    return Scorer(f"image-reward@{combined_hash([path])}", read)
-
-
-def _compute(evidence: MetricInputs) -> Estimate:
-    return grouped_mean(evidence.column("score.image_reward"), evidence.column("caption_id"))
-
-
-SCORERS = (ScorerFactory(name="image_reward", load=_load_score, takes=(KEY,)),)
-METRICS = (
-    Metric(
-        name="image_reward",
-        direction="maximize",
-        unit="deviations",
-        about="ImageReward v1: how people would judge an image for its caption, in deviations from their mean",
-        needs=("score.image_reward",),
-        compute=_compute,
-    ),
+register_score(
+    "image_reward",
+    unit="standard deviations",
+    about="ImageReward v1: predicted human rating of an image for its caption, in standard deviations from the mean",
+    load=_load,
+    weights={KEY: "the file ImageReward.pt"},
 )

@@ -1,20 +1,19 @@
 """The standard FID network: Inception-v3 as TensorFlow's release of 2015-12-05 has it, without torchvision.
 
-Read is `pt_inception-2015-12-05-6726825d.pth`, the port that pytorch-fid, torchmetrics and clean-fid share. It differs
-from torchvision's Inception: average pooling leaves padding out, the last block pools by the maximum (sic), and there
-are 1008 classes. Features are the 2048 after the global average; the classes are read from them without the bias, as
-the Inception score's own code does (Salimans et al. 2016).
+The weight file is `pt_inception-2015-12-05-6726825d.pth`, the port that pytorch-fid, torchmetrics and clean-fid share.
+It differs from torchvision's Inception: average pooling does not count the padding, the last block uses max pooling
+(sic), and there are 1008 classes. Features are the 2048 after the global average; class logits omit the bias, as in the
+Inception score's own code (Salimans et al. 2016).
 
-Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits), and each is a metric of its own:
-    inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022): that of the papers
-    inception_tf    TensorFlow 1's bilinear, without antialiasing: the original FID's and torch-fidelity's
+Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and identity:
+    inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022), as in the papers
+    inception_tf    TensorFlow 1's bilinear without antialiasing, as in the original FID and torch-fidelity
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,101 +21,100 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
+from workers.metrics.extractor import ExtractorFactory, register_extractor
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
-from workers.models.checkpoint_files import content_hash, load_tensors
-from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.metrics.weight_files import load_frozen
+from workers.models.weights import KeyMapping
 
-FEATURES, CLASSES, INPUT = 2048, 1008, 299
-NAMES = {"clean": "inception-clean256", "tensorflow": "inception-tf256"}
-# Both sets of names: of the file itself, and with the counter that newer versions of torch save beside it.
-TABLE = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
+_WIDTH, _CLASSES, _INPUT_SIZE = 2048, 1008, 299
+# The second names exist in the original file, the first are counters that newer versions of torch add to it.
+_TABLE = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
 
-Resize = Literal["clean", "tensorflow"]
-Pool = Literal["average", "maximum", "stride"]
-Kernel = int | tuple[int, int]
+_Resize = Literal["clean", "tensorflow"]
+_Pool = Literal["average", "maximum", "stride"]
+_Kernel = int | tuple[int, int]
 
 
-class Step(NamedTuple):
+class _Conv(NamedTuple):
     """One convolution of a branch: its name in the file, its channels and kernel.
 
-    fork: name and kernel of a second one of the same input, whose channels are appended; it ends the branch.
+    fork: name and kernel of a second one on the same input, whose channels are appended; it ends the branch.
     """
 
     name: str
     channels: int
-    kernel: Kernel = 1
+    kernel: _Kernel = 1
     stride: int = 1
     padded: bool = True
-    fork: tuple[str, Kernel] | None = None
+    fork: tuple[str, _Kernel] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A mixed block: its branches in the order of their channels, then what is pooled.
+class _Plan:
+    """A mixed block: its branches in the order of their channels, then the pooling branch.
 
-    pooled: channels of the convolution behind the pooling; 0 with "stride", which pools alone.
+    pooled: channels of the convolution after the pooling; 0 with "stride", which has none.
     """
 
-    branches: tuple[tuple[Step, ...], ...]
-    pool: Pool
+    branches: tuple[tuple[_Conv, ...], ...]
+    pool: _Pool
     pooled: int = 0
 
 
-def _block_a(pooled: int) -> Plan:
-    five = (Step("branch5x5_1", 48), Step("branch5x5_2", 64, 5))
-    three = (Step("branch3x3dbl_1", 64), Step("branch3x3dbl_2", 96, 3), Step("branch3x3dbl_3", 96, 3))
-    return Plan(((Step("branch1x1", 64),), five, three), "average", pooled)
+def _block_a(pooled: int) -> _Plan:
+    five = (_Conv("branch5x5_1", 48), _Conv("branch5x5_2", 64, 5))
+    three = (_Conv("branch3x3dbl_1", 64), _Conv("branch3x3dbl_2", 96, 3), _Conv("branch3x3dbl_3", 96, 3))
+    return _Plan(((_Conv("branch1x1", 64),), five, three), "average", pooled)
 
 
-def _block_b() -> Plan:
-    last = Step("branch3x3dbl_3", 96, 3, stride=2, padded=False)
-    double = (Step("branch3x3dbl_1", 64), Step("branch3x3dbl_2", 96, 3), last)
-    return Plan(((Step("branch3x3", 384, 3, stride=2, padded=False),), double), "stride")
+def _block_b() -> _Plan:
+    last = _Conv("branch3x3dbl_3", 96, 3, stride=2, padded=False)
+    double = (_Conv("branch3x3dbl_1", 64), _Conv("branch3x3dbl_2", 96, 3), last)
+    return _Plan(((_Conv("branch3x3", 384, 3, stride=2, padded=False),), double), "stride")
 
 
-def _block_c(inner: int) -> Plan:
-    seven = (Step("branch7x7_1", inner), Step("branch7x7_2", inner, (1, 7)), Step("branch7x7_3", 192, (7, 1)))
+def _block_c(inner: int) -> _Plan:
+    seven = (_Conv("branch7x7_1", inner), _Conv("branch7x7_2", inner, (1, 7)), _Conv("branch7x7_3", 192, (7, 1)))
     double = (
-        Step("branch7x7dbl_1", inner),
-        Step("branch7x7dbl_2", inner, (7, 1)),
-        Step("branch7x7dbl_3", inner, (1, 7)),
-        Step("branch7x7dbl_4", inner, (7, 1)),
-        Step("branch7x7dbl_5", 192, (1, 7)),
+        _Conv("branch7x7dbl_1", inner),
+        _Conv("branch7x7dbl_2", inner, (7, 1)),
+        _Conv("branch7x7dbl_3", inner, (1, 7)),
+        _Conv("branch7x7dbl_4", inner, (7, 1)),
+        _Conv("branch7x7dbl_5", 192, (1, 7)),
     )
-    return Plan(((Step("branch1x1", 192),), seven, double), "average", 192)
+    return _Plan(((_Conv("branch1x1", 192),), seven, double), "average", 192)
 
 
-def _block_d() -> Plan:
-    three = (Step("branch3x3_1", 192), Step("branch3x3_2", 320, 3, stride=2, padded=False))
+def _block_d() -> _Plan:
+    three = (_Conv("branch3x3_1", 192), _Conv("branch3x3_2", 320, 3, stride=2, padded=False))
     seven = (
-        Step("branch7x7x3_1", 192),
-        Step("branch7x7x3_2", 192, (1, 7)),
-        Step("branch7x7x3_3", 192, (7, 1)),
-        Step("branch7x7x3_4", 192, 3, stride=2, padded=False),
+        _Conv("branch7x7x3_1", 192),
+        _Conv("branch7x7x3_2", 192, (1, 7)),
+        _Conv("branch7x7x3_3", 192, (7, 1)),
+        _Conv("branch7x7x3_4", 192, 3, stride=2, padded=False),
     )
-    return Plan((three, seven), "stride")
+    return _Plan((three, seven), "stride")
 
 
-def _block_e(pool: Pool) -> Plan:
-    three = (Step("branch3x3_1", 384), Step("branch3x3_2a", 384, (1, 3), fork=("branch3x3_2b", (3, 1))))
+def _block_e(pool: _Pool) -> _Plan:
+    three = (_Conv("branch3x3_1", 384), _Conv("branch3x3_2a", 384, (1, 3), fork=("branch3x3_2b", (3, 1))))
     double = (
-        Step("branch3x3dbl_1", 448),
-        Step("branch3x3dbl_2", 384, 3),
-        Step("branch3x3dbl_3a", 384, (1, 3), fork=("branch3x3dbl_3b", (3, 1))),
+        _Conv("branch3x3dbl_1", 448),
+        _Conv("branch3x3dbl_2", 384, 3),
+        _Conv("branch3x3dbl_3a", 384, (1, 3), fork=("branch3x3dbl_3b", (3, 1))),
     )
-    return Plan(((Step("branch1x1", 320),), three, double), pool, 192)
+    return _Plan(((_Conv("branch1x1", 320),), three, double), pool, 192)
 
 
-STEM = (
-    Step("Conv2d_1a_3x3", 32, 3, stride=2, padded=False),
-    Step("Conv2d_2a_3x3", 32, 3, padded=False),
-    Step("Conv2d_2b_3x3", 64, 3),
-    Step("Conv2d_3b_1x1", 80),
-    Step("Conv2d_4a_3x3", 192, 3, padded=False),
+_STEM = (
+    _Conv("Conv2d_1a_3x3", 32, 3, stride=2, padded=False),
+    _Conv("Conv2d_2a_3x3", 32, 3, padded=False),
+    _Conv("Conv2d_2b_3x3", 64, 3),
+    _Conv("Conv2d_3b_1x1", 80),
+    _Conv("Conv2d_4a_3x3", 192, 3, padded=False),
 )
-POOLED = ("Conv2d_2b_3x3", "Conv2d_4a_3x3")  # a 3 x 3 maximum of stride 2 follows
-MIXED = {
+_POOLED = ("Conv2d_2b_3x3", "Conv2d_4a_3x3")  # followed by 3 x 3 max pooling with stride 2
+_MIXED = {
     "Mixed_5b": _block_a(32),
     "Mixed_5c": _block_a(64),
     "Mixed_5d": _block_a(64),
@@ -134,22 +132,22 @@ MIXED = {
 class _Convolution(nn.Module):
     """Convolution without bias, batch normalisation (eps 0.001), ReLU."""
 
-    def __init__(self, inputs: int, step: Step, kernel: Kernel) -> None:
+    def __init__(self, inputs: int, step: _Conv, kernel: _Kernel) -> None:
         super().__init__()
         high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
         padding = (high // 2, wide // 2) if step.padded else (0, 0)
         self.conv = nn.Conv2d(inputs, step.channels, (high, wide), step.stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(step.channels, eps=0.001)
-        self.bn.register_buffer("num_batches_tracked", None)  # the file has no such counter
+        self.bn.register_buffer("num_batches_tracked", None)  # the file does not have this counter
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
 class _Mixed(nn.Module):
-    """A block of parallel branches, their outputs side by side."""
+    """A block of parallel branches whose outputs are concatenated."""
 
-    def __init__(self, inputs: int, plan: Plan) -> None:
+    def __init__(self, inputs: int, plan: _Plan) -> None:
         super().__init__()
         self.plan, self.channels = plan, 0
         for steps in plan.branches:
@@ -162,16 +160,16 @@ class _Mixed(nn.Module):
             self.channels += width
         self.channels += plan.pooled or inputs
         if plan.pooled:
-            self.add_module("branch_pool", _Convolution(inputs, Step("branch_pool", plan.pooled), 1))
+            self.add_module("branch_pool", _Convolution(inputs, _Conv("branch_pool", plan.pooled), 1))
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [self._branch(x, steps) for steps in self.plan.branches]
         return torch.cat([*outputs, self._pool(x)], dim=1)
 
-    def _branch(self, x: Tensor, steps: Sequence[Step]) -> Tensor:
+    def _branch(self, x: Tensor, steps: Sequence[_Conv]) -> Tensor:
         for step in steps:
-            both = [step.name, step.fork[0]] if step.fork else [step.name]
-            x = torch.cat([self.get_submodule(name)(x) for name in both], dim=1)
+            names = [step.name, step.fork[0]] if step.fork else [step.name]
+            x = torch.cat([self.get_submodule(name)(x) for name in names], dim=1)
         return x
 
     def _pool(self, x: Tensor) -> Tensor:
@@ -186,42 +184,41 @@ class _Mixed(nn.Module):
 
 
 class InceptionFeatures(nn.Module):
-    """2048 features of an image, and the logits of 1008 classes that are read from them."""
+    """2048 features of an image, and the logits of 1008 classes from them."""
 
-    name, width, side = "inception", FEATURES, SIDE
+    width, side = _WIDTH, SIDE
 
-    def __init__(self, resize: Resize = "clean", weights: str = "untrained") -> None:
-        """`weights`: hash of the file that fills the net."""
+    def __init__(self, resize: _Resize = "clean", identity: str = "untrained") -> None:
         super().__init__()
-        self.resize = resize
-        self.identity = f"{NAMES[resize]}@{weights}"
+        self.name = "inception" if resize == "clean" else "inception_tf"
+        self.resize, self.identity = resize, identity
         channels = 3
-        for step in STEM:
+        for step in _STEM:
             self.add_module(step.name, _Convolution(channels, step, step.kernel))
             channels = step.channels
-        for name, plan in MIXED.items():
+        for name, plan in _MIXED.items():
             block = _Mixed(channels, plan)
             self.add_module(name, block)
             channels = block.channels
-        self.fc = nn.Linear(channels, CLASSES)
+        self.fc = nn.Linear(channels, _CLASSES)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features [n, 2048] of images [n, 3, 299, 299] with values in 0..255."""
         x = (pixels - 128) / 128
-        for step in STEM:
+        for step in _STEM:
             x = self.get_submodule(step.name)(x)
-            if step.name in POOLED:
+            if step.name in _POOLED:
                 x = F.max_pool2d(x, 3, stride=2)
-        for name in MIXED:
+        for name in _MIXED:
             x = self.get_submodule(name)(x)
         return x.mean((2, 3))
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [n, 3, H, W] in [0, 1] as `forward` takes them, by this net's resizing."""
+        """The input of `forward` from images [n, 3, H, W] in [0, 1]."""
         pictures = squares(images)
         if self.resize == "clean":
-            return clean(pictures, INPUT)
-        return tensorflow_bilinear(stacked(pictures), INPUT)
+            return clean(pictures, _INPUT_SIZE)
+        return tensorflow_bilinear(stacked(pictures), _INPUT_SIZE)
 
     @torch.no_grad()
     def extract(self, images: Tensor, batch: int = 64) -> Tensor:
@@ -236,25 +233,17 @@ class InceptionFeatures(nn.Module):
         return (features.to(weight.device, weight.dtype) @ weight.T).double().cpu()
 
 
-def load_inception(path: Path, resize: Resize = "clean") -> InceptionFeatures:
-    """The net of a weight file in the standard layout; frozen, in evaluation mode, fp32.
-
-    Raises:
-        WeightsError: the file is missing, damaged, or another net's; it is named.
-    """
-    net = skip_init(lambda: InceptionFeatures(resize, content_hash(path)))
-    load_weights(net, load_tensors(path), TABLE, where=path)
-    return net.eval().requires_grad_(False)
+def load_inception(path: Path, resize: _Resize = "clean", identity: str = "untrained") -> InceptionFeatures:
+    """The network of a weight file in the standard layout. Raises WeightsError (see `load_frozen`)."""
+    return load_frozen(lambda: InceptionFeatures(resize, identity), path, _TABLE)
 
 
-def announce_inception(path: Path, resize: Resize = "clean") -> ExtractorInfo:
-    """What a net of this file will call itself. Raises WeightsError when nothing is there."""
-    return ExtractorInfo(f"{NAMES[resize]}@{content_hash(path)}", FEATURES, None)
+def _register(key: str, name: str, resize: _Resize) -> None:
+    def load(path: Path, identity: str) -> InceptionFeatures:
+        return load_inception(path, resize, identity)
+
+    register_extractor(ExtractorFactory(key=key, role="features", name=name, width=_WIDTH, load=load))
 
 
-def _entry(key: str, resize: Resize) -> ExtractorFactory:
-    announce, load = partial(announce_inception, resize=resize), partial(load_inception, resize=resize)
-    return ExtractorFactory(key, "features", announce, load)
-
-
-EXTRACTORS = (_entry("inception", "clean"), _entry("inception_tf", "tensorflow"))
+_register("inception", "inception-clean256", "clean")
+_register("inception_tf", "inception-tf256", "tensorflow")

@@ -1,9 +1,9 @@
-"""Inception score on the classes that the feature net reads: are objects clear, and are there many kinds?
+"""Inception score on the classes that the feature extractor predicts: are objects clear, and are they diverse?
 
-exp of the mean divergence KL(p(y | image) || p(y)) (Salimans et al. 2016). Of Inception's features y is one of its 1008
-classes; of the scenes' net it is the shape and the colour of the first object, 48 classes. One split over all images;
-biased in n, so compare at equal n. It lies between 1 and the number of classes. Computed here, because torchmetrics
-shuffles the images by the global random numbers and leaves no captions out; a test compares the two.
+exp of the mean divergence KL(p(y | image) || p(y)) (Salimans et al. 2016). With Inception, y is one of 1008 classes;
+with the scenes' extractor, it is the shape and the colour of the first object, 48 classes. One split over all images;
+biased in n, so compare at equal n. It ranges from 1 to the number of classes. torchmetrics is only a parity test: it
+shuffles the images with the global random generator and has no jackknife over captions.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, jackknife_error
-from workers.metrics.metric import NET, Metric, MetricInputs
+from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, jackknife_error
+from workers.metrics.metric import CLASSIFIER, FEATURES, Metric, register_metrics
 
-GROUPS = 25
+_GROUPS = 25
 
 
 def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
     """The score of class logits [n, classes], with the jackknife over groups [n].
 
     Raises:
-        Unmeasurable: there are fewer than two groups.
+        MetricUnavailable: there are fewer than two groups.
     """
-    size = int(groups.max()) + 1 if groups.numel() else 0
+    size = count_groups(groups)
     if size < 2:
-        raise MetricUnavailable(f"an inception score with its error needs images of at least 2 captions, got {size}")
+        raise MetricUnavailable(f"the inception score needs images of at least 2 captions for its error, got {size}")
     log_p = logits.double().log_softmax(1)
     p = log_p.exp()
     sums = torch.zeros(size, p.shape[1], dtype=torch.float64).index_add_(0, groups, p)
@@ -42,18 +42,13 @@ def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
     return Estimate(value.item(), jackknife_error(left_out).item(), logits.shape[0])
 
 
-def _compute(evidence: MetricInputs) -> Estimate:
-    logits = evidence.reader().class_logits(evidence.column("features"))
-    return inception_score(logits, evidence.images.groups(GROUPS))
-
-
-METRICS = (
+register_metrics(
     Metric(
         name="inception_score",
         direction="maximize",
         unit="classes",
-        about="Inception score on the feature net's classes: Inception's 1008, or an object's shape and colour (48)",
-        needs=("features", NET),
-        compute=_compute,
-    ),
+        about="Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour (48)",
+        needs=(FEATURES, CLASSIFIER),
+        compute=lambda inputs: inception_score(inputs.class_logits(), inputs.images.groups(_GROUPS)),
+    )
 )

@@ -1,8 +1,8 @@
 """Kernel distance (KID): the unbiased squared maximum mean discrepancy under the cubic kernel (x.y / d + 1)^3.
 
-Binkowski et al. 2018, equation 4. The kernel is that of torchmetrics, but not the sums over it, which it takes over
-random subsets of one size: here all images are used at once, in float64, so the number is the same every time, and its
-error comes from leaving out blocks of captions.
+Binkowski et al. 2018, equation 4. The kernel is torchmetrics'. Its sums are not: they run over random subsets of one
+size. Here all images are used at once, in float64, so the number is deterministic, and its error comes from leaving out
+blocks of captions.
 """
 
 from __future__ import annotations
@@ -10,72 +10,72 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, jackknife_error
-from workers.metrics.metric import REFERENCE, Metric, MetricInputs
+from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, jackknife_error
+from workers.metrics.metric import FEATURES, REFERENCE, Metric, MetricInputs, register_metrics
 
-GROUPS = 25
-ROWS_AT_ONCE = 2048
+_GROUPS = 25
+_ROWS_PER_CHUNK = 2048
 
 
 def kernel_distance(features: Tensor, reference: Tensor, groups: Tensor, *, within: float | None = None) -> Estimate:
-    """KID of features [n, d] against reference [m, d], the rows of a group [n] leaving together.
+    """KID of features [n, d] to the reference [m, d]; the jackknife leaves out the rows of each group [n] together.
 
-    `within`: the reference's own mean kernel, if `mean_kernel` has been taken before.
+    `within`: the reference's `mean_kernel`, if it is already computed.
 
     Raises:
-        Unmeasurable: fewer than two groups, or fewer than two images outside of one, or a reference of one image.
+        MetricUnavailable: fewer than two groups, fewer than two images outside of one, or a reference of one image.
     """
     x, y = features.double(), reference.double()
-    n, size = x.shape[0], int(groups.max()) + 1 if groups.numel() else 0
+    n, size = x.shape[0], count_groups(groups)
     counts = torch.bincount(groups, minlength=size)
     if size < 2 or n - int(counts.max()) < 2 or y.shape[0] < 2:
         raise MetricUnavailable(f"{n} images in {size} groups and {y.shape[0]} real ones are too few for KID")
     own = torch.zeros(size, size, dtype=torch.float64)  # sums over pairs of different images, by group
     cross = torch.zeros(size, dtype=torch.float64)
-    for rows in torch.split(torch.arange(n), ROWS_AT_ONCE):
+    for rows in torch.split(torch.arange(n), _ROWS_PER_CHUNK):
         inner = _kernel(x[rows], x)
         inner[torch.arange(rows.numel()), rows] = 0
         by_group = torch.zeros(rows.numel(), size, dtype=torch.float64).index_add_(1, groups, inner)
         own.index_add_(0, groups[rows], by_group)
         cross.index_add_(0, groups[rows], _kernel(x[rows], y).sum(1))
     constant = mean_kernel(reference) if within is None else within
-    left = torch.cat([counts.new_tensor([n]), n - counts]).double()
+    remaining = torch.cat([counts.new_tensor([n]), n - counts]).double()
     zero = own.new_zeros(1)
     inside = own.sum() - torch.cat([zero, 2 * own.sum(1) - own.diagonal()])
     between = cross.sum() - torch.cat([zero, cross])
-    values = inside / (left * (left - 1)) + constant - 2 * between / (left * y.shape[0])
+    values = inside / (remaining * (remaining - 1)) + constant - 2 * between / (remaining * y.shape[0])
     return Estimate(values[0].item(), jackknife_error(values[1:]).item(), n)
 
 
 def mean_kernel(features: Tensor) -> float:
     """Mean kernel over all pairs of different rows [m, d]."""
     y = features.double()
-    total = torch.stack([_kernel(part, y).sum() for part in torch.split(y, ROWS_AT_ONCE)]).sum()
+    total = torch.stack([_kernel(part, y).sum() for part in torch.split(y, _ROWS_PER_CHUNK)]).sum()
     diagonal = (y.square().sum(1) / y.shape[1] + 1).pow(3).sum()
     return (total - diagonal).item() / (y.shape[0] * (y.shape[0] - 1))
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    from torchmetrics.image.kid import poly_kernel  # some seconds, and most processes measure nothing
+    from torchmetrics.image.kid import poly_kernel  # the import takes seconds, and most processes compute no metric
 
     return poly_kernel(x, y)
 
 
-def _compute(evidence: MetricInputs) -> Estimate:
-    features, reference = evidence.column("features"), evidence.against()
+def _compute(inputs: MetricInputs) -> Estimate:
+    features, reference = inputs.column(FEATURES), inputs.reference()
     if reference.features.shape[0] < 2:
-        raise MetricUnavailable("a kernel distance needs at least 2 real images")
-    within = reference.once("kid", mean_kernel)
-    return kernel_distance(features, reference.features, evidence.images.groups(GROUPS), within=within)
+        raise MetricUnavailable("KID needs at least 2 real images")
+    within = reference.cached("kid", mean_kernel)
+    return kernel_distance(features, reference.features, inputs.images.groups(_GROUPS), within=within)
 
 
-METRICS = (
+register_metrics(
     Metric(
         name="kid",
         direction="minimize",
         unit="kernel",
         about="kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real images'",
-        needs=("features", REFERENCE),
+        needs=(FEATURES, REFERENCE),
         compute=_compute,
     ),
 )

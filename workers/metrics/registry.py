@@ -1,98 +1,99 @@
-"""All metrics. Each module of this package may define METRICS; for scores that are read off images, SCORERS; and for
-nets that a user gives to measure distances with, EXTRACTORS.
+"""All metrics, scores and feature extractors: those of this package and those that plugins register.
 
-A new metric is one file here and its test; nothing lists them by hand.
+A new metric is one module in this package, or a plugin, that calls `register_metrics` (metric.py), `register_score`
+(scorer.py) or `register_extractor` (extractor.py) when it is imported. Nothing else lists it: models.yaml accepts its
+keys, preflight and doctor check its files, and sweeps compute it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from functools import cache
-from types import MappingProxyType
-from typing import Any
 
 import workers.metrics
 from search_spaces.params import unknown_choice
+from search_spaces.plugins import Registry, load_plugins
 from workers.metrics.estimate import Estimate, MetricUnavailable
-from workers.metrics.extractor import ExtractorFactory
-from workers.metrics.metric import TIMINGS, Metric, MetricInputs, ScorerFactory
+from workers.metrics.extractor import EXTRACTORS, ExtractorFactory
+from workers.metrics.metric import METRICS, TIMINGS, Metric, MetricInputs
+from workers.metrics.scorer import SCORE_PREFIX, SCORERS, ScorerFactory
 
 
-@cache
-def registered_metrics() -> Mapping[str, Metric]:
-    """Every metric by name.
-
-    Raises:
-        ValueError: two modules define one name.
-    """
-    found: dict[str, Metric] = {}
-    for module, metrics in _defined("METRICS"):
-        for metric in metrics:
-            if metric.name in found:
-                raise ValueError(f"{module}: a metric {metric.name!r} is there already; choose another name")
-            found[metric.name] = metric
-    return MappingProxyType(found)
+def registered_metrics() -> Registry[Metric]:
+    """Every metric by name."""
+    _import_all()
+    return METRICS
 
 
-@cache
-def scorers() -> Mapping[str, ScorerFactory]:
+def registered_scorers() -> Registry[ScorerFactory]:
     """Every per-image score by name."""
-    return MappingProxyType({scorer.name: scorer for _, group in _defined("SCORERS") for scorer in group})
+    _import_all()
+    return SCORERS
 
 
-@cache
-def extractors() -> Mapping[str, ExtractorFactory]:
-    """Every extractor that a user may give a weight file for, by its key."""
-    return MappingProxyType({entry.key: entry for _, group in _defined("EXTRACTORS") for entry in group})
+def registered_extractors() -> Registry[ExtractorFactory]:
+    """Every feature extractor that a user may give weights for, by key."""
+    _import_all()
+    return EXTRACTORS
+
+
+def weight_keys(metrics: Collection[str] = ()) -> list[str]:
+    """Keys under `metrics` of a models.yaml entry that are read to compute these metrics (default: all metrics)."""
+    needed = required_inputs(metrics or registered_metrics())
+    scorers = [scorer for name, scorer in registered_scorers().items() if SCORE_PREFIX + name in needed]
+    return list(dict.fromkeys([*registered_extractors(), *(key for scorer in scorers for key in scorer.weight_keys)]))
 
 
 def required_inputs(names: Collection[str]) -> set[str]:
-    """What any of these metrics needs; names that no metric has need nothing."""
+    """The union of these metrics' needs; unknown names have none."""
     return {need for name, metric in registered_metrics().items() if name in names for need in metric.needs}
 
 
 def uses_timings(names: Collection[str]) -> bool:
-    """Whether any of these metrics (none: all there are) is read off timings."""
+    """Whether any of these metrics (default: all) is computed from timings."""
     return not names or TIMINGS in required_inputs(names)
 
 
 def select_metrics(
     names: Iterable[str] | None, available: Collection[str]
 ) -> tuple[tuple[Metric, ...], dict[str, str]]:
-    """The metrics that are asked for (None: all) and can be had, and for the others what they lack.
+    """The requested metrics (None: all) that are available, and what each of the others needs.
 
-    `available`: the columns and other needs that this model, its captions and its reference can serve.
+    `available`: the columns and other inputs that this model, its captions and its reference provide.
 
     Raises:
-        ValueError: a name that no metric has.
+        ValueError: no metric has that name.
     """
-    every = registered_metrics()
-    wanted = list(every) if names is None else list(names)
-    for name in wanted:
-        if name not in every:
-            raise ValueError(f"metrics: {unknown_choice(name, tuple(every))}")
-    lacking = {name: [need for need in every[name].needs if need not in available] for name in wanted}
-    there = tuple(every[name] for name in wanted if not lacking[name])
-    return there, {name: f"needs {', '.join(needs)}" for name, needs in lacking.items() if needs}
+    metrics = registered_metrics()
+    requested = list(metrics) if names is None else list(names)
+    for name in requested:
+        if name not in metrics:
+            raise ValueError(f"metrics: {unknown_choice(name, tuple(metrics))}")
+    missing = {name: [need for need in metrics[name].needs if need not in available] for name in requested}
+    selected = tuple(metrics[name] for name in requested if not missing[name])
+    return selected, {name: f"needs {', '.join(needs)}" for name, needs in missing.items() if needs}
 
 
-def measure(evidence: MetricInputs, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """What the evidence gives: estimates by name, and for each metric that it does not suffice for, the reason."""
+def compute_metrics(inputs: MetricInputs, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """Estimates by metric, and for each metric that the inputs do not suffice for, the reason."""
     estimates: dict[str, Estimate] = {}
     skipped: dict[str, str] = {}
     for name in names:
         try:
-            estimates[name] = registered_metrics()[name].compute(evidence)
+            estimates[name] = registered_metrics()[name].compute(inputs)
         except MetricUnavailable as reason:
             skipped[name] = str(reason)
     return estimates, skipped
 
 
-def _defined(what: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for module in sorted(pkgutil.iter_modules(workers.metrics.__path__), key=lambda info: info.name):
-        name = f"workers.metrics.{module.name}"
-        entries = getattr(importlib.import_module(name), what, ())
-        if entries:
-            yield name, entries
+def _import_all() -> None:
+    _import_modules()
+    load_plugins()
+
+
+@cache
+def _import_modules() -> None:
+    for module in sorted(info.name for info in pkgutil.iter_modules(workers.metrics.__path__)):
+        importlib.import_module(f"workers.metrics.{module}")

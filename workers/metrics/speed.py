@@ -1,4 +1,4 @@
-"""Speed: seconds from timing shards, and what decoding counted on its way, which no machine's mood can change."""
+"""Speed: seconds from timing shards, and counts of decoding steps, which timing noise cannot change."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, ratio_estimate
-from workers.metrics.metric import TIMINGS, Metric, MetricInputs
+from workers.metrics.metric import TIMINGS, Metric, MetricInputs, register_metrics
 
 
-def speedup(evidence: MetricInputs) -> Estimate:
+def speedup(inputs: MetricInputs) -> Estimate:
     """The baseline's seconds over the setting's, both summed over all (caption batch, repetition) pairs."""
-    return _timed_ratio(evidence, evidence.timing("seconds_vanilla"), evidence.timing("seconds"))
+    return _timed_ratio(inputs, inputs.timing("seconds_vanilla"), inputs.timing("seconds"))
 
 
-def latency(evidence: MetricInputs) -> Estimate:
+def latency(inputs: MetricInputs) -> Estimate:
     """Seconds per image at the timing shards' batch size."""
-    return _timed_ratio(evidence, evidence.timing("seconds"), evidence.timing("images"))
+    return _timed_ratio(inputs, inputs.timing("seconds"), inputs.timing("images"))
 
 
-def _timed_ratio(evidence: MetricInputs, above: Tensor, below: Tensor) -> Estimate:
+def _timed_ratio(inputs: MetricInputs, numerator: Tensor, denominator: Tensor) -> Estimate:
     """The ratio of two sums over the timings; `n` is the number of different images timed.
 
-    Repetitions draw the same tokens once more, and so tell of the clock and not of other captions: the jackknife leaves
-    a batch of captions out with all of its repetitions.
+    Repetitions sample the same tokens again, so they measure the clock and not other captions: the jackknife leaves out
+    a batch of captions with all its repetitions.
 
     Raises:
-        Unmeasurable: a single batch of captions was timed.
+        MetricUnavailable: a single batch of captions was timed.
     """
-    groups = evidence.timings.groups()
+    groups = inputs.timings.groups()
     batches = int(groups.max()) + 1 if groups.numel() else 0
     if batches < 2:
         raise MetricUnavailable(
-            f"{batches} batch of captions was timed, and repetitions of it tell nothing of other captions: an error "
-            "needs at least 2, so raise timing.images above timing.batch"
+            f"{batches} batch of captions was timed, but a standard error needs at least 2 (repetitions do not count): "
+            "raise timing.images above timing.batch"
         )
-    images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, evidence.timing("images").long(), "amax")
-    return replace(ratio_estimate(above, below, groups), n=int(images.sum()))
+    images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, inputs.timing("images").long(), "amax")
+    return replace(ratio_estimate(numerator, denominator, groups), n=int(images.sum()))
 
 
-def mean_accepted_length(evidence: MetricInputs) -> Estimate:
-    """Tokens over target passes, both summed over all images, the prefills and their tokens left out."""
-    return ratio_estimate(evidence.column("emitted"), evidence.column("rounds"), evidence.images.groups())
+def mean_accepted_length(inputs: MetricInputs) -> Estimate:
+    """Tokens over target passes, both summed over all images, without the prefills and their tokens."""
+    return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.images.groups())
 
 
-def step_compression(evidence: MetricInputs) -> Estimate:
+def step_compression(inputs: MetricInputs) -> Estimate:
     """Mean over images of all their tokens over all their target passes, the prefill counted on both sides."""
-    compression = (evidence.column("emitted") + 1) / (evidence.column("rounds") + 1)
-    return grouped_mean(compression, evidence.column("caption_id"))
+    compression = (inputs.column("emitted") + 1) / (inputs.column("rounds") + 1)
+    return grouped_mean(compression, inputs.column("caption_id"))
 
 
-def mean_tree_depth(evidence: MetricInputs) -> Estimate:
-    """Mean over images of the levels drafted per round; plain decoding counts as 1."""
-    return grouped_mean(evidence.column("depth"), evidence.column("caption_id"))
+def mean_tree_depth(inputs: MetricInputs) -> Estimate:
+    """Mean over images of the levels drafted per round; vanilla decoding counts as 1."""
+    return grouped_mean(inputs.column("depth"), inputs.column("caption_id"))
 
 
-def target_passes(evidence: MetricInputs) -> Estimate:
-    """Mean over images of the target's passes, prefill excluded."""
-    return grouped_mean(evidence.column("rounds"), evidence.column("caption_id"))
+def target_passes(inputs: MetricInputs) -> Estimate:
+    """Mean over images of the target's passes, without the prefill."""
+    return grouped_mean(inputs.column("rounds"), inputs.column("caption_id"))
 
 
-METRICS = (
+register_metrics(
     Metric(
         name="speedup",
         direction="maximize",
         unit="x",
-        about="the baseline's seconds over the setting's, in turn on the same captions and worker",
+        about="the baseline's seconds over the setting's, timed in turn on the same captions and worker",
         needs=(TIMINGS,),
         compute=speedup,
     ),

@@ -1,4 +1,4 @@
-"""The real images of a sweep: what they are, their features made once in its store, and read back for its metrics."""
+"""The real images of a sweep: described up front, their features computed once into the store and read for metrics."""
 
 from __future__ import annotations
 
@@ -8,66 +8,67 @@ from typing import Any
 from workers.data.reference import FILE, SCENES, build_reference, read_reference, reference_facts, write_reference
 from workers.data.storage import Storage
 from workers.metrics.extractors import Extractors
-from workers.metrics.metric import Reference
+from workers.metrics.metric import FEATURES, ReferenceFeatures
 
 
 class SweepReference:
-    """The section `reference` of a sweep, seen through its instruments.
+    """The section `reference` of a sweep, as its feature extractors read it.
 
-    facts: what the reference is, before it is made; None: the sweep has none, or no net reads it.
+    facts: what the reference is, before it is computed; None: the sweep has none, or no extractor for it.
 
     Raises:
         ValueError: see `reference_facts`.
     """
 
     def __init__(
-        self, storage: Storage, section: Mapping[str, Any] | None, instruments: Extractors, image_size: int
+        self, storage: Storage, section: Mapping[str, Any] | None, extractors: Extractors, image_size: int
     ) -> None:
-        self._storage, self._nets = storage, instruments.roles
-        self._loaded: dict[str, Reference] = {}
+        self._storage, self._by_role = storage, extractors.by_role
+        self._loaded: dict[str, ReferenceFeatures] = {}
         self._source: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
-        if section is not None and instruments.features is not None:
-            scenes = section.get("source") == SCENES  # they are what they are, and so must the target's images be
-            self._source = {**section, "size": image_size if scenes else instruments.features.side}
-            self.facts = self._told()
+        if section is not None and FEATURES in self._by_role:
+            scenes = section.get("source") == SCENES  # they have one size, which must be that of the target's images
+            self._source = {**section, "size": image_size if scenes else self._by_role[FEATURES].side}
+            self.facts = self._describe()
 
     def prepare(self) -> bool:
-        """Write the features of the real images to the store; False if they were there.
+        """Write the features of the real images to the store; False if they exist.
 
         Raises:
-            ValueError: an image cannot be read, there are too few, or the store's are those of another reference.
+            ValueError: an image cannot be read, there are too few, or the store has those of another reference.
         """
         missing = not self._storage.exists(FILE)
         if missing:
-            first, *more = self._nets.values()
+            first, *more = self._by_role.values()
             write_reference(self._storage, FILE, build_reference(**self._source, extractor=first, also=more))
         self.load()
         return missing
 
-    def load(self) -> dict[str, Reference]:
-        """The store's reference by the column that metrics know its features by, read once.
+    def load(self) -> dict[str, ReferenceFeatures]:
+        """The store's reference by the column of its features, read once.
 
         Raises:
-            ValueError: it is not there, damaged, or of other images or nets than the sweep's.
+            ValueError: it is missing, damaged, or of other images or extractors than the sweep's.
         """
-        assert self.facts is not None, "metrics that need a reference are left out without one"
+        assert self.facts is not None, "metrics that need a reference are not selected without one"
         if not self._loaded:
-            wanted = self.facts
-            found = read_reference(self._storage, FILE, identity=wanted["extractor"], also=wanted.get("also"))
-            if any(found.facts[key] != wanted[key] for key in ("source", "count", "resize")):
+            facts = self.facts
+            stored = read_reference(self._storage, FILE, identity=facts["extractor"], also=facts.get("also"))
+            if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(
-                    f"{self._storage.shown}/{FILE}: made of {found.count} images of {found.source}, but the sweep "
-                    f"names {wanted['count']} of {wanted['source']}; launch under another --name, or delete it"
+                    f"{self._storage.shown}/{FILE}: computed from {stored.count} images of {stored.source}, but the "
+                    f"sweep has {facts['count']} of {facts['source']}; launch with another --name, or delete the file"
                 )
-            first, *more = self._nets
-            self._loaded = {first: Reference(found.features)}
-            self._loaded |= {role: Reference(found.also[self._nets[role].name].features) for role in more}
+            first, *more = self._by_role
+            self._loaded = {first: ReferenceFeatures(stored.features)}
+            self._loaded |= {role: ReferenceFeatures(stored.also[self._by_role[role].name].features) for role in more}
         return self._loaded
 
-    def _told(self) -> dict[str, Any]:
-        first, *more = self._nets.values()
-        facts = reference_facts(**self._source, identity=first.identity, also={net.name: net.identity for net in more})
+    def _describe(self) -> dict[str, Any]:
+        first, *more = self._by_role.values()
+        also = {extractor.name: extractor.identity for extractor in more}
+        facts = reference_facts(**self._source, identity=first.identity, also=also)
         extractor = facts.pop("identity")
         identity = f"{facts['source']}, {facts['count']} images, by {extractor}"
         return {"identity": identity, **facts, "extractor": extractor}

@@ -1,4 +1,4 @@
-"""From a trial's stored shards to its metrics, and to the pictures that stand for it."""
+"""A trial's metrics and pictures from its stored shards."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 from workers.metrics.extractor import Classifier
 from workers.metrics.frechet import FrechetEstimate
-from workers.metrics.metric import MANIFOLD, TIMING_KEYS, TIMINGS, MetricInputs, Reference, Rows
-from workers.metrics.registry import measure, registered_metrics
+from workers.metrics.metric import TIMING_KEYS, TIMINGS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.registry import compute_metrics, registered_metrics
 from workers.models.target import Target
 from workers.runtime.memory import in_chunks
 
-PICTURES, COLUMNS = 16, 4
-COUNTED = ("caption_id", "sample", "accepted", "depth", "rounds")
+_GRID_IMAGES, _GRID_COLUMNS = 16, 4
+_COUNT_COLUMNS = ("caption_id", "sample", "accepted", "depth", "rounds")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shards:
-    """Where shards are, what scores they hold, and what features: by the column that metrics know them by, the
-    extractor that gave them.
+class ShardReader:
+    """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
+    shards hold. scores: names of the per-image scores that they hold.
     """
 
     storage: Storage
-    extractors: Mapping[str, str]
+    features: Mapping[str, str]
     scores: Sequence[str]
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
-        """The columns of every quality shard, in the order of their first captions."""
-        wanted = [*COUNTED, *(SCORES + name for name in self.scores)]
-        wanted += [FEATURES + extractor for extractor in self.extractors.values()]
-        parts = [self._image_columns(read_shard(self.storage, name, wanted, kind="quality")[0]) for name in names]
+        """The columns of each quality shard, in the order of their first captions."""
+        columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
+        columns += [FEATURES + extractor for extractor in self.features.values()]
+        parts = [self._image_columns(read_shard(self.storage, name, columns, kind="quality")[0]) for name in names]
         return sorted(parts, key=lambda part: int(part["caption_id"].min()))
 
     def timings(self, names: Iterable[str]) -> Rows:
         """The rows of all timing shards."""
         return Rows.merge([self._timing_columns(name) for name in names], TIMING_KEYS)
 
-    def drawings(self, names: Iterable[str]) -> pa.Table:
-        """Tokens and rounds of all images, by caption and sample."""
+    def tokens_and_rounds(self, names: Iterable[str]) -> pa.Table:
+        """Tokens and accepted lengths of all images, by caption and sample."""
         columns = ["caption_id", "sample", "tokens", "accepted"]
         tables = [read_shard(self.storage, name, columns, kind="quality")[0] for name in names]
         return pa.concat_tables(tables).sort_by([("caption_id", "ascending"), ("sample", "ascending")])
@@ -68,26 +68,26 @@ class Shards:
             "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
-        return columns | {column: features_of(table, extractor) for column, extractor in self.extractors.items()}
+        return columns | {column: features_of(table, extractor) for column, extractor in self.features.items()}
 
     def _timing_columns(self, name: str) -> dict[str, Tensor]:
         table, _ = read_shard(self.storage, name, kind="timing")
         first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
-        counted = ("repetition", "images", "seconds_vanilla", "seconds")
-        return {"caption_id": torch.tensor(first), **{key: _numbers(table, key) for key in counted}}
+        columns = ("repetition", "images", "seconds_vanilla", "seconds")
+        return {"caption_id": torch.tensor(first), **{key: _numbers(table, key) for key in columns}}
 
 
 def compute_trial_metrics(
-    shards: Shards,
+    shards: ShardReader,
     task: MeasureTask,
     names: Sequence[str],
     *,
-    references: Mapping[str, Reference],
-    net: Classifier | None,
+    references: Mapping[str, ReferenceFeatures],
+    classifier: Classifier | None,
 ) -> dict[str, Any]:
-    """The named metrics of a task, their history at half of the shards and at all of them, and why others are absent.
+    """The named metrics of a task, their history at half of the shards and at all of them, and why others are skipped.
 
-    references: the real images by the column that metrics know their features by.
+    references: the real images by the column of their features.
 
     Raises:
         FileNotFoundError, ValueError: a shard is missing or damaged.
@@ -96,71 +96,67 @@ def compute_trial_metrics(
     baseline = Rows.merge(shards.images(task.baseline_quality)) if task.baseline_quality else None
     timings = shards.timings(task.timing)
 
-    def evidence(upto: int) -> MetricInputs:
-        images = Rows.merge(parts[:upto])
+    def inputs(count: int) -> MetricInputs:
+        """Those of the first `count` quality shards."""
+        images = Rows.merge(parts[:count])
         return MetricInputs(
-            images=images,
-            timings=timings,
-            baseline=baseline,
-            reference=references.get("features"),
-            manifold=references.get(MANIFOLD),
-            net=net,
+            images=images, timings=timings, baseline=baseline, references=references, classifier=classifier
         )
 
-    whole = evidence(len(parts))
-    estimates, skipped = measure(whole, names)
+    full = inputs(len(parts))
+    estimates, skipped = compute_metrics(full, names)
     for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
-        skipped[name] = f"came out as {estimates.pop(name).value}"
+        skipped[name] = f"its value is {estimates.pop(name).value}"
     history: list[tuple[int, dict[str, float]]] = []
     if len(parts) > 1:
-        early = evidence((len(parts) + 1) // 2)
-        of_images = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
-        history.append((early.images.count, _values(measure(early, of_images)[0])))
-    history.append((whole.images.count, _values(estimates)))
+        half = inputs((len(parts) + 1) // 2)
+        image_metrics = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
+        history.append((half.images.count, _values(compute_metrics(half, image_metrics)[0])))
+    history.append((full.images.count, _values(estimates)))
     return {
-        "metrics": {name: {"value": e.value, "error": finite(e.error), "n": e.n} for name, e in estimates.items()},
+        "metrics": {name: {"value": e.value, "error": _finite(e.error), "n": e.n} for name, e in estimates.items()},
         "history": history,
         "skipped": skipped,
     }
 
 
-def draw_pictures(shards: Shards, task: MeasureTask, target: Target, digest: str) -> list[str]:
-    """Write the grid of the first images and the map of accepted lengths; returns their names."""
+def draw_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest: str) -> list[str]:
+    """Write the grid of the first images and the heat map of accepted lengths; returns their names."""
     if not task.quality:
         return []
-    table = shards.drawings(task.quality)
+    table = shards.tokens_and_rounds(task.quality)
 
-    def draw(tokens: Sequence[Tensor]) -> list[Image.Image]:
+    def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
         return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
 
-    drawings = in_chunks(draw, tokens_of(table.slice(0, PICTURES)).unbind(), PICTURES)
-    pictures = [picture for part in drawings for picture in part]
+    parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
+    pictures = [picture for part in parts for picture in part]
     lengths = table.column("accepted").to_pylist()
     rounds, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
     title = f"accepted length of each cell's round, {len(lengths)} images (mean over rounds {emitted / rounds:.2f})"
     cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
-    drawn = {
-        f"pictures/{digest}.png": image_grid(pictures, COLUMNS),
+    files = {
+        f"pictures/{digest}.png": image_grid(pictures, _GRID_COLUMNS),
         f"heatmaps/{digest}.png": heat_map(cells, title),
     }
-    for name, picture in drawn.items():
+    for name, picture in files.items():
         shards.storage.write(name, png(picture))
-    return list(drawn)
+    return list(files)
 
 
-def finite(number: float) -> float | None:
-    """The number, or None where there is none that JSON could hold."""
+def _finite(number: float) -> float | None:
+    """The number, or None if JSON cannot hold it."""
     return number if math.isfinite(number) else None
 
 
 def _values(estimates: Mapping[str, Estimate]) -> dict[str, float]:
-    """Values by metric, and what is left of them without their bias in n where that is known and no metric of its own.
+    """Values by metric, and the debiased values of Frechet distances as `<name>_debiased`.
 
-    `fid_debiased` is one: it says the same as the entry that fid alone would give.
+    `fid_debiased` is a metric as well, with the same value.
     """
     values = {name: estimate.value for name, estimate in estimates.items()}
-    unbiased = {f"{name}_debiased": e.debiased for name, e in estimates.items() if isinstance(e, FrechetEstimate)}
-    return {name: value for name, value in (unbiased | values).items() if math.isfinite(value)}
+    debiased = {f"{name}_debiased": e.debiased for name, e in estimates.items() if isinstance(e, FrechetEstimate)}
+    return {name: value for name, value in (debiased | values).items() if math.isfinite(value)}
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:

@@ -1,8 +1,8 @@
 """VGG-16's second fully connected layer, on which Kynkaanniemi et al. (2019) measure precision and recall.
 
-Read is torchvision's file for ImageNet (`vgg16-397923af.pth`: features.{0..28}, classifier.{0, 3, 6}), without
-torchvision. Features are the 4096 of classifier.3 before its ReLU, as the published evaluation scripts take them;
-images are squashed to 224 x 224 (from 256-pixel squares here) and scaled by ImageNet's mean and deviation.
+The weight file is torchvision's for ImageNet (`vgg16-397923af.pth`: features.{0..28}, classifier.{0, 3, 6}), read
+without torchvision. Features are the 4096 of classifier.3 before its ReLU, as in the published evaluation scripts;
+images are resized to 224 x 224 (here from 256-pixel squares) and normalised by ImageNet's mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
+from workers.metrics.extractor import ExtractorFactory, register_extractor
 from workers.metrics.pixels import SIDE, squares, squashed_input
-from workers.models.checkpoint_files import content_hash, load_tensors
-from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.metrics.weight_files import load_frozen
+from workers.models.weights import KeyMapping
 
-NAME, FEATURES, INPUT = "vgg16-fc2", 4096, 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # a maximum of 2 x 2 after each
-TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # the classes are not needed
+_WIDTH, _INPUT_SIZE = 4096, 224
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # 2 x 2 max pooling after each
+_TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # class logits are not needed
 
 
 class VggFeatures(nn.Module):
@@ -31,24 +31,24 @@ class VggFeatures(nn.Module):
     name, side = "vgg", SIDE
 
     def __init__(
-        self, weights: str = "untrained", *, stages: Sequence[Sequence[int]] = STAGES, width: int = FEATURES
+        self, identity: str = "untrained", *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH
     ) -> None:
-        """`weights`: hash of the file that fills the net; `stages`, `width`: channels of the convolutions, features."""
+        """`stages`: channels of the convolutions; `width`: number of features."""
         super().__init__()
-        self.identity, self.width = f"{NAME}@{weights}", width
+        self.identity, self.width = identity, width
         layers: list[nn.Module] = []
         channels = 3
         for stage in stages:
-            for wide in stage:
-                layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = wide
+            for out_channels in stage:
+                layers += [nn.Conv2d(channels, out_channels, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = out_channels
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        cells = (INPUT // 2 ** len(stages)) ** 2
+        cells = (_INPUT_SIZE // 2 ** len(stages)) ** 2
         self.classifier = nn.ModuleDict({"0": nn.Linear(channels * cells, width), "3": nn.Linear(width, width)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features [n, 4096] of scaled images [n, 3, 224, 224]."""
+        """Features [n, 4096] of normalised images [n, 3, 224, 224]."""
         hidden = F.relu(self.classifier["0"](self.features(x).flatten(1)), inplace=True)
         features: Tensor = self.classifier["3"](hidden)
         return features
@@ -57,24 +57,17 @@ class VggFeatures(nn.Module):
     def extract(self, images: Tensor, batch: int = 64) -> Tensor:
         """Features [n, 4096] of any number of images [n, 3, H, W] in [0, 1], float32 on the CPU."""
         device = next(self.parameters()).device
-        parts = [squashed_input(squares(part), INPUT, mean=MEAN, std=STD) for part in torch.split(images, batch)]
+        parts = [
+            squashed_input(squares(part), _INPUT_SIZE, mean=_MEAN, std=_STD) for part in torch.split(images, batch)
+        ]
         return torch.cat([self(part.to(device)).cpu() for part in parts])
 
 
-def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = STAGES, width: int = FEATURES) -> VggFeatures:
-    """The net of a weight file in torchvision's layout; frozen, in evaluation mode, fp32.
-
-    Raises:
-        WeightsError: the file is missing, damaged, or another net's; it is named.
-    """
-    net = skip_init(lambda: VggFeatures(content_hash(path), stages=stages, width=width))
-    load_weights(net, load_tensors(path), TABLE, where=path)
-    return net.eval().requires_grad_(False)
+def load_vgg(
+    path: Path, identity: str = "untrained", *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH
+) -> VggFeatures:
+    """The network of a weight file in torchvision's layout. Raises WeightsError (see `load_frozen`)."""
+    return load_frozen(lambda: VggFeatures(identity, stages=stages, width=width), path, _TABLE)
 
 
-def announce_vgg(path: Path) -> ExtractorInfo:
-    """What a net of this file will call itself. Raises WeightsError when nothing is there."""
-    return ExtractorInfo(f"{NAME}@{content_hash(path)}", FEATURES, None)
-
-
-EXTRACTORS = (ExtractorFactory("vgg", "manifold", announce_vgg, load_vgg),)
+register_extractor(ExtractorFactory(key="vgg", role="manifold", name="vgg16-fc2", width=_WIDTH, load=load_vgg))

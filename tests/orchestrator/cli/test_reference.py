@@ -17,7 +17,7 @@ from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
 from workers.metrics import extractors
-from workers.metrics.extractor import ExtractorFactory, ExtractorInfo, Role
+from workers.metrics.extractor import ExtractorFactory, Role
 from workers.metrics.features import load_features
 
 
@@ -75,16 +75,20 @@ def test_extractors_of_the_users_files(
     loaded: list[tuple[str, str]] = []
 
     def entry(key: str, role: Role) -> ExtractorFactory:
-        def load(path: Path) -> Colours:
+        def load(path: Path, identity: str) -> Colours:
             loaded.append((key, path.name))
             return Colours(key)
 
-        return ExtractorFactory(key, role, lambda path: ExtractorInfo("", 3, None), load)
+        return ExtractorFactory(key=key, role=role, name=key, width=3, load=load)
 
     entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
-    monkeypatch.setattr(extractors, "extractors", lambda: entries)
+    monkeypatch.setattr(extractors, "registered_extractors", lambda: entries)
     out = tmp_path / "mine.parquet"
-    run(str(photos), "--inception", "a.pth", "--vgg", "b.pth", "--out", str(out), "--device", "cpu", "--json")
+    files = [tmp_path / "a.pth", tmp_path / "b.pth"]
+    for file in files:
+        file.touch()
+    options = ("--inception", str(files[0]), "--vgg", str(files[1]), "--out", str(out), "--device", "cpu")
+    run(str(photos), *options, "--json")
     facts = json.loads(capsys.readouterr().out)
     assert loaded == [("inception", "a.pth"), ("vgg", "b.pth")]
     assert facts["identity"] == "inception@1"
@@ -113,7 +117,7 @@ def test_progress_on_a_terminal(
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
         (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
         (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is not supported"),
-        (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "two answers to one question"),
+        (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
         (("scenes",), 2, "say how many scenes"),
         (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
         (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 1, r"0\.png: File exists"),

@@ -1,4 +1,4 @@
-"""Which nets a sweep reads its images by: the user's before the built-in ones, and nothing replaced in silence."""
+"""Which networks read a sweep's images: the user's instead of the built-in ones, and only those that are needed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import workers.metrics.extractors as extractors_module
-from workers.loading import models_yaml
-from workers.metrics.extractor import ExtractorFactory, ExtractorInfo
-from workers.metrics.extractors import Extractors, check_keys, feature_info, manifold_infos
-from workers.metrics.features import announce_features, load_features
-from workers.metrics.metric import MANIFOLD, NET
-from workers.metrics.registry import extractors, scorers
-from workers.models.checkpoint_files import WeightsError
+from workers.metrics.extractor import EXTRACTORS, ExtractorFactory, ExtractorInfo, register_extractor
+from workers.metrics.extractors import Extractors, check_keys, extractor_infos, unavailable_metrics
+from workers.metrics.features import load_features
+from workers.metrics.metric import CLASSIFIER, FEATURES, MANIFOLD
+from workers.metrics.registry import registered_extractors, registered_scorers, weight_keys
+from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.families.scenes import BUILTIN
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
@@ -25,115 +23,122 @@ CAPTIONS = [caption(row) for row in ROWS.tolist()]
 CPU = torch.device("cpu")
 
 
-class Means:
-    """Mean colours, as an extractor of any role."""
+class MeanColours:
+    """Mean colours as features; with `class_logits` if it has classes."""
 
     side, width = 16, 3
 
-    def __init__(self, name: str, classes: bool) -> None:
-        self.name, self.identity = name, f"{name}@1"
+    def __init__(self, name: str, identity: str, *, classes: bool) -> None:
+        self.name, self.identity = name, identity
         if classes:
             self.class_logits = lambda features: features.double()
 
     def extract(self, images: Tensor, batch: int = 0) -> Tensor:
         return images.mean((2, 3))
 
-    def to(self, device: torch.device) -> Means:
+    def to(self, device: torch.device) -> MeanColours:
         return self
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An extractor of each role beside the real ones, and the weights that ask for them."""
-    more = {
-        "colours": ExtractorFactory(
-            "colours", "features", lambda path: ExtractorInfo("colours@1", 3, None), lambda path: Means("colours", True)
-        ),
-        "corners": ExtractorFactory(
-            "corners",
-            "manifold",
-            lambda path: ExtractorInfo("corners@1", 3, None),
-            lambda path: Means("corners", False),
-        ),
-    }
-    every = {**extractors(), **more}
-    monkeypatch.setattr(extractors_module, "extractors", lambda: every)
-    return {"colours": "colours.pth", "corners": "corners.pth"}
+def user_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """Registers an extractor of each role; their weights, by key."""
+    monkeypatch.setattr(EXTRACTORS, "_entries", {**registered_extractors()})
+    (tmp_path / "weights.pth").write_bytes(b"weights")
+
+    def load_colours(path: Path, identity: str) -> MeanColours:
+        return MeanColours("colours", identity, classes=True)
+
+    def load_corners(path: Path, identity: str) -> MeanColours:
+        return MeanColours("corners", identity, classes=False)
+
+    register_extractor(ExtractorFactory(key="colours", role="features", name="rgb", width=3, load=load_colours))
+    register_extractor(ExtractorFactory(key="corners", role="manifold", name="rgb", width=3, load=load_corners))
+    return dict.fromkeys(("colours", "corners"), str(tmp_path / "weights.pth"))
 
 
 def load(weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS) -> Extractors:
     return Extractors.load(BUILTIN, image_size=size, captions=captions, device=CPU, weights=weights)
 
 
-def test_without_weights_the_built_in_nets_serve() -> None:
-    found = load()
-    assert found.identities == load({}).identities
-    assert set(found.identities) == {"features", "clip_score", "caption_accuracy"}
-    assert found.stored == {"features": "scenes"}
-    assert found.columns == {"features", NET, "score.clip_score", "score.caption_accuracy"}
-    assert set(found.absent) == {"score.hpsv2", "score.image_reward", "score.aesthetic"}
-    assert all("no weights are given for it: metrics." in reason for reason in found.absent.values())
-    assert feature_info(BUILTIN).identity == found.identities["features"]
-    assert feature_info(BUILTIN).takes == 48
+def test_without_weights_the_built_in_networks_are_used() -> None:
+    extractors = load()
+    assert extractors.identities == load({}).identities
+    assert set(extractors.identities) == {"features", "clip_score", "caption_accuracy"}
+    assert extractors.columns == {"features": "scenes"}
+    scores = {"score.clip_score", "score.caption_accuracy"}
+    assert extractors.available(reference=False) >= {"features", CLASSIFIER, *scores}
+    assert set(extractors.unavailable) == {"score.hpsv2", "score.image_reward", "score.aesthetic"}
+    info, builtin = extractor_infos(BUILTIN)["features"], load_features()
+    assert info == ExtractorInfo("scenes", extractors.identities["features"], builtin.width, builtin.side)
 
 
-def test_nets_that_nobody_asks_for_are_not_loaded() -> None:
-    def asked(*metrics: str) -> set[str]:
-        found = Extractors.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
-        for name in {"clip_score", "caption_accuracy"} - set(found.scores):
-            assert found.absent[f"score.{name}"] == "no metric that is asked for needs it"
-        return set(found.scores)
+def test_scores_that_no_metric_needs_are_not_loaded() -> None:
+    def loaded(*metrics: str) -> set[str]:
+        extractors = Extractors.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
+        for name in {"clip_score", "caption_accuracy"} - set(extractors.scorers):
+            assert extractors.unavailable[f"score.{name}"] == "no requested metric needs it"
+        return set(extractors.scorers)
 
-    assert asked("fid", "step_compression") == set()
-    assert asked("caption_accuracy", "fid") == {"caption_accuracy"}
-    assert asked("clip_score") == {"clip_score"}
-
-
-def test_the_users_nets_go_before_them(two: dict[str, str]) -> None:
-    found, images = load(two), render(ROWS, 1, range(4))
-    assert found.identities["features"] == "colours@1"
-    assert found.identities[MANIFOLD] == "corners@1"
-    assert found.stored == {"features": "colours", MANIFOLD: "corners"}
-    assert found.columns >= {"features", NET, "score.caption_accuracy"}
-    read = found.read(images, CAPTIONS)
-    assert set(read.features) == {"colours", "corners"}
-    assert torch.equal(read.features["colours"], images.mean((2, 3)))
-    expected = load().read(images, CAPTIONS).scores["caption_accuracy"]
-    assert torch.equal(read.scores["caption_accuracy"], expected), "the scenes' net still reads what it is for"
-    assert feature_info(BUILTIN, two) == ExtractorInfo("colours@1", 3, None)
+    assert loaded("fid", "step_compression") == set()
+    assert loaded("caption_accuracy", "fid") == {"caption_accuracy"}
+    assert loaded("clip_score") == {"clip_score"}
 
 
-def test_what_serves_beside_the_features_is_announced(two: dict[str, str]) -> None:
-    assert manifold_infos(two) == {"corners": "corners@1"}
-    assert manifold_infos({}) == {}
+def test_the_users_extractors_replace_the_built_in_one(user_weights: dict[str, str]) -> None:
+    extractors, images = load(user_weights), render(ROWS, 1, range(4))
+    identity = f"rgb@{content_hash(user_weights['colours'])}"
+    assert {extractors.identities[role] for role in (FEATURES, MANIFOLD)} == {identity}
+    assert extractors.columns == {"features": "colours", MANIFOLD: "corners"}
+    assert extractors.available(reference=True) >= {"features", CLASSIFIER, "reference", "score.caption_accuracy"}
+    result = extractors.score(images, CAPTIONS)
+    assert set(result.features) == {"colours", "corners"}
+    assert torch.equal(result.features["colours"], images.mean((2, 3)))
+    expected = load().score(images, CAPTIONS).scores["caption_accuracy"]
+    assert torch.equal(result.scores["caption_accuracy"], expected), "caption accuracy still uses the scenes' extractor"
+    infos = extractor_infos(BUILTIN, user_weights)
+    assert infos == {role: ExtractorInfo(key, identity, 3) for role, key in extractors.columns.items()}
 
 
-def test_images_of_other_sizes_have_features_only_by_the_users_nets(two: dict[str, str]) -> None:
-    alone = load(size=256, captions=["a dog"])
-    assert alone.absent["features"] == "the feature net takes images of 48 pixels, not 256"
-    assert alone.columns == set()
-    assert alone.reader is None
-    given = load({"colours": two["colours"]}, size=256, captions=["a dog"])
-    assert "features" not in given.absent
-    assert given.columns == {"features", NET}
-    assert {"score.clip_score", "score.caption_accuracy"} <= given.absent.keys()
-    with pytest.raises(WeightsError, match="beside other features"):
-        load({"corners": two["corners"]}, size=256, captions=["a dog"])
-    assert load({"corners": two["corners"]}).stored == {"features": "scenes", MANIFOLD: "corners"}
+def test_images_of_other_sizes_need_the_users_extractors(user_weights: dict[str, str]) -> None:
+    without = load(size=256, captions=["a dog"])
+    assert "48 pixels, not 256" in without.unavailable["features"]
+    assert not {"features", CLASSIFIER} & without.available(reference=False)
+    assert without.classifier is None
+    given = load({"colours": user_weights["colours"]}, size=256, captions=["a dog"])
+    assert "features" not in given.unavailable
+    assert {"features", CLASSIFIER} <= given.available(reference=False)
+    assert {"score.clip_score", "score.caption_accuracy"} <= given.unavailable.keys()
+    with pytest.raises(WeightsError, match=r"metrics\.corners.*precision and recall only"):
+        load({"corners": user_weights["corners"]}, size=256, captions=["a dog"])
+    assert load({"corners": user_weights["corners"]}).columns == {"features": "scenes", MANIFOLD: "corners"}
+
+
+def test_unavailable_metrics_have_reasons() -> None:
+    def reasons(*names: str, size: int = 48, reference: bool = True) -> dict[str, str]:
+        return unavailable_metrics(
+            names, BUILTIN, image_size=size, captions=CAPTIONS, weights=None, reference=reference
+        )
+
+    assert reasons("fid", "caption_accuracy", "speedup", "inception_score") == {}
+    assert "metrics.hpsv2" in reasons("hpsv2")["hpsv2"]
+    assert "no reference images" in reasons("fid", "drift", reference=False)["fid"]
+    assert "metrics.inception" in reasons("drift", size=256)["drift"]
+    assert "metrics.inception" in reasons("fid", size=256)["fid"]
 
 
 def test_keys_are_checked() -> None:
-    known = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
-    assert known == {*extractors(), *(key for scorer in scorers().values() for key in scorer.takes)}
-    assert known == set(models_yaml.METRICS), "what an entry of models.yaml may name"
+    keys = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
+    assert keys == set(weight_keys())
+    assert weight_keys(["fid", "aesthetic"]) == ["inception", "inception_tf", "vgg", "aesthetic", "clip_l14"]
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
         load({"inceptoin": "a.pth"})
-    with pytest.raises(WeightsError, match="inception and inception_tf are two answers to one question"):
+    with pytest.raises(WeightsError, match="inception and inception_tf"):
         check_keys({"inception": "a.pth", "inception_tf": "a.pth"})
 
 
 @pytest.mark.parametrize("key", ["inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"])
-def test_absent_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere|metrics\.aesthetic"):
         load({key: str(tmp_path / "nowhere")})
     (tmp_path / "empty.pth").touch()
@@ -141,8 +146,13 @@ def test_absent_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
         load({key: str(tmp_path / "empty.pth")})
 
 
-def test_the_built_in_net_is_announced_as_it_loads() -> None:
-    net = load_features()
-    assert announce_features(extractors_module.scene_features_path(Path("none"))) == ExtractorInfo(
-        net.identity, net.width, net.side
-    )
+@pytest.mark.parametrize("name", ["hpsv2", "image_reward", "aesthetic"])
+def test_scores_name_the_weights_that_they_need(name: str) -> None:
+    assert f"metrics.{name} (" in load().unavailable[f"score.{name}"]
+    assert registered_scorers()[name].weight_keys[0] == name
+
+
+def test_a_score_with_a_part_of_its_weights_is_refused() -> None:
+    with pytest.raises(WeightsError, match=r"metrics\.aesthetic.*set metrics\.clip_l14 too"):
+        load({"aesthetic": "head.pth"})
+    assert "score.aesthetic" in load({"clip_l14": "folder"}).unavailable

@@ -1,4 +1,4 @@
-"""The feature net: shapes, identity, the built-in weights on scenes that they have not seen, and bad input."""
+"""The scenes' feature extractor: shapes, identity, the built-in weights on held-out scenes, and wrong input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.features import BUILTIN, SLOT_SIZES, FeatureConfig, SceneFeatures, load_features
-from workers.metrics.frechet import FeatureStatistics, frechet_distance
+from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS
@@ -22,7 +22,7 @@ TINY = FeatureConfig(channels=(4, 4, 4, 4), squeeze=2, dim=8, hidden=8)
 
 
 @cache
-def held_out(n: int = 192) -> tuple[Tensor, Tensor]:
+def held_out(n: int = 128) -> tuple[Tensor, Tensor]:
     """Scenes of seed 1; training saw seed 0."""
     rows = sample_attributes(1, range(n))
     return render(rows, 1, range(n)), rows
@@ -32,7 +32,7 @@ def test_shapes_and_batches() -> None:
     net = SceneFeatures(TINY).eval()
     images = torch.rand(5, 3, 48, 48)
     features = net.extract(images, batch=2)
-    assert features.shape == (5, net.num_features) == (5, 8)
+    assert features.shape == (5, net.width) == (5, 8)
     torch.testing.assert_close(features, net(images).detach(), rtol=1e-4, atol=1e-5)
     assert [part.shape[1] for part in net.attribute_logits(features)] == list(SLOT_SIZES)
     assert net.read(features).shape == (5, len(SLOTS))
@@ -54,7 +54,7 @@ def test_identity_follows_the_weights(tmp_path: Path) -> None:
 
 
 def test_builtin_reads_held_out_scenes() -> None:
-    """The bar is 95% of attributes; the built-in net measures well above it on 2,000 scenes (192 here)."""
+    """The bar is 95% of attributes; the built-in net measures well above it on 2,000 scenes (128 here)."""
     images, rows = held_out()
     net = load_features()
     features = net.extract(images)
@@ -62,34 +62,34 @@ def test_builtin_reads_held_out_scenes() -> None:
     assert right.mean() > 0.98
     assert right.min() > 0.94
     assert BUILTIN.stat().st_size <= 600_000
-    # Features have about unit variance over scenes, so distances come in units of a channel's spread.
+    # Features have about unit variance over scenes.
     assert 0.4 < features.var(0).mean() < 1.6
 
 
-def test_builtin_features_see_softness_and_wobble() -> None:
-    """A net for attributes alone looks past faults; this one must put faulty scenes away, and the more the worse."""
+def test_builtin_features_are_sensitive_to_faults() -> None:
+    """Features of faulty scenes must be far from those of others, and farther for larger faults."""
     images, _ = held_out()
     net = load_features()
-    reference = FeatureStatistics.of(net.extract(images))
+    reference = Gaussian.fit(net.extract(images))
     generator = torch.Generator().manual_seed(0)
     for fault in range(3):
         distances = []
         for amount in (0.4, 1.0):
             given = torch.zeros(len(images), 3)
             given[:, fault] = amount
-            faulty = FeatureStatistics.of(net.extract(corrupt(images, given, generator)))
+            faulty = Gaussian.fit(net.extract(corrupt(images, given, generator)))
             distances.append(frechet_distance(faulty, reference))
         assert 0.05 < distances[0] < 0.8 * distances[1]
 
 
-def test_bad_input_is_told(tmp_path: Path) -> None:
+def test_wrong_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images \[n, 3, 48, 48\]"):
         SceneFeatures(TINY)(torch.rand(2, 3, 32, 32))
     with pytest.raises(WeightsError, match="no such file"):
         load_features(tmp_path / "missing.safetensors")
     net = SceneFeatures(TINY)
     save(tmp_path / "other.safetensors", net, {"dim": 8, "layers": 3})
-    with pytest.raises(WeightsError, match="not the config of a scenes feature net"):
+    with pytest.raises(WeightsError, match="not the config of a scenes feature extractor"):
         load_features(tmp_path / "other.safetensors")
     save(tmp_path / "slots.safetensors", net, asdict(TINY) | {"slots": [2, 3]})
     with pytest.raises(WeightsError, match="train it again"):
@@ -97,7 +97,7 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
     save(tmp_path / "wide.safetensors", net, asdict(TINY) | {"dim": 16})
     with pytest.raises(WeightsError, match="shape"):
         load_features(tmp_path / "wide.safetensors")
-    whole = (tmp_path / "wide.safetensors").read_bytes()
-    (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    content = (tmp_path / "wide.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsError):
         load_features(tmp_path / "cut.safetensors")

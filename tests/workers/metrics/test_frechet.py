@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import block_groups, jackknife_error, mean_estimate
+from workers.metrics.estimate import block_groups, jackknife_error
 from workers.metrics.frechet import (
-    FeatureStatistics,
+    Gaussian,
     difference,
     distance_between,
     distance_to_reference,
@@ -45,8 +43,8 @@ def test_known_distance_of_commuting_gaussians() -> None:
     q = rotation(6, 0)
     a, b = torch.tensor([1.0, 2, 3, 4, 5, 6]).double(), torch.tensor([0.5, 2, 1, 9, 5, 0.01]).double()
     shift = torch.tensor([0.3, -1, 0, 2, 0, 0.1]).double()
-    one = FeatureStatistics.of(with_moments(50, torch.zeros(6).double(), q * a @ q.mT, 1))
-    two = FeatureStatistics.of(with_moments(70, shift, q * b @ q.mT, 2))
+    one = Gaussian.fit(with_moments(50, torch.zeros(6).double(), q * a @ q.mT, 1))
+    two = Gaussian.fit(with_moments(70, shift, q * b @ q.mT, 2))
     expected = shift.square().sum() + (a.sqrt() - b.sqrt()).square().sum()
     assert frechet_distance(one, two) == pytest.approx(expected.item(), abs=1e-9)
     assert frechet_distance(two, one) == pytest.approx(expected.item(), abs=1e-9)
@@ -60,37 +58,32 @@ def test_equals_the_nonsymmetric_formula() -> None:
     a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     roots = np.sqrt(np.linalg.eigvals(a @ b).astype(complex)).real.sum()
     expected = np.square(x.mean(0) - y.mean(0)).sum() + np.trace(a) + np.trace(b) - 2 * roots
-    got = frechet_distance(FeatureStatistics.of(torch.from_numpy(x)), FeatureStatistics.of(torch.from_numpy(y)))
+    got = frechet_distance(Gaussian.fit(torch.from_numpy(x)), Gaussian.fit(torch.from_numpy(y)))
     assert got == pytest.approx(expected, rel=1e-9)
 
 
-def test_shards_merge_in_any_order() -> None:
+def test_the_covariance_equals_numpys() -> None:
     x = torch.randn(257, 12, generator=torch.Generator().manual_seed(3)).half()
-    whole = FeatureStatistics.of(x)
-    shards = [FeatureStatistics.of(part) for part in torch.split(x, [100, 7, 149, 1])]
-    for order in itertools.permutations(shards):
-        merged = FeatureStatistics.merge(order)
-        assert merged.n == 257
-        torch.testing.assert_close(merged.covariance, whole.covariance, rtol=0, atol=1e-12)
-        torch.testing.assert_close(merged.mean, whole.mean, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(whole.covariance.numpy(), np.cov(x.double().numpy(), rowvar=False), atol=1e-12)
+    fitted = Gaussian.fit(x)
+    np.testing.assert_allclose(fitted.covariance.numpy(), np.cov(x.double().numpy(), rowvar=False), atol=1e-12)
+    torch.testing.assert_close(fitted.root @ fitted.root, fitted.covariance, rtol=0, atol=1e-12)
 
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     x = torch.randn(40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     left_out = (x.sum() - x) / 39
-    assert jackknife_error(left_out).item() == pytest.approx(mean_estimate(x).error, rel=1e-9)
+    assert jackknife_error(left_out).item() == pytest.approx((x.double().std() / len(x) ** 0.5).item(), rel=1e-9)
 
 
 def test_leaving_out_equals_recomputing() -> None:
     x = torch.randn(103, 5, generator=torch.Generator().manual_seed(5)).double()
-    reference = FeatureStatistics.of(torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3)
+    reference = Gaussian.fit(torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3)
     group = block_groups(103, 7)
     assert group.bincount().tolist() == [15, 15, 15, 14, 15, 15, 14]
-    distances = [frechet_distance(reference, FeatureStatistics.of(x[group != g])) for g in range(7)]
+    distances = [frechet_distance(reference, Gaussian.fit(x[group != g])) for g in range(7)]
     values = torch.tensor(distances, dtype=torch.float64)
     estimate = distance_to_reference(x, reference, groups=7)
-    full = frechet_distance(reference, FeatureStatistics.of(x))
+    full = frechet_distance(reference, Gaussian.fit(x))
     assert estimate.value == pytest.approx(full, abs=1e-9)
     assert estimate.error == pytest.approx(jackknife_error(values).item(), rel=1e-6)
     assert estimate.debiased == pytest.approx(7 * full - 6 * values.mean().item(), abs=1e-8)
@@ -104,13 +97,13 @@ def test_interval_covers_the_truth_and_debiasing_removes_the_bias() -> None:
     q, scale = rotation(dim, 8), torch.linspace(0.5, 2, dim).double()
     mean, covariance = torch.full((dim,), 0.2).double(), q * scale @ q.mT
     truth = mean.square().sum().item() + (scale.sqrt() - 1).square().sum().item()
-    exact = FeatureStatistics.of(with_moments(5000, torch.zeros(dim).double(), torch.eye(dim).double(), 9))
+    exact = Gaussian.fit(with_moments(5000, torch.zeros(dim).double(), torch.eye(dim).double(), 9))
     runs = [distance_to_reference(gaussian(n, mean, covariance, generator), exact) for _ in range(repetitions)]
     covered = sum(abs(run.debiased - truth) <= 2.064 * run.error for run in runs) / repetitions
     assert 0.929 <= covered <= 0.971
     values, debiased = np.array([run.value for run in runs]), np.array([run.debiased for run in runs])
     bias_error = values.std() / repetitions**0.5
-    assert values.mean() - truth > 5 * bias_error  # upwards, as the docstring says
+    assert values.mean() - truth > 5 * bias_error  # biased upwards
     assert abs(debiased.mean() - truth) < 3 * debiased.std() / repetitions**0.5
     assert np.mean([run.error for run in runs]) == pytest.approx(values.std(), rel=0.15)
 
@@ -119,7 +112,7 @@ def test_paired_difference_is_tighter_and_right() -> None:
     """Two settings on the same captions share most of their variation, which only the paired error sees."""
     generator = torch.Generator().manual_seed(10)
     dim, n = 8, 500
-    reference = FeatureStatistics.of(gaussian(3000, torch.zeros(dim).double(), torch.eye(dim).double(), generator))
+    reference = Gaussian.fit(gaussian(3000, torch.zeros(dim).double(), torch.eye(dim).double(), generator))
     paired, spread, unpaired = [], [], []
     for _ in range(60):
         shared = gaussian(n, torch.full((dim,), 0.3).double(), torch.eye(dim).double(), generator)
@@ -135,7 +128,7 @@ def test_paired_difference_is_tighter_and_right() -> None:
     assert np.mean(paired) == pytest.approx(np.std(spread), rel=0.3)
 
 
-def test_drift_of_a_set_from_itself_is_nought_and_pairing_helps() -> None:
+def test_drift_of_a_set_from_itself_is_zero_and_pairing_helps() -> None:
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(300, 6, generator=generator).double()
     same = distance_between(x, x)
@@ -147,15 +140,15 @@ def test_drift_of_a_set_from_itself_is_nought_and_pairing_helps() -> None:
     assert paired.error < 0.7 * mixed.error
 
 
-def test_users_mistakes_are_told() -> None:
+def test_wrong_features_are_refused() -> None:
     x = torch.randn(100, 8, generator=torch.Generator().manual_seed(12))
-    reference = FeatureStatistics.of(x)
+    reference = Gaussian.fit(x)
     broken = x.clone()
     broken[3, 2] = float("nan")
     for features, words in [
         (x[:8], "use at least"),
         (broken, "1 of 100 images"),
-        (torch.randn(100, 7), "different feature nets"),
+        (torch.randn(100, 7), "their extractors differ"),
         (x[0], r"shape \[images, channels\]"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -164,13 +157,5 @@ def test_users_mistakes_are_told() -> None:
         distance_to_reference(x, reference, groups=1)
     with pytest.raises(ValueError, match="equal n"):
         difference(x, x[:90], reference)
-    with pytest.raises(ValueError, match="different feature nets"):
-        FeatureStatistics.merge([reference, FeatureStatistics.of(torch.randn(9, 4))])
-    with pytest.raises(ValueError, match="empty"):
-        FeatureStatistics.merge([])
     with pytest.raises(ValueError, match="more than 8 images"):
-        frechet_distance(reference, FeatureStatistics.of(x[:8]))
-    with pytest.raises(ValueError, match="at least 2 images"):
-        mean_estimate(torch.ones(1))
-    with pytest.raises(ValueError, match="not finite"):
-        mean_estimate(torch.tensor([1.0, float("inf")]))
+        frechet_distance(reference, Gaussian.fit(x[:8]))

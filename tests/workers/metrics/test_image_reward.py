@@ -1,4 +1,4 @@
-"""ImageReward from a file in its official layout: against plain functions, and files that are wrong."""
+"""ImageReward on its official layout: equal to plain functions, and wrong files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from PIL import Image
 from torch import Tensor
 from transformers import BlipTextConfig, BlipVisionConfig
 
-from workers.metrics.estimate import MetricUnavailable
+from tests.fakes.metric_inputs import mean_score, paler_and_red
 from workers.metrics.image_reward import TEXT, VISION, ImageReward, load_image_reward
-from workers.metrics.metric import MetricInputs, Rows, ScoreContext
 from workers.metrics.pixels import squares
-from workers.metrics.registry import measure, scorers
 from workers.models.checkpoint_files import WeightsError
 from workers.scenes.images import render, sample_attributes
 
-SEEN, READ, HEADS, LAYERS, IMAGE, PATCH = 12, 8, 2, 2, 32, 16
+VIT_DIM, BERT_DIM, HEADS, LAYERS, IMAGE, PATCH = 12, 8, 2, 2, 32, 16
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "star", "##s", "on", "blue")
 CAPTIONS = ("A red star", "blue stars on a red star", "red " * 50)
 
@@ -27,9 +25,14 @@ CAPTIONS = ("A red star", "blue stars on a red star", "red " * 50)
 def configs() -> tuple[BlipVisionConfig, BlipTextConfig]:
     sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
     vision = BlipVisionConfig(
-        **VISION | sizes | {"hidden_size": SEEN, "intermediate_size": 4 * SEEN, "image_size": IMAGE}
+        **VISION | sizes | {"hidden_size": VIT_DIM, "intermediate_size": 4 * VIT_DIM, "image_size": IMAGE}
     )
-    own = {"hidden_size": READ, "encoder_hidden_size": SEEN, "intermediate_size": 4 * READ, "vocab_size": 13}
+    own = {
+        "hidden_size": BERT_DIM,
+        "encoder_hidden_size": VIT_DIM,
+        "intermediate_size": 4 * BERT_DIM,
+        "vocab_size": 13,
+    }
     marks = {"bos_token_id": 11, "sep_token_id": 3, "eos_token_id": 3}
     return vision, BlipTextConfig(**TEXT | sizes | own | marks | {"max_position_embeddings": 40})
 
@@ -47,46 +50,46 @@ def official_weights() -> dict[str, Tensor]:
         found[f"{at}.bias"] = 0.3 * torch.randn(width, generator=generator)
 
     eye = "blip.visual_encoder"
-    found[f"{eye}.cls_token"] = torch.randn(1, 1, SEEN, generator=generator)
-    found[f"{eye}.pos_embed"] = torch.randn(1, (IMAGE // PATCH) ** 2 + 1, SEEN, generator=generator)
-    linear(f"{eye}.patch_embed.proj", SEEN, 3 * PATCH**2)
-    found[f"{eye}.patch_embed.proj.weight"] = found[f"{eye}.patch_embed.proj.weight"].view(SEEN, 3, PATCH, PATCH)
+    found[f"{eye}.cls_token"] = torch.randn(1, 1, VIT_DIM, generator=generator)
+    found[f"{eye}.pos_embed"] = torch.randn(1, (IMAGE // PATCH) ** 2 + 1, VIT_DIM, generator=generator)
+    linear(f"{eye}.patch_embed.proj", VIT_DIM, 3 * PATCH**2)
+    found[f"{eye}.patch_embed.proj.weight"] = found[f"{eye}.patch_embed.proj.weight"].view(VIT_DIM, 3, PATCH, PATCH)
     for layer in range(LAYERS):
         at = f"{eye}.blocks.{layer}"
-        norm(f"{at}.norm1", SEEN)
-        norm(f"{at}.norm2", SEEN)
+        norm(f"{at}.norm1", VIT_DIM)
+        norm(f"{at}.norm2", VIT_DIM)
         for name, rows, columns in (
-            ("attn.qkv", 3 * SEEN, SEEN), ("attn.proj", SEEN, SEEN), ("mlp.fc1", 4 * SEEN, SEEN),
-            ("mlp.fc2", SEEN, 4 * SEEN),
+            ("attn.qkv", 3 * VIT_DIM, VIT_DIM), ("attn.proj", VIT_DIM, VIT_DIM), ("mlp.fc1", 4 * VIT_DIM, VIT_DIM),
+            ("mlp.fc2", VIT_DIM, 4 * VIT_DIM),
         ):  # fmt: skip
             linear(f"{at}.{name}", rows, columns)
-    norm(f"{eye}.norm", SEEN)
+    norm(f"{eye}.norm", VIT_DIM)
     bert = "blip.text_encoder"
     found[f"{bert}.embeddings.position_ids"] = torch.arange(40)[None]
-    found[f"{bert}.embeddings.word_embeddings.weight"] = torch.randn(13, READ, generator=generator)
-    found[f"{bert}.embeddings.position_embeddings.weight"] = torch.randn(40, READ, generator=generator)
-    norm(f"{bert}.embeddings.LayerNorm", READ)
+    found[f"{bert}.embeddings.word_embeddings.weight"] = torch.randn(13, BERT_DIM, generator=generator)
+    found[f"{bert}.embeddings.position_embeddings.weight"] = torch.randn(40, BERT_DIM, generator=generator)
+    norm(f"{bert}.embeddings.LayerNorm", BERT_DIM)
     for layer in range(LAYERS):
         at = f"{bert}.encoder.layer.{layer}"
-        for kind, width in (("attention", READ), ("crossattention", SEEN)):
-            linear(f"{at}.{kind}.self.query", READ, READ)
-            linear(f"{at}.{kind}.self.key", READ, width)
-            linear(f"{at}.{kind}.self.value", READ, width)
-            linear(f"{at}.{kind}.output.dense", READ, READ)
-            norm(f"{at}.{kind}.output.LayerNorm", READ)
-        linear(f"{at}.intermediate.dense", 4 * READ, READ)
-        linear(f"{at}.output.dense", READ, 4 * READ)
-        norm(f"{at}.output.LayerNorm", READ)
-    linear("blip.vision_proj", 256, SEEN)
-    linear("blip.text_proj", 256, READ)
-    widths = (READ, 1024, 128, 64, 16, 1)
+        for kind, width in (("attention", BERT_DIM), ("crossattention", VIT_DIM)):
+            linear(f"{at}.{kind}.self.query", BERT_DIM, BERT_DIM)
+            linear(f"{at}.{kind}.self.key", BERT_DIM, width)
+            linear(f"{at}.{kind}.self.value", BERT_DIM, width)
+            linear(f"{at}.{kind}.output.dense", BERT_DIM, BERT_DIM)
+            norm(f"{at}.{kind}.output.LayerNorm", BERT_DIM)
+        linear(f"{at}.intermediate.dense", 4 * BERT_DIM, BERT_DIM)
+        linear(f"{at}.output.dense", BERT_DIM, 4 * BERT_DIM)
+        norm(f"{at}.output.LayerNorm", BERT_DIM)
+    linear("blip.vision_proj", 256, VIT_DIM)
+    linear("blip.text_proj", 256, BERT_DIM)
+    widths = (BERT_DIM, 1024, 128, 64, 16, 1)
     for place, wide, narrow in zip((0, 2, 4, 6, 7), widths, widths[1:], strict=False):
         linear(f"mlp.layers.{place}", narrow, wide)
     return found
 
 
 def plain_rewards(w: dict[str, Tensor], pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """Rewards [n] by plain functions: ViT with norms first, BERT with norms last and a look at the image in between."""
+    """Rewards [n] by plain functions: ViT with pre-norm, BERT with post-norm and cross-attention to the image."""
 
     def linear(x: Tensor, at: str) -> Tensor:
         return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
@@ -146,8 +149,8 @@ def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
     pictures = [picture.resize((IMAGE, IMAGE), Image.Resampling.BICUBIC) for picture in squares(images, None)]
     raw = torch.stack([torch.tensor(list(picture.tobytes())).view(IMAGE, IMAGE, 3) for picture in pictures]) / 255
     mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
-    lines = [[2, 5, 6, 7, 3], [2, 10, 7, 8, 9, 5, 6, 7, 3], [2, *[6] * 33, 3]]  # by hand; 35 at most
-    ids = torch.tensor([line + [0] * (35 - len(line)) for line in lines])
+    token_lists = [[2, 5, 6, 7, 3], [2, 10, 7, 8, 9, 5, 6, 7, 3], [2, *[6] * 33, 3]]  # tokenized by hand, to 35 at most
+    ids = torch.tensor([line + [0] * (35 - len(line)) for line in token_lists])
     expected = plain_rewards(weights, ((raw - mean) / std).permute(0, 3, 1, 2), ids, ids != 0)
     assert expected.std() > 0.01
     torch.testing.assert_close(model.rewards(squares(images, None), CAPTIONS), expected, rtol=1e-4, atol=1e-4)
@@ -155,35 +158,30 @@ def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
         model.rewards(squares(images, None), CAPTIONS[:2])
 
 
-def paler_and_red(images: Tensor) -> Tensor:
-    return 0.3 * images + torch.tensor([0.7, 0.0, 0.0]).view(3, 1, 1)
-
-
-def test_a_colour_shift_lowers_the_reward_that_was_fitted_to_the_colours(tmp_path: Path) -> None:
-    """A head along what sets right images off from shifted ones stands in for a trained one; it judges other images."""
-    known, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
+def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_path: Path) -> None:
+    """A head along the difference between right and shifted images replaces a trained one; it rates other images."""
+    training, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
     captions = ["a red star"] * 16
     model = loaded(write(tmp_path, official_weights()))
     states: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, given: states.append(given[0]))
-    for drawn in (known, paler_and_red(known)):
-        model.rewards(squares(drawn, None), captions)
+    for batch in (training, paler_and_red(training)):
+        model.rewards(squares(batch, None), captions)
     hook.remove()
     for name, weight in model.head.named_parameters():
         weight.data.zero_()
         if name.endswith("weight"):
             weight.data[0, 0] = 1.0
     dict(model.head.named_parameters())["layers.0.weight"].data[0] = states[0].mean(0) - states[1].mean(0)
-    found = []
-    for drawn in (images, paler_and_red(images)):
-        keys = {"caption_id": torch.arange(16), "sample": torch.zeros(16).long()}
-        rows = Rows(keys | {"score.image_reward": model.rewards(squares(drawn, None), captions)})
-        found.append(measure(MetricInputs(images=rows), ["image_reward"])[0]["image_reward"])
-    assert found[1].value + 3 * (found[0].error + found[1].error) < found[0].value
+    good, bad = (
+        mean_score("image_reward", model.rewards(squares(batch, None), captions))
+        for batch in (images, paler_and_red(images))
+    )
+    assert bad.value + 3 * (good.error + bad.error) < good.value
 
 
-def test_it_is_the_published_size() -> None:
-    """446 million weights: BLIP large with BERT base, and the head's million."""
+def test_the_default_has_the_published_size() -> None:
+    """446 million parameters: BLIP large, BERT base, and the head's million."""
     vision, text = BlipVisionConfig(**VISION), BlipTextConfig(**TEXT)
     with torch.device("meta"):
         model = ImageReward(vision, text, None)  # type: ignore[arg-type]
@@ -197,32 +195,20 @@ def test_it_is_the_published_size() -> None:
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, official_weights())
-    whole = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(WeightsError, match=r"ImageReward\.pt: missing weights .*the file is ImageReward"):
         load_image_reward(path)  # of the published size
     weights = official_weights()
     del weights["blip.text_encoder.encoder.layer.1.crossattention.self.key.weight"]
     with pytest.raises(WeightsError, match=r"missing weights \(1\): .*crossattention\.self\.key\.weight.*ImageReward"):
         loaded(write(tmp_path, weights))
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsError, match="truncated"):
         loaded(path)
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, *map(str, range(90))]))
-    path.write_bytes(whole)
-    with pytest.raises(WeightsError, match=r"a tokenizer of .* words, but the model knows 13"):
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"its tokenizer has \d+ words, the model 13"):
         loaded(path)
     (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(WeightsError, match=r"no tokenizer in it; copy vocab\.txt"):
+    with pytest.raises(WeightsError, match=r"no tokenizer; copy vocab\.txt"):
         loaded(path)
-
-
-def test_without_weights_it_says_what_it_lacks() -> None:
-    subject = ScoreContext(image_size=48, captions=(), folder=Path(), device=torch.device("cpu"), net=None)
-    with pytest.raises(MetricUnavailable, match=r"metrics\.image_reward, the file ImageReward\.pt"):
-        scorers()["image_reward"].load(subject)
-
-
-def test_the_metric_is_the_mean_reward() -> None:
-    keys = {"caption_id": torch.tensor([0, 0, 1]), "sample": torch.tensor([0, 1, 0])}
-    rows = Rows(keys | {"score.image_reward": torch.tensor([-1.0, 0.0, 4.0])})
-    assert measure(MetricInputs(images=rows), ["image_reward"])[0]["image_reward"].value == pytest.approx(1)

@@ -13,7 +13,7 @@ from workers.scenes.images import render, sample_attributes
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torchmetrics: its buffer, and the spread of one split
-def test_equals_torchmetrics_in_one_split() -> None:
+def test_equals_torchmetrics_with_one_split() -> None:
     logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     net = torch.nn.Flatten()
     net.num_features = 12  # type: ignore[assignment]

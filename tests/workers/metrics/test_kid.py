@@ -1,4 +1,4 @@
-"""The kernel distance: against torchmetrics, and its blocks against doing it again without them."""
+"""The kernel distance: equal to torchmetrics, and its jackknife equal to recomputing without each block."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_blocks_equal_leaving_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = kernel_distance(x, y, GROUPS)
     less = [kernel_distance(x[g != GROUPS], y, torch.arange(54) // 6).value for g in range(10)]
     assert whole.error == pytest.approx(jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6)
-    monkeypatch.setattr(kid, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(kid, "_ROWS_PER_CHUNK", 7)
     chunked = kernel_distance(x, y, GROUPS, within=mean_kernel(y))
     assert (chunked.value, chunked.error) == pytest.approx((whole.value, whole.error), rel=1e-9)
 
 
-def test_unbiased_on_two_draws_of_one_law() -> None:
+def test_unbiased_on_two_samples_of_one_distribution() -> None:
     generator = torch.Generator().manual_seed(1)
     values = []
     for _ in range(200):

@@ -9,7 +9,7 @@ import torch
 from prdc import compute_prdc
 
 from workers.metrics import precision_recall
-from workers.metrics.estimate import MetricUnavailable, jackknife_error, mean_estimate
+from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.precision_recall import inside, precision, radii, recall
 
 
@@ -47,17 +47,19 @@ def test_errors() -> None:
     assert recall(x, groups, y).error == pytest.approx(error, rel=1e-9)
     assert error > 0
     real = inside(x, y, radii(y)[:, None])[:, 0].double()
-    assert precision(x, torch.arange(60), y, radii(y)).error == pytest.approx(mean_estimate(real).error, rel=1e-6)
+    assert precision(x, torch.arange(60), y, radii(y)).error == pytest.approx(
+        (real.double().std() / len(real) ** 0.5).item(), rel=1e-6
+    )
 
 
-def test_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = sets(60, 90, seed=3)
     whole = precision(x, torch.arange(60), y, radii(y)), recall(x, torch.arange(60) // 3, y)
-    monkeypatch.setattr(precision_recall, "DISTANCES_AT_ONCE", 200)
+    monkeypatch.setattr(precision_recall, "_DISTANCES_PER_CHUNK", 200)
     assert (precision(x, torch.arange(60), y, radii(y)), recall(x, torch.arange(60) // 3, y)) == whole
 
 
-def test_equal_images_have_no_reach_but_hold_themselves() -> None:
+def test_equal_images_have_radius_zero_and_contain_themselves() -> None:
     x = torch.ones(12, 2)
     y = torch.cat([torch.ones(6, 2), torch.zeros(6, 2)])
     assert radii(x).tolist() == [0.0] * 12

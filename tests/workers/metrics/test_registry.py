@@ -1,4 +1,4 @@
-"""The catalogue: what is found, what is asked for, what is skipped with a reason, and numbers that no order moves."""
+"""The registry of metrics: selection, reasons for skipped ones, and results that do not depend on the shards' order."""
 
 from __future__ import annotations
 
@@ -14,100 +14,117 @@ from workers.metrics.estimate import (
     MetricUnavailable,
     caption_groups,
     grouped_mean,
-    mean_estimate,
     ratio_estimate,
 )
 from workers.metrics.features import load_features
-from workers.metrics.metric import BASELINE, NET, REFERENCE, TIMING_KEYS, TIMINGS, MetricInputs, Reference, Rows
-from workers.metrics.registry import measure, registered_metrics, scorers, select_metrics, uses_timings
+from workers.metrics.metric import (
+    BASELINE,
+    CLASSIFIER,
+    FEATURES,
+    REFERENCE,
+    TIMING_KEYS,
+    TIMINGS,
+    MetricInputs,
+    ReferenceFeatures,
+    Rows,
+)
+from workers.metrics.registry import (
+    compute_metrics,
+    registered_metrics,
+    registered_scorers,
+    select_metrics,
+    uses_timings,
+)
 
 EXPECTED = {
     "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
     "caption_accuracy", "speedup", "latency", "mean_accepted_length", "step_compression", "mean_tree_depth",
     "target_passes",
 }  # fmt: skip
-WITHOUT_NET = sorted(EXPECTED - {"inception_score"})
+WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})
 
 
-def test_every_metric_is_found_and_says_what_it_is() -> None:
+def test_every_metric_is_registered_with_its_description() -> None:
     assert set(registered_metrics()) >= EXPECTED
     for metric in registered_metrics().values():
         assert metric.direction in ("maximize", "minimize")
         assert metric.unit
         assert metric.about
         assert metric.needs
-    columns = {f"score.{name}" for name in scorers()} | {"features", "emitted", "rounds", "depth"}
+    columns = {f"score.{name}" for name in registered_scorers()} | {"features", "emitted", "rounds", "depth"}
     needed = {need for metric in registered_metrics().values() for need in metric.needs}
-    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, NET}
+    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER}
 
 
-def test_what_is_asked_for_and_what_can_be_had() -> None:
-    there, lacking = select_metrics(None, {"emitted", "rounds", "depth", TIMINGS})
-    assert {metric.name for metric in there} >= {"speedup", "step_compression"}
-    assert lacking["fid"] == "needs features, reference"
+def test_selection_by_available_inputs() -> None:
+    selected, missing = select_metrics(None, {"emitted", "rounds", "depth", TIMINGS})
+    assert {metric.name for metric in selected} >= {"speedup", "step_compression"}
+    assert missing["fid"] == "needs features, reference"
     assert not select_metrics(["latency"], {TIMINGS})[1]
     with pytest.raises(ValueError, match="did you mean 'drift'"):
         select_metrics(["drifd"], {TIMINGS})
 
 
-def test_all_can_be_measured_and_none_is_negative_in_its_error() -> None:
-    estimates, skipped = measure(metric_inputs.evidence(), WITHOUT_NET)
+def test_all_metrics_are_computed_with_errors() -> None:
+    estimates, skipped = compute_metrics(metric_inputs.trial_inputs(), WITHOUT_CLASSIFIER)
     assert not skipped
-    assert set(estimates) == set(WITHOUT_NET)
+    assert set(estimates) == set(WITHOUT_CLASSIFIER)
     for estimate in estimates.values():
         assert estimate.error >= 0
     assert {estimates[name].n for name in ("fid", "kid", "recall", "clip_score")} == {120}
-    assert {estimates[name].n for name in ("speedup", "latency")} == {6}  # 3 batches of 2 images, 4 times over
+    assert {estimates[name].n for name in ("speedup", "latency")} == {6}  # 3 batches of 2 images, 4 repetitions
 
 
-def test_shards_in_any_order_give_exactly_the_same() -> None:
-    shards = cut(metric_inputs.columns(60, 2, seed=1), [30, 50, 40])
-    parts = cut(metric_inputs.timings(12), [5, 7])
+def test_the_order_of_shards_does_not_matter() -> None:
+    shards = split_rows(metric_inputs.columns(60, 2, seed=1), [30, 50, 40])
+    parts = split_rows(metric_inputs.timings(12), [5, 7])
     results = []
     for number, order in enumerate(itertools.permutations(shards)):
-        evidence = MetricInputs(
+        inputs = MetricInputs(
             images=Rows.merge(order),
             baseline=Rows.merge(order[::-1]),
             timings=Rows.merge(parts if number % 2 else parts[::-1], TIMING_KEYS),
-            reference=metric_inputs.reference(),
+            references={FEATURES: metric_inputs.reference()},
         )
-        results.append(measure(evidence, WITHOUT_NET))
+        results.append(compute_metrics(inputs, WITHOUT_CLASSIFIER))
     assert all(result == results[0] for result in results[1:])
 
 
-def cut(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
-    places = torch.split(torch.arange(sum(sizes)), sizes)
-    return [{name: column[rows] for name, column in columns.items()} for rows in places]
+def split_rows(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
+    return [
+        {name: column[rows] for name, column in columns.items()}
+        for rows in torch.split(torch.arange(sum(sizes)), sizes)
+    ]
 
 
 @pytest.mark.parametrize("captions", [0, 1, 4])
-def test_too_few_images_are_a_reason_and_no_crash(captions: int) -> None:
+def test_too_few_images_are_skipped_with_a_reason(captions: int) -> None:
     images = Rows(metric_inputs.columns(captions)) if captions else Rows.merge([])
-    evidence = MetricInputs(images=images, baseline=images, reference=metric_inputs.reference())
-    estimates, skipped = measure(evidence, [*WITHOUT_NET, "inception_score"])
-    assert estimates.keys() | skipped.keys() == {*WITHOUT_NET, "inception_score"}
+    inputs = MetricInputs(images=images, baseline=images, references={FEATURES: metric_inputs.reference()})
+    estimates, skipped = compute_metrics(inputs, [*WITHOUT_CLASSIFIER, "inception_score"])
+    assert estimates.keys() | skipped.keys() == {*WITHOUT_CLASSIFIER, "inception_score"}
     assert {"fid", "recall", "speedup", "inception_score"} <= skipped.keys()
     assert all(skipped.values())
     assert ("clip_score" in estimates) == (captions > 1)
 
 
-def test_a_small_reference_and_a_partial_baseline_are_reasons() -> None:
+def test_a_small_reference_and_a_partial_baseline_are_skipped_with_a_reason() -> None:
     rows = metric_inputs.columns(60)
-    evidence = MetricInputs(
+    inputs = MetricInputs(
         images=Rows(rows),
         baseline=Rows({name: column[:50] for name, column in rows.items()}),
-        reference=Reference(torch.randn(3, metric_inputs.DIM)),
+        references={FEATURES: ReferenceFeatures(torch.randn(3, metric_inputs.DIM))},
     )
-    _, skipped = measure(evidence, ["fid", "drift", "precision", "kid"])
+    _, skipped = compute_metrics(inputs, ["fid", "drift", "precision", "kid"])
     assert "3 images cannot fill a covariance" in skipped["fid"]
     assert "no image for 10 of 60" in skipped["drift"]
     assert skipped.keys() == {"fid", "drift", "precision"}
 
 
-def test_the_baseline_itself_has_no_drift_and_no_gain() -> None:
+def test_the_baseline_has_zero_drift_and_gain() -> None:
     rows = Rows(metric_inputs.columns(60))
-    evidence = MetricInputs(images=rows, baseline=rows, reference=metric_inputs.reference())
-    estimates, _ = measure(evidence, ["drift", "fid_gain"])
+    inputs = MetricInputs(images=rows, baseline=rows, references={FEATURES: metric_inputs.reference()})
+    estimates, _ = compute_metrics(inputs, ["drift", "fid_gain"])
     assert estimates["drift"] == Estimate(0.0, 0.0, 60)
     assert estimates["fid_gain"].value == pytest.approx(0, abs=1e-9)
 
@@ -115,17 +132,17 @@ def test_the_baseline_itself_has_no_drift_and_no_gain() -> None:
 def test_rows_are_paired_by_caption_and_sample() -> None:
     trial = metric_inputs.columns(40, 2, shift=0.2)
     more = metric_inputs.columns(60, 2)
-    evidence = MetricInputs(images=Rows(trial), baseline=Rows(more))
-    assert torch.equal(evidence.vanilla("features"), more["features"][:80])
+    inputs = MetricInputs(images=Rows(trial), baseline=Rows(more))
+    assert torch.equal(inputs.baseline_column("features"), more["features"][:80])
 
 
-def test_rows_that_overlap_are_refused() -> None:
+def test_overlapping_shards_are_refused() -> None:
     rows = metric_inputs.columns(5)
-    with pytest.raises(ValueError, match="caption_id 0, sample 0 is in two rows"):
+    with pytest.raises(ValueError, match="caption_id 0, sample 0"):
         Rows.merge([rows, rows])
 
 
-def test_samples_of_a_caption_leave_together() -> None:
+def test_samples_of_a_caption_share_a_group() -> None:
     captions = torch.tensor([3, 3, 3, 7, 8, 8, 20])
     assert caption_groups(captions).tolist() == [0, 0, 0, 1, 2, 2, 3]
     assert caption_groups(captions, 2).tolist() == [0, 0, 0, 0, 1, 1, 1]
@@ -134,15 +151,15 @@ def test_samples_of_a_caption_leave_together() -> None:
 
 def test_errors_of_means_count_a_caption_once() -> None:
     scores = torch.randn(50, generator=torch.Generator().manual_seed(0))
-    alone = grouped_mean(scores, torch.arange(50))
-    assert alone.value == pytest.approx(mean_estimate(scores).value, rel=1e-9)
-    assert alone.error == pytest.approx(mean_estimate(scores).error, rel=1e-9)
+    single = grouped_mean(scores, torch.arange(50))
+    assert single.value == pytest.approx(scores.double().mean().item(), rel=1e-9)
+    assert single.error == pytest.approx((scores.double().std() / len(scores) ** 0.5).item(), rel=1e-9)
     tripled = grouped_mean(scores.repeat_interleave(3), torch.arange(50).repeat_interleave(3))
-    assert tripled.error == pytest.approx(alone.error, rel=1e-9)
+    assert tripled.error == pytest.approx(single.error, rel=1e-9)
     assert tripled.n == 150
 
 
-def test_ratios_are_of_sums() -> None:
+def test_a_ratio_is_one_of_sums() -> None:
     above, below = torch.tensor([10.0, 30.0, 20.0]), torch.tensor([5.0, 5.0, 10.0])
     ratio = ratio_estimate(above, below, torch.arange(3))
     assert ratio.value == pytest.approx(3.0)
@@ -154,52 +171,15 @@ def test_ratios_are_of_sums() -> None:
         ratio_estimate(above * torch.nan, below, torch.arange(3))
 
 
-def test_speed_metrics_by_hand() -> None:
-    images = Rows(
-        {
-            "caption_id": torch.tensor([0, 1]),
-            "sample": torch.tensor([0, 0]),
-            "emitted": torch.tensor([15, 15]),
-            "rounds": torch.tensor([5, 15]),
-            "depth": torch.tensor([3.0, 1.0]),
-        }
-    )
-    timings = Rows(
-        {
-            "caption_id": torch.tensor([0, 2]),
-            "repetition": torch.tensor([0, 0]),
-            "images": torch.tensor([2, 2]),
-            "seconds_vanilla": torch.tensor([6.0, 4.0]),
-            "seconds": torch.tensor([2.0, 3.0]),
-        },
-        TIMING_KEYS,
-    )
-    names = ["speedup", "latency", "mean_accepted_length", "step_compression", "mean_tree_depth", "target_passes"]
-    estimates, skipped = measure(MetricInputs(images=images, timings=timings), names)
-    assert not skipped
-    values = {name: estimate.value for name, estimate in estimates.items()}
-    assert values == pytest.approx(
-        {
-            "speedup": 2.0,
-            "latency": 1.25,
-            "mean_accepted_length": 1.5,
-            "step_compression": (16 / 6 + 1) / 2,
-            "mean_tree_depth": 2.0,
-            "target_passes": 10.0,
-        }
-    )
-    assert estimates["speedup"].error == pytest.approx(abs(4 / 3 - 3) / 2)
-
-
-def test_the_inception_score_reads_the_built_in_heads() -> None:
-    net = load_features()
-    evidence = MetricInputs(images=Rows(metric_inputs.columns(40) | {"features": torch.randn(40, 64).half()}), net=net)
-    estimates, skipped = measure(evidence, ["inception_score"])
+def test_the_inception_score_uses_the_built_in_heads() -> None:
+    rows = Rows(metric_inputs.columns(40) | {"features": torch.randn(40, 64).half()})
+    inputs = MetricInputs(images=rows, classifier=load_features())
+    estimates, skipped = compute_metrics(inputs, ["inception_score"])
     assert not skipped
     assert 1 <= estimates["inception_score"].value <= 48
 
 
-def test_which_metrics_are_read_off_timings() -> None:
+def test_metrics_that_use_timings() -> None:
     assert uses_timings(())
     assert uses_timings({"fid", "latency"})
     assert not uses_timings({"fid", "step_compression", "clip_score"})

@@ -1,4 +1,4 @@
-"""A sweep's real images by all of its extractors: made once, read back by role, and never those of another sweep."""
+"""A sweep's real images: their features are computed once by all extractors, and those of another sweep are refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from workers.data.storage import Storage
 from workers.metrics.extractors import Extractors
-from workers.metrics.metric import MANIFOLD
+from workers.metrics.metric import FEATURES, MANIFOLD
 from workers.metrics.sweep_reference import SweepReference
 
 
-class Quarter:
-    """The mean colours of one quarter of an image; it asks for images of 12 pixels."""
+class QuarterColours:
+    """The mean colours of one quarter of an image; images are resized to 12 pixels."""
 
     side, width = 12, 3
 
@@ -30,7 +30,7 @@ class Quarter:
         return quarters[:, :, self.corner]
 
 
-FIRST, SECOND = Quarter("first", 0), Quarter("second", 3)
+FIRST, SECOND = QuarterColours("first", 0), QuarterColours("second", 3)
 
 
 @pytest.fixture
@@ -43,46 +43,47 @@ def section(tmp_path: Path) -> dict[str, Any]:
     return {"source": str(folder)}
 
 
-def made(store: Path, section: dict[str, Any] | None, first: Quarter | None, second: Quarter | None) -> SweepReference:
-    return SweepReference(Storage(store), section, Extractors(first, second, {}, {}), image_size=512)
+def reference_of(store: Path, section: dict[str, Any] | None, *extractors: QuarterColours) -> SweepReference:
+    by_role = dict(zip((FEATURES, MANIFOLD), extractors, strict=False))
+    return SweepReference(Storage(store), section, Extractors(by_role, {}, {}), image_size=512)
 
 
-def test_every_role_reads_the_same_images(section: dict[str, Any], tmp_path: Path) -> None:
-    both = made(tmp_path / "a", section, FIRST, SECOND)
+def test_extractors_of_both_roles_read_the_same_images(section: dict[str, Any], tmp_path: Path) -> None:
+    both = reference_of(tmp_path / "a", section, FIRST, SECOND)
     assert both.facts is not None
     assert both.facts["extractor"] == "first@1"
     assert both.facts["also"] == {"second": "second@1"}
     assert both.facts["identity"].endswith("6 images, by first@1")
     assert both.prepare() is True
     assert both.prepare() is False
-    alone = {}
-    for name, net in (("b", FIRST), ("c", SECOND)):
-        only = made(tmp_path / name, section, net, None)
-        only.prepare()
-        assert set(only.load()) == {"features"}
-        alone[name] = only.load()["features"].features
-    again = made(tmp_path / "a", section, FIRST, SECOND).load()
+    single = {}
+    for name, extractor in (("b", FIRST), ("c", SECOND)):
+        separate = reference_of(tmp_path / name, section, extractor)
+        separate.prepare()
+        assert set(separate.load()) == {"features"}
+        single[name] = separate.load()["features"].features
+    again = reference_of(tmp_path / "a", section, FIRST, SECOND).load()
     assert set(again) == {"features", MANIFOLD}
-    assert torch.equal(again["features"].features, alone["b"])
-    assert torch.equal(again[MANIFOLD].features, alone["c"])
-    assert not torch.equal(alone["b"], alone["c"])
+    assert torch.equal(again["features"].features, single["b"])
+    assert torch.equal(again[MANIFOLD].features, single["c"])
+    assert not torch.equal(single["b"], single["c"])
 
 
-def test_other_nets_and_images_are_refused(section: dict[str, Any], tmp_path: Path) -> None:
-    made(tmp_path / "a", section, FIRST, None).prepare()
-    with pytest.raises(ValueError, match="holds features of first@1, but images are read by first@2"):
-        made(tmp_path / "a", section, Quarter("first", 0, version=2), None).load()
-    with pytest.raises(ValueError, match="holds features of no second, but images are read by second@1 as well"):
-        made(tmp_path / "a", section, FIRST, SECOND).load()
-    with pytest.raises(ValueError, match=r"made of 6 images of photos@\w+, but the sweep names 5"):
-        made(tmp_path / "a", section | {"count": 5}, FIRST, None).load()
+def test_other_extractors_and_images_are_refused(section: dict[str, Any], tmp_path: Path) -> None:
+    reference_of(tmp_path / "a", section, FIRST).prepare()
+    with pytest.raises(ValueError, match=r"first@1.*first@2"):
+        reference_of(tmp_path / "a", section, QuarterColours("first", 0, version=2)).load()
+    with pytest.raises(ValueError, match=r"no second.*second@1"):
+        reference_of(tmp_path / "a", section, FIRST, SECOND).load()
+    with pytest.raises(ValueError, match=r"6 images of photos@\w+, but the sweep has 5"):
+        reference_of(tmp_path / "a", section | {"count": 5}, FIRST).load()
 
 
-def test_without_a_section_or_features_there_is_none(section: dict[str, Any], tmp_path: Path) -> None:
-    assert made(tmp_path, None, FIRST, None).facts is None
-    assert made(tmp_path, section, None, None).facts is None
+def test_no_reference_without_a_section_or_extractor(section: dict[str, Any], tmp_path: Path) -> None:
+    assert reference_of(tmp_path, None, FIRST).facts is None
+    assert reference_of(tmp_path, section).facts is None
 
 
-def test_scenes_are_for_targets_that_draw_scenes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="scenes are 48 pixels wide, the model's images 512; give a folder"):
-        made(tmp_path, {"source": "scenes", "count": 9}, FIRST, None)
+def test_scenes_need_images_of_their_size(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"48 pixels.*512.*folder"):
+        reference_of(tmp_path, {"source": "scenes", "count": 9}, FIRST)
