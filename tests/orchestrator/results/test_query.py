@@ -103,7 +103,7 @@ def test_excess_is_in_the_metrics_unit() -> None:
     [
         ("fdi<=4", "there is no metric 'fdi'; did you mean 'fid'? known: fid, drift"),
         ("fid<4", "use <= or >="),
-        ("fid", "no constraint"),
+        ("fid", "not a constraint"),
         ("drift<=vanilla+1", "has not measured vanilla's drift"),
     ],
 )
