@@ -27,13 +27,13 @@ from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import REFERENCE
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
-from workers.metrics.trial_metrics import ShardReader, compute_trial_metrics, draw_pictures
 from workers.runtime.device import device_name, pick_device, versions
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks
 from workers.runtime.shard_tables import quality_table, timing_table
 from workers.runtime.specification import WorkerSpec
 from workers.runtime.timing import time_pairs
+from workers.runtime.trial_metrics import ShardReader, compute_trial_metrics, draw_pictures
 
 _STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
 IMAGES_PER_DECODE = 64  # decoded from tokens together

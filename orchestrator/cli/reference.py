@@ -46,9 +46,8 @@ def reference(
 ) -> None:
     """Compute the features of real images, which a sweep compares its images with.
 
-    Each image is cut to its centre square and resized to the feature net's size (256 pixels for Inception and VGG) by
-    an antialiased Lanczos filter (Pillow), as for training; images of that size stay unchanged. The result stores the
-    resize rule, the network and a hash of the images. A sweep with another network refuses it.
+    Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
+    VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another feature extractor refuses the result.
     """
     from orchestrator.run.models import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference
@@ -63,11 +62,11 @@ def reference(
     try:
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
-        given = {key: path for key, path in files.items() if path is not None}
-        by_role = load_extractors(given, place)
-        net = by_role.pop("features", None) or load_scene_features(find_entry(models).folder).to(place)
-        also = list(by_role.values())
-        made = build_reference(folder, net, size=net.side, count=count, seed=seed, also=also, tell=_progress)
+        by_role = load_extractors({key: path for key, path in files.items() if path is not None}, place)
+        main = by_role.pop("features", None) or load_scene_features(find_entry(models).folder).to(place)
+        made = build_reference(
+            folder, main, size=main.side, count=count, seed=seed, also=list(by_role.values()), on_progress=_progress
+        )
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error
     except (ValueError, OSError) as error:

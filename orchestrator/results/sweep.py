@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -205,14 +205,11 @@ class Front:
         return [row for row, member in enumerate(self.table["on_front"].to_pylist()) if member]
 
     def record(self, row: int) -> TrialRecord:
-        sweep = self.sweeps[self.table["sweep"][row].as_py()]
-        number = self.table["number"][row].as_py()
+        sweep, number = self.sweeps[self.table["sweep"][row].as_py()], self.table["number"][row].as_py()
         return next(record for record in sweep.records if record.number == number)
 
     def config(self, row: int) -> DecodingConfig:
-        config = self.record(row).config
-        assert config is not None  # it was measured
-        return config
+        return cast(DecodingConfig, self.record(row).config)  # measured, so it has one
 
     def describe(self, row: int) -> str:
         """The label and the config in short."""
@@ -283,8 +280,8 @@ def front_of(sweeps: Sequence[Sweep], query: Query) -> Front:
             sweep.axis(axis.name)
         if reasons := obstacles([sweep.identity for sweep in sweeps], axis.name):
             raise QueryError(
-                f"{axis.name} cannot be compared between these sweeps, because they differ in {'; in '.join(reasons)}. "
-                "Choose speed metrics with --x and --y, or repeat the sweeps under the same conditions"
+                f"{axis.name} cannot be compared: the sweeps differ in {'; in '.join(reasons)}. Choose speed metrics "
+                "with --x and --y, or repeat the sweeps under the same conditions"
             )
     tables: list[pyarrow.Table] = []
     left_out: Counter[str] = Counter()

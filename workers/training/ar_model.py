@@ -24,7 +24,7 @@ from workers.models.weights import KeyMapping, load_weights
 from workers.training.evaluate import evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import Figures, LossFunction, Progress, TrainConfig, train
+from workers.training.loop import Figures, LossFunction, Progress, RunFiles, TrainConfig, train
 
 _DROPPED = 0.1  # share of examples that see the null prompt (Ho & Salimans 2022)
 
@@ -131,7 +131,7 @@ def train_target(
     out.mkdir(parents=True, exist_ok=True)
     loss = target_loss(model, data, compiled=config.compile)
     average, progress = train(
-        model, loss, len(data), config, name=piece, checkpoint=out / f"{piece}.checkpoint.pt", resume=resume,
+        model, loss, len(data), config, name=piece, files=RunFiles(out / f"{piece}.checkpoint.pt"), resume=resume,
         on_save=on_save, log=log,
     )  # fmt: skip
     assert isinstance(average, ARModel)

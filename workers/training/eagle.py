@@ -26,7 +26,7 @@ from workers.models.target import Target
 from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
-from workers.training.loop import Figures, TrainConfig, train
+from workers.training.loop import Figures, RunFiles, TrainConfig, train
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 WEIGHTS, CHECKPOINT, JOURNAL = "eagle.safetensors", "eagle.checkpoint.pt", "eagle.journal.jsonl"
@@ -119,8 +119,8 @@ def train_drafter(
         weights.unlink(missing_ok=True)  # those of an earlier training
     loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
     average, _ = train(
-        drafter, loss, len(data[0]), config, name=name, checkpoint=checkpoint, resume=resumed, on_save=on_save,
-        log=log, journal=out / f"{stem}.journal.jsonl", group=group,
+        drafter, loss, len(data[0]), config, name=name, files=RunFiles(checkpoint, out / f"{stem}.journal.jsonl"), resume=resumed,
+        on_save=on_save, log=log, group=group,
     )  # fmt: skip
     return average
 

@@ -62,6 +62,17 @@ class TrainConfig:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
 
 
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Where a run stores its state and its journal (None: nowhere)."""
+
+    checkpoint: Path | None = None
+    journal: Path | None = None
+
+
+_NO_FILES = RunFiles()
+
+
 @dataclass(slots=True)
 class Progress:
     """What a run has done so far: one loss per step, and held-out figures by step."""
@@ -90,18 +101,17 @@ def train(
     config: TrainConfig,
     *,
     name: str,
-    checkpoint: Path | None = None,
+    files: RunFiles = _NO_FILES,
     resume: bool = False,
     on_save: Callable[[nn.Module], Figures] | None = None,
     log: Callable[[str], None] = print,
-    journal: Path | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[nn.Module, Progress]:
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
-    held-out figures. The state is stored in `checkpoint` as often; `resume` continues from it, on the same curve as an
-    uninterrupted run. `journal` gets a JSON line for every step with its loss and for every save with its held-out
+    held-out figures. The state is stored in `files.checkpoint` as often; `resume` continues from it, on the same curve as an
+    uninterrupted run. `files.journal` gets a JSON line for every step with its loss and for every save with its held-out
     figures; a resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets the whole batch and
     takes its share, so that its random numbers do not depend on the number of processes.
 
@@ -110,9 +120,9 @@ def train(
     """
     if size < 1:
         raise ValueError(f"{name}: no training examples")
-    run = _Run(model, config, name, journal if group.is_main else None)
+    run = _Run(model, config, name, files.journal if group.is_main else None)
     if resume:
-        run.restore(checkpoint)
+        run.restore(files.checkpoint)
     run.rewrite_journal()
     started, first = time.monotonic(), len(run.progress.losses)
     losses: list[Tensor] = []  # on the device; read rarely, because reading waits for the device
@@ -132,8 +142,8 @@ def train(
         if saving and group.is_main:
             if on_save is not None:
                 run.record_figures(on_save(run.average), log)
-            if checkpoint is not None:
-                run.store(checkpoint)
+            if files.checkpoint is not None:
+                run.store(files.checkpoint)
     return run.average, run.progress
 
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from workers.data.real_images import real_images
 from workers.data.records import float_lists, write_shard
 from workers.data.reference import (
     Reference,
     build_reference,
     check_reference,
     read_reference,
-    real_images,
     reference_facts,
     write_reference,
 )
@@ -60,10 +60,10 @@ def test_scenes_are_the_same_whatever_the_batch() -> None:
 
 
 def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
-    folder, told = pictures(tmp_path / "photos"), list[tuple[int, int]]()
-    made = build_reference(folder, Means(), size=8, tell=lambda done, total: told.append((done, total)))
+    folder, progress = pictures(tmp_path / "photos"), list[tuple[int, int]]()
+    made = build_reference(folder, Means(), size=8, on_progress=lambda done, total: progress.append((done, total)))
     assert made.count == 20
-    assert told == [(20, 20)]
+    assert progress == [(20, 20)]
     assert made.resize == "centre square, Pillow Lanczos to 8 x 8"
     assert made.source.startswith("photos@")
     assert reference_facts(folder, "means@1", size=8) == made.facts
