@@ -227,7 +227,7 @@ def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        ((Engine, "open_batch"), "at batch 8; try --batch 4"),
+        ((Engine, "open"), "at batch 8; try --batch 4"),
         ((orchestrator.run.generation, "load_models"), "loading the models"),
     ],
     ids=["drawing", "loading"],
