@@ -16,6 +16,7 @@ from torch import Tensor
 import orchestrator.run.generation
 from orchestrator.errors import CommandError
 from orchestrator.run.generation import contact_sheet, file_name
+from orchestrator.run.models import pick_device
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine
@@ -23,7 +24,6 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
 from workers.loading.models import Models
 from workers.models.target import Target
-from workers.runtime.device import pick_device
 
 CAPTIONS = ("a red circle", "a blue star")
 CHAIN = ("--set", "drafter.kind=eagle", "--set", "tree.policy=chain", "--set", "tree.length=3")
