@@ -47,7 +47,7 @@ def reference(
     """Compute the features of real images, which a sweep compares its images with.
 
     Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
-    VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another feature extractor refuses the result.
+    VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another extractor refuses the result.
     """
     from orchestrator.run.models import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference

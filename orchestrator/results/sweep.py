@@ -38,8 +38,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
-_DIGITS = 4  # of the numbers in a config's description
+DEFAULT_OBJECTIVES, _DIGITS = ("speedup", "fid"), 4  # of a sweep that names fewer than two; of described numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +291,10 @@ def front_of(sweeps: Sequence[Sweep], query: Query) -> Front:
             left &= mask
         rows = keep(sweep._table, left)
         labels = [f"{name}#{n}" if len(named) > 1 else str(n) for n in rows["number"].to_pylist()]
-        rows = rows.add_column(0, "sweep", pa.array([name] * rows.num_rows, pa.string()))
-        tables.append(rows.add_column(0, "name", pa.array(labels, pa.string())))
+        names = pa.array([name] * rows.num_rows, pa.string())
+        tables.append(rows.add_column(0, "sweep", names).add_column(0, "name", pa.array(labels, pa.string())))
     together = pa.concat_tables(tables, promote_options="permissive")
     marked = mark_front(together, axes, names=together["name"].to_pylist(), everything=True)
     left_out["not measured"] = together.num_rows - marked.num_rows
-    names, total = tuple(marked["name"].to_pylist()), sum(len(sweep.records) for sweep in sweeps)
-    return Front(named, axes, marked.drop_columns(["name"]), names, total, +left_out)
+    total = sum(len(sweep.records) for sweep in sweeps)
+    return Front(named, axes, marked.drop_columns(["name"]), tuple(marked["name"].to_pylist()), total, +left_out)

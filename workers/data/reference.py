@@ -225,6 +225,4 @@ def _validated(reference: Reference) -> Reference:
 
 def _check_count(count: int, width: int, source: str) -> None:
     if count <= width:
-        raise ValueError(
-            f"reference {source}: {count} images are too few for a covariance of {width} features; use more than {width}"
-        )
+        raise ValueError(f"reference {source}: {count} images are too few for {width} features; use more than {width}")

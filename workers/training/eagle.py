@@ -119,8 +119,8 @@ def train_drafter(
         weights.unlink(missing_ok=True)  # those of an earlier training
     loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
     average, _ = train(
-        drafter, loss, len(data[0]), config, name=name, files=RunFiles(checkpoint, out / f"{stem}.journal.jsonl"), resume=resumed,
-        on_save=on_save, log=log, group=group,
+        drafter, loss, len(data[0]), config, name=name, resume=resumed,
+        files=RunFiles(checkpoint, out / f"{stem}.journal.jsonl"), on_save=on_save, log=log, group=group,
     )  # fmt: skip
     return average
 

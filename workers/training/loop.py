@@ -110,9 +110,9 @@ def train(
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
-    held-out figures. The state is stored in `files.checkpoint` as often; `resume` continues from it, on the same curve as an
-    uninterrupted run. `files.journal` gets a JSON line for every step with its loss and for every save with its held-out
-    figures; a resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets the whole batch and
+    held-out figures. `files.checkpoint` stores the state as often; `resume` continues from it, on the same curve as an
+    uninterrupted run. `files.journal` gets a JSON line per step with its loss and per save with its held-out figures; a
+    resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets the whole batch and
     takes its share, so that its random numbers do not depend on the number of processes.
 
     Raises:
