@@ -141,7 +141,7 @@ def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) ->
     assert read.facts == made.facts | {"count": 15}
     assert read_reference(tmp_path / "both.parquet", identity="means@1").also == {}
     write_reference(Storage(tmp_path), "one.parquet", Reference(made.features, "means@1", "y@2", "none"))
-    with pytest.raises(ValueError, match=r"holds features of no corners, but images are read by corners@1 as well"):
+    with pytest.raises(ValueError, match=r"no corners.*corners@1"):
         read_reference(tmp_path / "one.parquet", identity="means@1", also=wanted)
     with pytest.raises(ValueError, match=r"holds features of corners@1, but images are read by corners@2 as well"):
         read_reference(tmp_path / "both.parquet", identity="means@1", also={"corners": "corners@2"})
@@ -179,7 +179,7 @@ def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
 def test_another_extractor_is_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     write_reference(storage, "reference.parquet", Reference(torch.randn(30, 12), "inception@1", "y@2", "none"))
-    with pytest.raises(ValueError, match=r"features of inception@1, but images are read by means@1.*create it again"):
+    with pytest.raises(ValueError, match=r"inception@1.*means@1.*specfrontier reference"):
         build_reference(tmp_path / "reference.parquet", Means(), size=8)
     with pytest.raises(ValueError, match="means@1"):
         reference_facts(tmp_path / "reference.parquet", "means@1", size=8)
@@ -188,7 +188,7 @@ def test_another_extractor_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     write_reference(Storage(tmp_path), "r.parquet", Reference(torch.randn(30, 12), "means@1", "y@2", "none"))
     check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12)
-    with pytest.raises(ValueError, match="no vgg, but images are read by vgg@3 as well; create it again"):
+    with pytest.raises(ValueError, match="no vgg.*vgg@3.*specfrontier reference"):
         check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12, also={"vgg": "vgg@3"})
 
 
@@ -207,13 +207,13 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a reference file but of kind 'quality'"):
         read_reference(tmp_path / "shard.parquet")
     write_shard(storage, "short.parquet", table, {"kind": "reference", **made.facts, "count": 40})
-    with pytest.raises(ValueError, match="holds 30 images instead of 40"):
+    with pytest.raises(ValueError, match="30 images.*40"):
         read_reference(tmp_path / "short.parquet")
 
 
 def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    with pytest.raises(ValueError, match=r"12 images cannot fill a covariance of 12 features; give more than 12"):
+    with pytest.raises(ValueError, match=r"12 images.*more than 12"):
         build_reference(folder, Means(), size=8, count=12)
     with pytest.raises(ValueError, match="no such folder"):
         build_reference(tmp_path / "nothing", Means(), size=8)
