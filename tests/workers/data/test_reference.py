@@ -143,7 +143,7 @@ def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) ->
     write_reference(Storage(tmp_path), "one.parquet", Reference(made.features, "means@1", "y@2", "none"))
     with pytest.raises(ValueError, match=r"no corners.*corners@1"):
         read_reference(tmp_path / "one.parquet", identity="means@1", also=wanted)
-    with pytest.raises(ValueError, match=r"holds features of corners@1, but images are read by corners@2 as well"):
+    with pytest.raises(ValueError, match=r"corners@1.*corners@2"):
         read_reference(tmp_path / "both.parquet", identity="means@1", also={"corners": "corners@2"})
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         build_reference(tmp_path / "nothing", Means(), size=8)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"no images \(\.png, .*\) in it or below it"):
+    with pytest.raises(ValueError, match=r"no images.*\.png"):
         build_reference(tmp_path / "empty", Means(), size=8)
     (folder / "a" / "99.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"99\.png: not a readable image"):
