@@ -1,8 +1,8 @@
 """Acceptance rules: neighbourhood x schedule x resampling. Each published rule is one point of the product.
 
-A child x at depth i of a node is accepted with chance f(x) = min(1, omega_i S_r(x) / p(x)); if it is not, the next
-child is tried against the residual probs, or a token is drawn from it. Everything here is a deterministic function of
-tensors (shapes as in `neighbourhoods`): the random draws are the caller's, so that rules can be tested without luck.
+A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)). After a rejection the
+next child is verified against the residual, or a token is sampled from it. Everything here is a deterministic function
+of tensors (shapes as in `neighbourhoods`); the caller supplies the random numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from search_spaces.schedules import Constant, Exponential, Schedule
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [  # one door to the vocabulary of acceptance
+__all__ = [  # everything that acceptance needs
     "EXACT",
     "NEIGHBOURHOODS",
     "RULES",
@@ -50,13 +50,13 @@ Resampling = Literal["paper", "optimal"]
 class AcceptanceRule(Params):
     """When a drafted token is kept, and what replaces it when it is not.
 
-    resampling: 'optimal' draws from norm([r - p f]_+), the probs that leaves the least bias (Cool-SD, Theorem 2);
-    'paper' does what the neighbourhood's own paper does. Without neighbours the two are the same.
+    resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2); 'paper' follows
+    the neighbourhood's own paper. Without neighbours the two are the same.
     """
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
-    resampling: Annotated[Resampling, "probs drawn from after a rejection"] = "paper"
+    resampling: Annotated[Resampling, "distribution sampled from after a rejection"] = "paper"
 
     def to_mapping(self) -> dict[str, Any]:
         """The kinds under their tags, and the fields of all parts side by side."""
@@ -68,11 +68,11 @@ class AcceptanceRule(Params):
 
     @property
     def is_relaxed(self) -> bool:
-        """False iff the rule is exact whatever happens: no neighbours, and a budget of 1 at every position."""
+        """False iff the rule is exact: no neighbours, and a budget of 1 at every position."""
         return not (self.neighbourhood.exact and self.schedule.exact)
 
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
-        """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where the proposal could not have been drawn."""
+        """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""
         return (omega * mass.target / mass.proposal).clamp_max(1).masked_fill(mass.proposal <= 0, 0)
 
     def residual(
@@ -84,13 +84,13 @@ class AcceptanceRule(Params):
         mass: NeighbourhoodMass,
         tables: NeighbourTables,
     ) -> Tensor:
-        """The probs [B, V] after child x [B] was rejected, normalised over the vocabulary.
+        """The residual [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
-        A row may have no mass left: under 'paper' by the rule, otherwise by rounding only (r = p: a rejection has
-        chance 0). Then the exact rule's residual [r - p]_+ stands in for the paper's (under a budget below 1 as well,
-        where the optimal one differs but costs every token's credit) and, if that is empty too, r itself, unchanged.
-        Neither of these has mass where r has none. The papers' own formulas can, where omega < 1: they credit S to x
-        even if r(x) = 0, and S may exceed p(x) then (no paper combines the two).
+        A row may have no mass left: under 'paper' by the rule, otherwise only by rounding (r = p: a rejection has
+        probability 0). Then the exact rule's residual [r - p]_+ replaces the paper's (also for a budget below 1, where
+        the optimal residual differs but costs the neighbourhood mass of every token). If that is empty as well, r is
+        returned unchanged. Neither has mass where r has none. The papers' own formulas can for omega < 1: they count S
+        for x even if r(x) = 0, and then S may exceed p(x) (no paper combines the two).
         """
         paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
         if paper is None:
@@ -100,10 +100,10 @@ class AcceptanceRule(Params):
         return _normalised(paper, otherwise=_normalised(_exact(r, p, x), otherwise=r))
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:
-        """Whether x [B] stands at temperature 0: bool [B]. q [B, V]: the target's softmax at temperature 1, unfiltered.
+        """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V]: target softmax, temperature 1, unfiltered.
 
-        x stands iff omega S_q(x) >= max q(y) over all y that were not credited to it (LANTERN's greedy form; omega is
-        this project's extension of it). The exact rule keeps the target's argmax alone, also among equals.
+        x is accepted iff omega S_q(x) >= max q(y) over all y outside its admitted neighbours (LANTERN's greedy form;
+        omega is this project's extension). The exact rule accepts only the target's argmax, the first of equal tokens.
         """
         neighbourhood = self.neighbourhood.at_temperature_zero
         if neighbourhood.exact and self.schedule.exact:
@@ -125,7 +125,7 @@ class AcceptanceRule(Params):
         if self.neighbourhood.never_stricter and self.schedule.at_least_one:
             # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
             return _exact(r, p, x)
-        if p is None:  # p f is zero but at x
+        if p is None:  # p f is zero except at x
             left = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
             return r.scatter(1, x[:, None], left[:, None])
         target, proposal = self.neighbourhood.all_masses(r, p, tables)
@@ -134,12 +134,12 @@ class AcceptanceRule(Params):
 
 
 def _exact(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
-    """[r - p]_+ [B, V], not normalised; without p, r less all it has at x."""
+    """[r - p]_+ [B, V], not normalised; without p, r with 0 at x."""
     return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
 
 
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
-    """The probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
+    """Probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
     return (probs / mass).where(mass > 0, otherwise)
 

@@ -27,11 +27,11 @@ class Grouped(Neighbourhood):
     Tokens are ranked by r, least likely first, ties by index. G holds x and, of the tokens from `below` ranks under it
     to `above` ranks over it, those with |r(y) - r(x)| < tolerance and a squared l2 distance of codes to x < radius.
     The window is cut at the upper end of the ranking; if it runs off the lower end, G is x alone, as in the authors'
-    code. Where p is heavy on the group f is less than the exact chance: a different rule, not a pure relaxation. It
+    code. Where p has more mass on the group, f is less than the exact probability: this is not a pure relaxation. It
     emits x, not a member of G. The authors measure the distance between input embeddings; here it is between codebook
     rows, so `radius` is on the codebook's scale.
 
-    Greedy decoding has no group rule: at temperature 0 only omega relaxes.
+    There is no group rule for greedy decoding: at temperature 0 only omega relaxes.
     """
 
     kind: ClassVar[str] = "grouped"
@@ -39,7 +39,7 @@ class Grouped(Neighbourhood):
     reads_codebook: ClassVar[bool] = True
     below: Annotated[int, "ranks under the token, towards the less likely, that its window spans", Range(0)] = 7
     above: Annotated[int, "ranks over the token, towards the more likely, that its window spans", Range(0)] = 6
-    tolerance: Annotated[float, "largest difference of chances within a group; 0 is exact", Range(0, 1)] = 0.15
+    tolerance: Annotated[float, "largest difference of probs within a group; 0 is exact", Range(0, 1)] = 0.15
     radius: Annotated[float, "largest squared distance of codes within a group; 0 is exact", Range(0)] = 0.5
 
     @property
@@ -90,8 +90,8 @@ class Grouped(Neighbourhood):
         target = (masses * group).sum(-1)
         if p is None:
             return target, target.new_ones(target.shape)
-        chances = p.gather(1, tokens.flatten(1)).view_as(window)
-        return target, (chances * group).sum(-1).masked_fill(chances[..., self.below] <= 0, 0)
+        p_window = p.gather(1, tokens.flatten(1)).view_as(window)
+        return target, (p_window * group).sum(-1).masked_fill(p_window[..., self.below] <= 0, 0)
 
 
 def count(like: Tensor, n: int) -> Tensor:

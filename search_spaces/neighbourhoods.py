@@ -1,4 +1,4 @@
-"""Neighbourhoods: how much of the target's mass an acceptance rule masses to a drafted token.
+"""Neighbourhoods: how much of the target's mass an acceptance rule counts for a drafted token.
 
 Shapes: B rows, V tokens, K neighbours; r [B, V] is the residual of the target's probs at a node (q itself before any
 sibling was rejected), p [B, V] the probs that child x [B] was sampled from, or None if it was not sampled (a point mass
@@ -25,7 +25,7 @@ CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeighbourTables:
-    """What neighbourhoods look up.
+    """Lookup tables of neighbourhoods.
 
     neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
     codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec normalises).
@@ -36,10 +36,10 @@ class NeighbourTables:
 
 
 class NeighbourhoodMass(NamedTuple):
-    """What a neighbourhood masses to the drafted tokens x [B].
+    """The mass that a neighbourhood counts for the drafted tokens x [B].
 
-    target [B]: S_r(x). proposal [B]: what it is measured against, p(x), or p's mass on the group; 0 where p(x) is 0.
-    members [B, K], admitted [B, K]: the neighbours looked at, x itself left out, and which of them were counted.
+    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on the group; 0 where p(x) is 0.
+    members [B, K], admitted [B, K]: the candidate neighbours without x itself, and which of them are counted.
     """
 
     target: Tensor
@@ -55,9 +55,9 @@ class NeighbourhoodMass(NamedTuple):
 
 
 class Neighbourhood(Params, ABC):
-    """Which mass S_r(x) counts for a drafted token. `credit` is one token per row, `all_masses` the whole vocabulary.
+    """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole vocabulary.
 
-    generous: S_r(x) >= r(x), measured against p(x) itself: with omega >= 1 nothing is accepted less often than exactly.
+    never_stricter: S_r(x) >= r(x), divided by p(x): for omega >= 1 no token is accepted less often than exactly.
     reads_codebook: `NeighbourTables.codebook` is needed.
     """
 
@@ -77,19 +77,19 @@ class Neighbourhood(Params, ABC):
 
     @property
     def at_temperature_zero(self) -> Neighbourhood:
-        """The neighbourhood in force for greedy decoding."""
+        """The neighbourhood for greedy decoding."""
         return self
 
     @abstractmethod
     def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
-        """The credit of tokens x [B]."""
+        """The mass of tokens x [B]."""
 
     @abstractmethod
     def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
-        """(target, proposal), both [B, V]: `credit` for every token at once, in chunks of bounded memory."""
+        """(target, proposal), both [B, V]: `mass` for every token at once, in chunks of bounded memory."""
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
-        """The probs [B, V], not normalised, that the paper draws from after rejecting x; None: the optimal one."""
+        """The paper's residual [B, V] after rejecting x, not normalised; None: the optimal one."""
         return None
 
 
@@ -127,9 +127,9 @@ class CodebookNeighbourhood(Neighbourhood):
 
     @abstractmethod
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
-        """Whether the running sums C = `moved` [..., K] may be credited to tokens of mass r(x) = `own` [..., 1].
+        """Whether the running sums C = `moved` [..., K] may count for tokens of mass r(x) = `own` [..., 1].
 
-        True for a first stretch of the K neighbours and False after it: a neighbour that does not fit closes the set.
+        True for the first of the K neighbours up to one that does not fit, and False from there on.
         """
 
     @property
@@ -157,7 +157,7 @@ class CodebookNeighbourhood(Neighbourhood):
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
         """[r_A - p]_+ (LANTERN, LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere.
 
-        S at x includes neighbours' mass, so x may come back even if r(x) = 0: the papers' rule emits such tokens.
+        S at x includes neighbours' mass, so x may be sampled again even if r(x) = 0, as in the papers.
         """
         if mass.members is None:
             return None
@@ -173,7 +173,7 @@ class CodebookNeighbourhood(Neighbourhood):
         return tables.neighbours[:, 1 : self.k]
 
     def _sum(self, own: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-        """Credited mass C [...] and who was admitted [..., K], for masses [..., K] of the neighbours, nearest first."""
+        """Counted mass C [...] and the admitted neighbours [..., K], for their masses [..., K], nearest first."""
         running = masses.cumsum(-1)
         admitted = self.admits(running, own)
         return (running * admitted).amax(-1), admitted  # C itself, not a second sum: the bound holds to the last bit
@@ -190,7 +190,7 @@ class Additive(CodebookNeighbourhood):
 
     kind: ClassVar[str] = "additive"
     k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
-    delta: Annotated[float, "bound on the distance by which the target's probs may be moved; 0 is exact", Range(0, 1)]
+    delta: Annotated[float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1)]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
     proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
 
@@ -201,7 +201,7 @@ class Additive(CodebookNeighbourhood):
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         if self.divergence == "tvd":
             return moved < self.delta
-        # rounding may let the divergence dip where neighbours are all but massless; cummax keeps it monotone
+        # rounding may lower the divergence where neighbours have almost no mass; cummax keeps it monotone
         return _jensen_shannon(moved, own).cummax(-1).values < self.delta
 
 
@@ -231,7 +231,7 @@ def gather_probs(probs: Tensor, x: Tensor) -> Tensor:
 
 
 def chunks(total: int, weight: int) -> Iterator[slice]:
-    """Consecutive slices of range(total), each of at most CHUNK elements when an item has `weight` of them."""
+    """Consecutive slices of range(total), each of at most CHUNK elements if an item has `weight` elements."""
     step = max(1, CHUNK // max(1, weight))
     yield from (slice(start, min(start + step, total)) for start in range(0, total, step))
 

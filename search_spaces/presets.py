@@ -76,7 +76,7 @@ CATALOGUE: Mapping[str, Preset] = MappingProxyType(
         ),
         "lantern": _preset(
             Eagle(), EAGLE2, LANTERN,
-            "LANTERN: codebook neighbours' mass is credited up to a total variation of 0.1",
+            "LANTERN: codebook neighbours' mass counts up to a total variation of 0.1",
             "LANTERN, table 2",
         ),
         "lantern_jsd": _preset(
@@ -111,7 +111,7 @@ CATALOGUE: Mapping[str, Preset] = MappingProxyType(
         ),
         "uniform": _preset(
             Eagle(), EAGLE1, UNIFORM,
-            "UniformRSD: every acceptance chance times 1.1",
+            "UniformRSD: every acceptance probability times 1.1",
             "Cool-SD, table 1",
         ),
         "cool": _preset(

@@ -1,10 +1,10 @@
 """Schedules: how much relaxation each draft position gets.
 
-A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is accepted with chance
-min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L is the depth of the tree in hand.
+A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is accepted with
+probability min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L is the depth of the current tree.
 
 Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser; here every schedule's
-mean over the L levels is the budget, so that schedules of one budget differ only in where they spend it.
+mean over the L levels is the budget, so that schedules with one budget differ only in its distribution over the levels.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Schedule(Params, ABC):
     @property
     @abstractmethod
     def exact(self) -> bool:
-        """True if every omega is 1, whatever the depth."""
+        """True if every omega is 1 at any depth."""
 
     @property
     @abstractmethod
     def at_least_one(self) -> bool:
-        """True if no omega can be less than 1, whatever the depth: then nothing is accepted less often than exactly."""
+        """True if no omega is below 1 at any depth: then no token is accepted less often than exactly."""
 
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule")

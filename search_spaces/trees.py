@@ -130,7 +130,7 @@ class Static(TreePolicy):
 class Dynamic(TreePolicy):
     """EAGLE-2: level by level, grow `width` children of each of the `width` surest nodes; keep the best `nodes` of all.
 
-    A node is as sure as the product of the drafter's chances on its path. Children are the drafter's top tokens, never
+    A node's confidence is the product of the drafter's probs on its path. Children are the drafter's top tokens, never
     sampled. EAGLE-2's own setting (depth parameter 4, top-k 10, 59 nodes with the root) is depth 5, width 10, nodes 58.
     """
 
