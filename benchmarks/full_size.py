@@ -130,7 +130,7 @@ def rows_of(name: str, device: torch.device, *, batch: int, tokens: int, bandwid
         needed = footprint(with_usual_drafter(shapes, config), config, batch, 1)
         found = within_memory(partial(measured, config)) or {"skipped": "out of memory"}
         predicted = needed.parameters + needed.cache + needed.activations
-        yield {"model": shapes.name, "setting": setting, **found, "predicted_bytes": predicted}
+        yield {"model": name, "setting": setting, **found, "predicted_bytes": predicted}
 
 
 HEAD = "model|setting|tokens/s|tokens a round|ms a round|floor, ms|times the floor|nodes|peak GiB|predicted GiB"

@@ -12,7 +12,7 @@ import typer
 from PIL import Image
 from torch import Tensor
 
-import workers.data.reference
+import workers.data.real_images
 from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
@@ -102,7 +102,7 @@ def test_progress_on_a_terminal(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(workers.data.reference, "AT_ONCE", 40)
+    monkeypatch.setattr(workers.data.real_images, "_BATCH", 40)
     run(str(photos), "--out", str(tmp_path / "a.parquet"), "--device", "cpu")
     assert capsys.readouterr().err == "\r40 of 70 images\r70 of 70 images\n"
 
@@ -110,15 +110,15 @@ def test_progress_on_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("nowhere",), 2, "nowhere: no such folder of images"),
+        (("nowhere",), 2, "nowhere: no such folder"),
         (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: give a file name that ends in \.parquet"),
-        (("PHOTOS", "--count", "64"), 2, "give more than 64 images"),
+        (("PHOTOS", "--count", "64"), 2, "more than 64"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
         (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
         (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is not supported"),
         (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
-        (("scenes",), 2, "say how many scenes"),
+        (("scenes",), 2, "set count"),
         (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
         (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 1, r"0\.png: File exists"),
     ],
