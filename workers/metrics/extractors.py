@@ -222,7 +222,7 @@ def unavailable_metrics(
     if FEATURES in reasons:
         reasons[FEATURES] += "; give Inception's file as metrics.inception of the entry in models.yaml"
     elif not reference:
-        reasons[REFERENCE] = "the sweep has no reference images"
+        reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
     missing = select_metrics(names, extractors.available(reference=reference and FEATURES in extractors.by_role))[1]
     for name, needs in missing.items():
         found = [reason for need, reason in reasons.items() if need in registered_metrics()[name].needs]

@@ -125,7 +125,7 @@ def test_sections(sections: dict[str, Any], parts: Words) -> None:
     ("text", "count", "parts"),
     [
         (None, 1, ("mine.txt: no such file",)),
-        (f"{GOOD}\n", 5, ("mine.txt: 5 captions", "it has 1")),
+        (f"{GOOD}\n", 5, ("mine.txt: count is 5", "it has 1")),
         (f"{GOOD}\na cat\n{GOOD}\na dog\na cow\n", 5, ("mine.txt, line 2: ", "a cat", "2 more")),
     ],
 )
