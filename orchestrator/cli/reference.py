@@ -27,8 +27,7 @@ def reference(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Selects the images or scenes.")] = 0,
     models: Annotated[
-        str,
-        typer.Option(metavar="MODELS", help="builtin, or a folder that has its own features.safetensors."),
+        str, typer.Option(metavar="MODELS", help="builtin, or a folder with its own features.safetensors.")
     ] = "builtin",
     inception: Annotated[
         str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
