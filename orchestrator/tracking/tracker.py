@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Mirror(Protocol):
         """Log how the source ended, after `update`."""
 
 
-class Tracker:
+class Tracker(ABC):
     """Keeps MLflow up to date with a source that grows. No method raises for anything that MLflow does.
 
     interval_s: seconds between two updates; None updates only when `nudge` is called.
@@ -57,9 +58,9 @@ class Tracker:
         self._event: Event = "interrupted"
         self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
 
+    @abstractmethod
     def open(self, resources: ExitStack) -> Mirror:
         """The source's mirror; `resources` are released when the tracker ends."""
-        raise NotImplementedError
 
     @property
     def problem(self) -> str | None:

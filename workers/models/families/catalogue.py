@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ FAMILIES: Registry[type[Family]] = Registry("model family")
 
 
 @dataclass(frozen=True, slots=True)
-class Family(Params):
+class Family(Params, ABC):
     """A family of targets; an instance is what one entry of models.yaml says about its target.
 
     Fields are the family's keys in the entry. A string without a fixed list of choices is a path. published: entries of
@@ -33,13 +34,13 @@ class Family(Params):
     kind: ClassVar[str]
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
+    @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
         """The target on a device.
 
         Raises:
             WeightsError, ValueError: a file is missing, damaged, or of another family or size; the message names it.
         """
-        raise NotImplementedError
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
         """The target on the meta device, from the published architecture and without files.

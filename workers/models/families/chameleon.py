@@ -9,6 +9,7 @@ counts the unconditional stream from its own first token; here it ends at the sa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,8 +180,9 @@ class ChameleonFamily(Family):
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = PROMPT_TOKENS
 
     @property
+    @abstractmethod
     def image(self) -> ImageFormat:
-        raise NotImplementedError
+        """The image's template and row ends, and its size in codes."""
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
         """The target, which must have a codec. Raises as `load_target` does; WeightsError without a VQGAN decoder."""
