@@ -184,7 +184,7 @@ def test_the_reference_is_made_once_and_must_stay_the_same(tmp_path: Path) -> No
     assert {"fid", "drift", "kid", "recall"} <= facts["metrics"].keys()
     assert maker.run({"kind": "reference"})["ran"] is True
     assert maker.prepare_reference()["ran"] is False
-    with pytest.raises(ValueError, match="made of 80 images of scenes"):
+    with pytest.raises(ValueError, match="80 images of scenes"):
         Evaluator(spec(tmp_path, reference=section | {"count": 70})).prepare_reference()
     assert Evaluator(spec(tmp_path)).prepare_reference()["count"] == 0
 
