@@ -240,7 +240,7 @@ def test_configs_that_do_not_fit_are_errors() -> None:
         Engine(target, lantern, toy_drafter("eagle", target))
     with pytest.raises(ValueError, match="needs the eagle drafter"):
         Engine(target, fitted(PRESETS["eagle1"]))
-    with pytest.raises(ValueError, match="2 Medusa heads"):
+    with pytest.raises(ValueError, match="the 2 that the medusa drafter"):
         Engine(target, fitted(PRESETS["medusa"]), toy_drafter("medusa", target, heads=2))
     with pytest.raises(ValueError, match="batch size"):
         Engine(target, fitted(PRESETS["vanilla"]), batch_size=0)

@@ -153,7 +153,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
     for name in ("llamagen-b-c2i", "llamagen-xl-c2i"):
         entry = published_entries()[name]
         outline = shape_only_models(entry, torch.float32)
-        size, target = SIZES[entry.settings.size], outline.models.target  # type: ignore[attr-defined]
+        size, target = SIZES[entry.family.size], outline.models.target  # type: ignore[attr-defined]
         # one layer is a d^2 + b d (ffn being 8/3 of the width), from three widths by least squares
         widths = torch.tensor([[float(d * d), float(d)] for d in (96, 192, 288)], dtype=torch.float64)
         each = torch.tensor([(measured[d, 3][0] - measured[d, 1][0]) / 2 for d in (96, 192, 288)], dtype=torch.float64)
