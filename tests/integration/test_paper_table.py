@@ -199,7 +199,7 @@ def test_published_figures_are_compared_with_measured_ones(table: Table) -> None
         record: TrialRecord = records[row["label"]]
         assert row["label"] in output
         assert row["trial"] == record.number
-        assert row["differing"] == []
+        assert row["differences"] == []
         for figure in row["figures"]:
             assert figure["printed"] == paper.metrics[figure["metric"]].printed
             assert figure["printed"] in output
