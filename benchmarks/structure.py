@@ -1,4 +1,4 @@
-"""Size and shape of the source tree, as a Markdown table: the working tree, and commits beside it.
+"""Size and shape of the source tree, as a Markdown table: the working tree next to commits.
 
     python -m benchmarks.structure [--commit REV ...] [--root DIR]
 
@@ -214,7 +214,7 @@ def measure_commit(root: Path, commit: str) -> dict[str, str]:
     """The rows of a commit of the repository at `root`.
 
     Raises:
-        subprocess.CalledProcessError: there is no such commit.
+        subprocess.CalledProcessError: the commit does not exist.
     """
     command = ["git", "-C", str(root), "archive", commit]
     archive = subprocess.run(command, check=True, capture_output=True).stdout

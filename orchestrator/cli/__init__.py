@@ -1,1 +1,1 @@
-"""The command line: one file per command, with its options and tables beside it."""
+"""The command line: one file per command, and their shared options and tables."""

@@ -38,7 +38,7 @@ def write_report(storage: Storage) -> str:
     """Write the report of the sweep in `storage` to report.html there; returns that name.
 
     Raises:
-        ValueError: there is no sweep, or one of its files is damaged. OSError: the storage fails.
+        ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
     """
     storage.write(REPORT, report_page(storage).encode())
     return REPORT

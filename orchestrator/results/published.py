@@ -96,7 +96,7 @@ def rows_of(table: str) -> list[Published]:
     """The rows that a ready sweep replicates, one per label.
 
     Raises:
-        QueryError: there is no such table.
+        QueryError: the table does not exist.
     """
     found = {row.label: row for row in reversed(published()) if row.sweep == table}
     if not found:
