@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -11,6 +12,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # torch reads it when it is imported: t
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
+# A shell starts background jobs with Ctrl-C ignored, and the commands under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
