@@ -21,6 +21,7 @@ from search_spaces.neighbourhoods import (
     NeighbourhoodMass,
     NeighbourTables,
     NoNeighbourhood,
+    exact_residual,
     gather_probs,
 )
 from search_spaces.params import Params
@@ -93,11 +94,21 @@ class AcceptanceRule(Params):
         for x even if r(x) = 0, and then S may exceed p(x) (no paper combines the two).
         """
         paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
-        if paper is None:
-            return _normalised(self._optimal(r, p, x, omega, mass, tables), otherwise=r)
-        if not self.neighbourhood.never_stricter:  # groups: the paper's is [r - p]_+ itself
-            return _normalised(paper, otherwise=r)
-        return _normalised(paper, otherwise=_normalised(_exact(r, p, x), otherwise=r))
+        if paper is not None:
+            # groups have one that is [r - p]_+ itself
+            rest = _normalised(exact_residual(r, p, x), otherwise=r) if self.neighbourhood.never_stricter else r
+            return _normalised(paper, otherwise=rest)
+        if self.neighbourhood.never_stricter and self.schedule.at_least_one:
+            # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
+            optimal = exact_residual(r, p, x)
+        elif p is None:  # p f is zero except at x
+            left = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
+            optimal = r.scatter(1, x[:, None], left[:, None])
+        else:
+            target, proposal = self.neighbourhood.all_masses(r, p, tables)
+            share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
+            optimal = (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, no rounding where f is r / p
+        return _normalised(optimal, otherwise=r)
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:
         """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V]: target softmax, temperature 1, unfiltered.
@@ -111,31 +122,6 @@ class AcceptanceRule(Params):
         mass = neighbourhood.mass(q, None, x, tables)
         rivals = mass.without_neighbours(q).scatter(1, x[:, None], 0)
         return omega * mass.target >= rivals.amax(1)
-
-    def _optimal(
-        self,
-        r: Tensor,
-        p: Tensor | None,
-        x: Tensor,
-        omega: Tensor,
-        mass: NeighbourhoodMass,
-        tables: NeighbourTables,
-    ) -> Tensor:
-        """[r - p f]_+ (Cool-SD, Theorem 2), not normalised."""
-        if self.neighbourhood.never_stricter and self.schedule.at_least_one:
-            # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
-            return _exact(r, p, x)
-        if p is None:  # p f is zero except at x
-            left = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
-            return r.scatter(1, x[:, None], left[:, None])
-        target, proposal = self.neighbourhood.all_masses(r, p, tables)
-        share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
-        return (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, with no rounding where f is r / p
-
-
-def _exact(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
-    """[r - p]_+ [B, V], not normalised; without p, r with 0 at x."""
-    return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
 
 
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from search_spaces.neighbourhoods import (
     NeighbourhoodMass,
     NeighbourTables,
     chunks,
+    exact_residual,
 )
 from search_spaces.params import Range
 
@@ -70,7 +71,7 @@ class Grouped(Neighbourhood):
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
         """[r - p]_+, token by token, although acceptance was by group."""
-        return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
+        return exact_residual(r, p, x)
 
     def _sums(
         self, r: Tensor, p: Tensor | None, order: Tensor, places: Tensor, tables: NeighbourTables

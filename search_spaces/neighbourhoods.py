@@ -230,6 +230,11 @@ def gather_probs(probs: Tensor, x: Tensor) -> Tensor:
     return probs.gather(1, x[:, None])[:, 0]
 
 
+def exact_residual(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
+    """[r - p]_+ [B, V], not normalised; without p, r with 0 at x."""
+    return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
+
+
 def chunks(total: int, weight: int) -> Iterator[slice]:
     """Consecutive slices of range(total), each of at most CHUNK elements if an item has `weight` elements."""
     step = max(1, CHUNK // max(1, weight))

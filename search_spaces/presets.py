@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive
-from search_spaces.params import ConfigError, unknown_choice
+from search_spaces.params import at
+from search_spaces.plugins import Registry
 from search_spaces.schedules import Linear
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa
@@ -164,14 +165,12 @@ CATALOGUE: Mapping[str, Preset] = MappingProxyType(
 
 ALIASES: Mapping[str, str] = MappingProxyType({"peanut": "adt"})
 
-PRESETS: Mapping[str, DecodingConfig] = MappingProxyType(
-    {name: preset.config for name, preset in CATALOGUE.items()}
-    | {alias: CATALOGUE[name].config for alias, name in ALIASES.items()}
-)
+PRESETS: Registry[DecodingConfig] = Registry("preset")
+for _name in (*CATALOGUE, *ALIASES):
+    PRESETS.add(_name, CATALOGUE[ALIASES.get(_name, _name)].config)
 
 
 def preset(name: str) -> DecodingConfig:
     """A published setting by name. ConfigError with the nearest and the known names if there is none."""
-    if name not in PRESETS:
-        raise ConfigError(("preset",), unknown_choice(name, PRESETS))
-    return PRESETS[name]
+    with at("preset"):
+        return PRESETS.lookup(name)

@@ -1,84 +1,49 @@
 """Samplers: how a sweep's search proposes configs. They name Optuna samplers without importing Optuna.
 
-A plugin adds one with `@SAMPLERS.register`; its class may be any `optuna.samplers.BaseSampler` that takes `seed`.
+A plugin adds one with `register_sampler`; its class may be any `optuna.samplers.BaseSampler` that takes `seed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from search_spaces.plugins import Registry
 
 
+@dataclass(frozen=True, slots=True)
 class SamplerChoice:
-    """A sampler by name.
+    """A sampler.
 
     implementation: "module:Class" of the Optuna sampler. defaults: its arguments where `search.options` gives none.
     stateful: it keeps more than the finished trials (a generation, the position in a sequence), so a resumed search
     must ask it for every trial again. max_seed: the largest seed that the class takes.
     """
 
-    kind: ClassVar[str]
-    implementation: ClassVar[str]
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    stateful: ClassVar[bool] = False
-    max_seed: ClassVar[int] = 2**32 - 1
+    implementation: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    stateful: bool = False
+    max_seed: int = 2**32 - 1
 
 
-SAMPLERS: Registry[type[SamplerChoice]] = Registry("sampler")
+SAMPLERS: Registry[SamplerChoice] = Registry("sampler")
+GRID = "grid"  # all points of the space in order: the search sets every parameter, and its sampler is never asked
+
+
+def register_sampler(name: str, implementation: str, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """Add a sampler; see `SamplerChoice` for the arguments. ConfigError if another module has registered the name."""
+    choice = SamplerChoice(implementation, dict(defaults or {}), **options)
+    SAMPLERS.add(name, choice, module=implementation.partition(":")[0])
+
 
 # GP and QMC draw the parameters of single branches at random, and would warn of it in every trial.
-_NO_WARNING = MappingProxyType({"warn_independent_sampling": False})
+_NO_WARNING = {"warn_independent_sampling": False}
 
-
-@SAMPLERS.register
-class TPE(SamplerChoice):
-    kind = "tpe"
-    implementation = "orchestrator.run.study:ParameterTPESampler"
-    defaults = MappingProxyType({"multivariate": True, "group": True})
-
-
-@SAMPLERS.register
-class NSGA2(SamplerChoice):
-    kind = "nsga2"
-    implementation = "optuna.samplers:NSGAIISampler"
-    stateful = True
-
-
-@SAMPLERS.register
-class NSGA3(SamplerChoice):
-    kind = "nsga3"
-    implementation = "optuna.samplers:NSGAIIISampler"
-    stateful = True
-
-
-@SAMPLERS.register
-class GP(SamplerChoice):
-    kind = "gp"
-    implementation = "optuna.samplers:GPSampler"
-    defaults = _NO_WARNING
-
-
-@SAMPLERS.register
-class Random(SamplerChoice):
-    kind = "random"
-    implementation = "optuna.samplers:RandomSampler"
-
-
-@SAMPLERS.register
-class QMC(SamplerChoice):
-    kind = "qmc"
-    implementation = "optuna.samplers:QMCSampler"
-    defaults = _NO_WARNING
-    stateful = True
-    max_seed = 2**31 - 1
-
-
-@SAMPLERS.register
-class Grid(SamplerChoice):
-    """All points of the space in order. The sampler itself is never asked: the search sets every parameter."""
-
-    kind = "grid"
-    implementation = "optuna.samplers:RandomSampler"
+register_sampler("tpe", "orchestrator.run.study:ParameterTPESampler", {"multivariate": True, "group": True})
+register_sampler("nsga2", "optuna.samplers:NSGAIISampler", stateful=True)
+register_sampler("nsga3", "optuna.samplers:NSGAIIISampler", stateful=True)
+register_sampler("gp", "optuna.samplers:GPSampler", _NO_WARNING)
+register_sampler("random", "optuna.samplers:RandomSampler")
+register_sampler("qmc", "optuna.samplers:QMCSampler", _NO_WARNING, stateful=True, max_seed=2**31 - 1)
+register_sampler(GRID, "optuna.samplers:RandomSampler")

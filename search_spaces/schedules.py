@@ -29,13 +29,18 @@ class Schedule(Params, ABC):
 
     @property
     @abstractmethod
-    def exact(self) -> bool:
-        """True if every omega is 1 at any depth."""
+    def bounds(self) -> tuple[float, float]:
+        """No omega is below the first or above the second number, at any depth."""
 
     @property
-    @abstractmethod
+    def exact(self) -> bool:
+        """True if every omega is 1 at any depth."""
+        return self.bounds == (1, 1)
+
+    @property
     def at_least_one(self) -> bool:
         """True if no omega is below 1 at any depth: then no token is accepted less often than exactly."""
+        return self.bounds[0] >= 1
 
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
@@ -53,12 +58,8 @@ class Constant(Schedule):
         return (self.budget,) * _checked(levels)
 
     @property
-    def exact(self) -> bool:
-        return self.budget == 1
-
-    @property
-    def at_least_one(self) -> bool:
-        return self.budget >= 1
+    def bounds(self) -> tuple[float, float]:
+        return self.budget, self.budget
 
 
 @SCHEDULES.register
@@ -82,12 +83,8 @@ class Linear(Schedule):
         return tuple(self.budget + self.slope * ((levels + 1) / 2 - i) for i in range(1, levels + 1))
 
     @property
-    def exact(self) -> bool:
-        return self.budget == 1 and self.slope == 0
-
-    @property
-    def at_least_one(self) -> bool:
-        return self.budget >= 1 and self.slope == 0
+    def bounds(self) -> tuple[float, float]:
+        return (0, math.inf) if self.slope else (self.budget, self.budget)
 
 
 @SCHEDULES.register
@@ -105,12 +102,8 @@ class Exponential(Schedule):
         return tuple(scale * value for value in decay)
 
     @property
-    def exact(self) -> bool:
-        return self.budget == 1 and self.nu == 0
-
-    @property
-    def at_least_one(self) -> bool:
-        return self.budget >= 1 and self.nu == 0
+    def bounds(self) -> tuple[float, float]:
+        return (0, math.inf) if self.nu else (self.budget, self.budget)
 
 
 def _checked(levels: int) -> int:

@@ -41,7 +41,7 @@ class Branch:
         for leaf, value in zip(self.leaves, values, strict=True):
             section, key = leaf.path
             mapping.setdefault(section, {})[key] = value
-        return resolve_config(mapping, sampling)
+        return DecodingConfig.from_mapping(mapping, sampling)
 
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
         """The parameters of the branch and of its searched leaves, given one per leaf."""
@@ -81,7 +81,7 @@ class Space:
         """
         mapping: dict[str, Any] = {}
         _suggest(self.root, trial, mapping)
-        return resolve_config(mapping, sampling or Sampling())
+        return DecodingConfig.from_mapping(mapping, sampling or Sampling())
 
     def params_of(self, config: DecodingConfig, sampling: Sampling | None = None) -> dict[str, Any] | None:
         """The parameters for which this space suggests the config; None if it lies outside.
@@ -89,7 +89,7 @@ class Space:
         sampling: the baseline, which fills in what the config, or the space, does not set.
         """
         baseline = sampling or Sampling()
-        config = config if config.sampling is not None else config.with_sampling(baseline)
+        config = config.with_sampling(config.sampling or baseline)
         values = config.to_mapping()
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
@@ -133,16 +133,6 @@ class Space:
     def branches(self) -> Iterator[Branch]:
         """Every combination of branches."""
         yield from _branches(self.root)
-
-
-def resolve_config(mapping: Mapping[str, Any], sampling: Sampling) -> DecodingConfig:
-    """The config in a mapping; `sampling`, the baseline's, fills in what the mapping does not set.
-
-    Raises:
-        ConfigError: parts that cannot be combined.
-    """
-    config = DecodingConfig.from_mapping(mapping, defaults=sampling)
-    return config if config.sampling is not None else config.with_sampling(sampling)
 
 
 def _suggest(block: Block, trial: TrialLike, mapping: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from search_spaces.constraints import Constraint, check_metric
 from search_spaces.documents import read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
+from search_spaces.samplers import GRID
 from search_spaces.space import Space
 from search_spaces.sweep_sections import (
     Budget,
@@ -125,7 +126,7 @@ class SweepConfig:
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
         with at("space"):
             parts["space"] = Space.read(given.get("space", {}))
-            if parts["search"].sampler == "grid":
+            if parts["search"].sampler == GRID:
                 parts["space"].check_finite()
         _check_distinct(parts["enqueue"])
         if "space" not in given and "trials" not in given.get("budget", {}):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from search_spaces.constraints import check_metric
-from search_spaces.params import Choices, ConfigError, Params, Range, at, expect_mapping, unknown_choice
+from search_spaces.params import Choices, ConfigError, Params, Range, at, expect_mapping
 from search_spaces.presets import PRESETS
 from search_spaces.samplers import SAMPLERS
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
@@ -162,14 +162,15 @@ class Enqueued:
         sampling: the baseline's, which replaces a missing one. ConfigError for an unknown preset or an invalid config.
         """
         if isinstance(value, str):
-            return cls(value, _with_sampling(_preset(value), sampling))
+            config = PRESETS.lookup(value)
+            return cls(value, config.with_sampling(config.sampling or sampling))
         given = expect_mapping(value, ("label", "preset", *SECTIONS))
         label, preset = given.pop("label", None), given.pop("preset", None)
         mapping: dict[str, Any] = {}
         if preset is not None:
             with at("preset"):
-                mapping = _preset(preset).to_mapping()
-        config = _with_sampling(DecodingConfig.from_mapping(mapping | given, defaults=sampling), sampling)
+                mapping = PRESETS.lookup(preset).to_mapping()
+        config = DecodingConfig.from_mapping(mapping | given, sampling)
         if label is None:
             return cls(_describe(config) if preset is None or given else preset, config)
         if (not isinstance(label, str) or not label.strip() or not label.isprintable()
@@ -182,20 +183,10 @@ class Enqueued:
         return {"label": self.label, **self.config.to_mapping()}
 
 
-def _preset(name: object) -> DecodingConfig:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError((), unknown_choice(name, PRESETS))
-    return PRESETS[name]
-
-
-def _with_sampling(config: DecodingConfig, sampling: Sampling | None) -> DecodingConfig:
-    return config.with_sampling(sampling) if config.sampling is None else config
-
-
 def _describe(config: DecodingConfig) -> str:
     """A label from the kinds: `eagle chain additive constant`."""
     rule = config.acceptance
-    if config.policy.max_nodes == 0:
+    if config.policy.bounds.nodes == 0:
         return "vanilla"
     kinds = [config.drafter.kind, config.policy.kind]
     return " ".join([*kinds, *([rule.neighbourhood.kind, rule.schedule.kind] if rule.is_relaxed else ["exact"])])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from search_spaces.params import Choices, ConfigError, Params, Range
 from search_spaces.plugins import Registry
@@ -19,8 +19,16 @@ from search_spaces.static_trees import NAMED_TREES, Paths, StaticTree
 Children = Literal["sampled", "top"]
 
 
+class TreeBounds(NamedTuple):
+    """The most levels, nodes in all, and children of one node."""
+
+    depth: int
+    nodes: int
+    width: int
+
+
 class TreePolicy(Params, ABC):
-    """What is drafted in a round: up to `max_nodes` nodes on `max_depth` levels, `max_width` children of one node.
+    """What is drafted in a round.
 
     implementation: "module:Class" of the drafting, a `workers.decoding.drafting.Drafting`; imported when it is needed.
     """
@@ -30,15 +38,8 @@ class TreePolicy(Params, ABC):
 
     @property
     @abstractmethod
-    def max_depth(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def max_nodes(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def max_width(self) -> int: ...
+    def bounds(self) -> TreeBounds:
+        """The largest trees that the policy drafts."""
 
 
 POLICIES: Registry[type[TreePolicy]] = Registry("tree policy")
@@ -53,16 +54,8 @@ class NoTree(TreePolicy):
     implementation: ClassVar[str] = "workers.decoding.drafting:VanillaDrafting"
 
     @property
-    def max_depth(self) -> int:
-        return 0
-
-    @property
-    def max_nodes(self) -> int:
-        return 0
-
-    @property
-    def max_width(self) -> int:
-        return 0
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(0, 0, 0)
 
 
 @POLICIES.register
@@ -76,16 +69,8 @@ class Chain(TreePolicy):
     children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
     @property
-    def max_depth(self) -> int:
-        return self.length
-
-    @property
-    def max_nodes(self) -> int:
-        return self.length
-
-    @property
-    def max_width(self) -> int:
-        return 1
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(self.length, self.length, 1)
 
 
 @POLICIES.register
@@ -113,16 +98,9 @@ class Static(TreePolicy):
             object.__setattr__(self, "paths", tree.paths)  # one order for one tree: equal trees are equal settings
 
     @property
-    def max_depth(self) -> int:
-        return len(static_tree(self).levels)
-
-    @property
-    def max_nodes(self) -> int:
-        return len(static_tree(self).parents)
-
-    @property
-    def max_width(self) -> int:
-        return static_tree(self).max_width
+    def bounds(self) -> TreeBounds:
+        tree = static_tree(self)
+        return TreeBounds(len(tree.levels), len(tree.parents), tree.max_width)
 
 
 @POLICIES.register
@@ -141,16 +119,9 @@ class Dynamic(TreePolicy):
     nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)]
 
     @property
-    def max_depth(self) -> int:
-        return self.depth
-
-    @property
-    def max_nodes(self) -> int:
-        return min(self.nodes, grown_nodes(self.depth, self.width))
-
-    @property
-    def max_width(self) -> int:
-        return self.width
+    def bounds(self) -> TreeBounds:
+        grown = self.width + (self.depth - 1) * self.width**2  # width, then width squared on each further level
+        return TreeBounds(self.depth, min(self.nodes, grown), self.width)
 
 
 @POLICIES.register
@@ -202,26 +173,13 @@ class Adjacency(TreePolicy):
                     raise ConfigError((name,), f"must be within {key}_range [{low}, {high}], got {start}")
 
     @property
-    def max_depth(self) -> int:
-        return self.depth_range[1]
-
-    @property
-    def max_nodes(self) -> int:
-        return self.nodes
-
-    @property
-    def max_width(self) -> int:
-        return self.width_range[1]
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(self.depth_range[1], self.nodes, self.width_range[1])
 
     @property
     def widest(self) -> int:
         """The most children of one node in the shallowest tree, which may leave the range of widths."""
-        return max(self.max_width, self.nodes)
-
-
-def grown_nodes(depth: int, width: int) -> int:
-    """Candidates that EAGLE-2 grows on `depth` levels: width, then width squared per further level."""
-    return width + (depth - 1) * width * width
+        return max(self.width_range[1], self.nodes)
 
 
 @lru_cache(maxsize=256)

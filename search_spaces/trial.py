@@ -150,15 +150,16 @@ class DecodingConfig:
                 problem = "drafter 'jacobi' keeps the tokens that it sampled: use 'sampled'"
                 raise ConfigError(("tree", "children"), problem)
         with at("acceptance"):
-            self.acceptance.schedule.omegas(self.policy.max_depth)
+            self.acceptance.schedule.omegas(self.policy.bounds.depth)
 
     @classmethod
-    def from_mapping(cls, mapping: object, *, defaults: Sampling | None = None) -> DecodingConfig:
+    def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:
         """Read a mapping as in the module's example; `to_mapping` writes it.
 
-        A drafter or tree may be the name of a kind, the acceptance the name of a published rule. `sampling` must name
-        all of its keys unless `defaults` gives the others: a partial section would silently replace the target's own
-        values by neutral ones.
+        A drafter or tree may be the name of a kind, the acceptance the name of a published rule.
+
+        sampling: fills in what the mapping does not set. Without it a section `sampling` must have all of its keys: a
+        partial one would silently replace the target's own values by neutral ones.
 
         Raises:
             ConfigError: an unknown key or kind, a wrong value, parts that cannot be combined.
@@ -169,7 +170,7 @@ class DecodingConfig:
             with at(name):
                 parts[name] = section.read(given.get(name))
         with at("sampling"):
-            sampling = _sampling(parts["sampling"], defaults) if given.get("sampling") is not None else None
+            sampling = sampling if given.get("sampling") is None else _sampling(parts["sampling"], sampling)
         with at("acceptance"):
             rule = AcceptanceRule(**parts["acceptance"])
         return cls(parts["drafter"]["kind"], parts["tree"]["policy"], rule, sampling)
@@ -216,13 +217,13 @@ class DecodingConfig:
         if drafters is not None and self.drafter.kind not in {*drafters, NoDrafter.kind, Jacobi.kind}:
             available = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))
             raise ConfigError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {available}")
-        depth = self.policy.max_depth
+        depth = self.policy.bounds.depth
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
         if isinstance(self.drafter, Medusa) and medusa_heads is not None and depth > medusa_heads:
             raise ConfigError(("tree",), f"{depth} levels are more than the {medusa_heads} Medusa heads can draft")
         neighbourhood = self.acceptance.neighbourhood
-        sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.max_width)]
+        sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.bounds.width)]
         if neighbourhood.table_key is not None:
             sizes.append((("acceptance", "k"), "neighbours", neighbourhood.table_key[1]))
         if isinstance(neighbourhood, Grouped):

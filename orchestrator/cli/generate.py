@@ -103,10 +103,10 @@ def _read_config(preset: str | None, file: str | None, assignments: list[str]) -
         elif file is not None:
             document = read_document(Path(file).read_bytes(), file)
             with document.locate_errors():
-                whole = DecodingConfig.from_mapping(document.data, defaults=Sampling())
+                whole = DecodingConfig.from_mapping(document.data, Sampling())
             base = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
         mapping = override(base, parse_assignments(assignments))
-        DecodingConfig.from_mapping(mapping, defaults=Sampling())
+        DecodingConfig.from_mapping(mapping, Sampling())
     return mapping
 
 

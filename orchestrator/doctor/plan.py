@@ -197,7 +197,7 @@ def _heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, Decodin
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     """Sort key: nodes, levels, columns of the neighbour table."""
     policy, table = setting[1].policy, setting[1].acceptance.neighbourhood.table_key
-    return policy.max_nodes, policy.max_depth, table[1] if table else 0
+    return policy.bounds.nodes, policy.bounds.depth, table[1] if table else 0
 
 
 def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:

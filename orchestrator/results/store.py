@@ -118,7 +118,7 @@ class Identity:
                 "metrics": metrics,
                 "objectives": tuple(replace(metrics.get(m, Axis(m, way)), direction=way) for m, way in goals),
                 "constraints": tuple(given.get("constraints") or ()),
-                "baseline": DecodingConfig.from_mapping(baseline, defaults=Sampling()) if baseline else None,
+                "baseline": DecodingConfig.from_mapping(baseline, Sampling()) if baseline else None,
                 "grid": tuple(grid) if grid else None,
             }
             datetime.fromisoformat(given["started"])

@@ -144,8 +144,7 @@ def _make_engine(mapping: Mapping[str, Any], models: Models, options: Generation
     """
     target = models.target
     with ends_with(WRONG_USAGE):
-        config = DecodingConfig.from_mapping(mapping, defaults=target.sampling)
-        config = config if config.sampling else config.with_sampling(target.sampling)
+        config = DecodingConfig.from_mapping(mapping, target.sampling)
         config.check_model(target.vocab_size, drafters=models.drafters.keys())
         drafter = models.drafters.get(config.drafter.kind)
         return Engine(target, config, drafter, seed=options.seed, batch_size=options.batch), config

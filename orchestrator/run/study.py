@@ -32,15 +32,13 @@ from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
-from search_spaces.samplers import SAMPLERS
+from search_spaces.samplers import GRID, SAMPLERS
 from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
-
-_GRID = "grid"
 
 
 class StudyError(ValueError):
@@ -85,8 +83,8 @@ class Search:
         self._enqueued = list(sweep.enqueue)
         self._options, self._seed = sweep.search.options, sweep.search.seed
         self._sampling = sweep.sampling or Sampling()
-        self._choice = SAMPLERS.lookup(sweep.search.sampler)
-        is_grid = self._choice.kind == _GRID
+        self._sampler, self._choice = sweep.search.sampler, SAMPLERS.lookup(sweep.search.sampler)
+        is_grid = sweep.search.sampler == GRID
         self._points = self._space.size() if is_grid else None
         if is_grid and self._points is None:
             raise StudyError("search.sampler: a grid needs a space of `values` only; give each searched key values")
@@ -166,7 +164,7 @@ class Search:
         try:
             sampler: BaseSampler = sampler_class(**{**self._choice.defaults, **self._options}, seed=seed)
         except (TypeError, ValueError) as error:
-            raise StudyError(f"search.options: the {self._choice.kind} sampler refused them: {error}") from error
+            raise StudyError(f"search.options: the {self._sampler} sampler refused them: {error}") from error
         return sampler
 
 

@@ -69,8 +69,8 @@ def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, M
     flat = setting.flat()
     is_relaxed = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
     is_relaxed += 1.5 * (float(flat["acceptance.budget"]) - 1)
-    drafted = setting.policy.max_depth > 0
-    steps = 1 + drafted * (0.8 + 0.9 * is_relaxed + 0.1 * min(setting.policy.max_depth, 5))
+    drafted = setting.policy.bounds.depth > 0
+    steps = 1 + drafted * (0.8 + 0.9 * is_relaxed + 0.1 * min(setting.policy.bounds.depth, 5))
     speed = max(0.2, steps * (0.75 if drafted else 1.0) * float(np.exp(0.05 * rng.normal())))
     cooler = setting.sampling is not None and setting.sampling.temperature < 1
     fid = 4 + 1.5 * is_relaxed**1.5 - 0.6 * cooler + 0.15 * float(rng.normal())

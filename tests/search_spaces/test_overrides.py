@@ -17,7 +17,7 @@ def overridden(preset: str, **assignments: Any) -> dict[str, Any]:
     """The preset with assignments; `section__key` stands for `section.key`."""
     paths = {name.replace("__", "."): value for name, value in assignments.items()}
     mapping = override(PRESETS[preset].to_mapping(), paths)
-    return DecodingConfig.from_mapping(mapping, defaults=DEFAULTS).to_mapping()
+    return DecodingConfig.from_mapping(mapping, DEFAULTS).to_mapping()
 
 
 def test_without_assignments_a_preset_stays_itself() -> None:

@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, NoNeighbourhood
 from search_spaces.schedules import SCHEDULES, Constant
 from search_spaces.params import Range
-from search_spaces.trees import POLICIES, TreePolicy
+from search_spaces.trees import POLICIES, TreeBounds, TreePolicy
 
 
 @NEIGHBOURHOODS.register
@@ -49,15 +49,10 @@ class Comb(TreePolicy):
     kind: ClassVar[str] = "comb"
     implementation: ClassVar[str] = f"{__name__}:draft_comb"
     teeth: Annotated[int, "children of the root", Range(1)]
-    max_depth = 1
 
     @property
-    def max_nodes(self) -> int:
-        return self.teeth
-
-    @property
-    def max_width(self) -> int:
-        return self.teeth
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(1, self.teeth, self.teeth)
 
 
 def draft_comb():
@@ -90,7 +85,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def check_comb(name: str) -> None:
     config = DecodingConfig.from_mapping(COMB)
     assert DecodingConfig.from_mapping(config.to_mapping()) == config
-    assert config.policy.max_nodes == 3
+    assert config.policy.bounds.nodes == 3
     assert load_object(config.policy.implementation)() == "a comb"
     assert config.policy.implementation == f"{name}:draft_comb"
     with pytest.raises(ConfigError, match="share"):

@@ -151,7 +151,7 @@ def test_optuna_takes_the_suggestions_and_the_enqueued_parameters(conditional: S
         config = conditional.suggest(protocol)
         assert conditional.params_of(config) == trial.params
         assert number > 0 or config == first
-        study.tell(trial, float(config.policy.max_depth))
+        study.tell(trial, float(config.policy.bounds.depth))
 
 
 @pytest.mark.parametrize("name", ["eagle2", "vanilla", "lantern", "sjd"])
@@ -361,7 +361,7 @@ def test_spans_hold_exactly_what_they_say(low: int, width: int, step: int | None
         assert caught.value.path == ("tree", "length", "step")
         return
     space = Space.read(data)
-    lengths = [space.suggest(Trial(answers=point)).policy.max_depth for point in space.grid()]
+    lengths = [space.suggest(Trial(answers=point)).policy.bounds.depth for point in space.grid()]
     assert lengths == list(range(low, low + width + 1, step or 1))
     for length in range(max(1, low - 2), low + width + 3):
         inside = space.params_of(DecodingConfig(Eagle(), Chain(length=length)))

@@ -348,7 +348,7 @@ def test_the_quick_start_drafts_little() -> None:
     sweep = SweepConfig.read("quickstart")
     configs = [entry.config for entry in sweep.enqueue]
     configs += [sweep.space.suggest(Trial(seed), BASELINE) for seed in range(200)]
-    assert max(config.policy.max_nodes for config in configs) <= 8
+    assert max(config.policy.bounds.nodes for config in configs) <= 8
 
 
 def test_a_methods_own_preset_lies_in_its_space() -> None:

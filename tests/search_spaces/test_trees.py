@@ -32,7 +32,7 @@ def test_published_trees_have_the_published_counts(name: str) -> None:
     assert tree.max_width == widest
     assert len(tree.parents) - len({*tree.parents} - {-1}) == leaves
     policy = Static(name=name)
-    assert (policy.max_depth, policy.max_nodes, policy.max_width) == (len(per_level), sum(per_level), widest)
+    assert policy.bounds == (len(per_level), sum(per_level), widest)
     assert static_tree(policy) is tree
 
 
@@ -74,12 +74,12 @@ def test_the_same_tree_in_another_order_is_the_same_setting() -> None:
 
 
 def test_bounds_of_the_growing_policies() -> None:
-    assert (NoTree().max_depth, NoTree().max_nodes, NoTree().max_width) == (0, 0, 0)
+    assert NoTree().bounds == (0, 0, 0)
     eagle2 = Dynamic(depth=5, width=10, nodes=58)
-    assert (eagle2.max_depth, eagle2.max_nodes, eagle2.max_width) == (5, 58, 10)
-    assert Dynamic(depth=2, width=2, nodes=58).max_nodes == 6  # 2, then 2 x 2
+    assert eagle2.bounds == (5, 58, 10)
+    assert Dynamic(depth=2, width=2, nodes=58).bounds.nodes == 6  # 2, then 2 x 2
     adt = Adjacency()
-    assert (adt.max_depth, adt.max_nodes, adt.max_width, adt.widest) == (10, 58, 13, 58)
+    assert (adt.bounds, adt.widest) == ((10, 58, 13), 58)
 
 
 NO_TREES: list[tuple[Any, str]] = [

@@ -101,9 +101,9 @@ def test_digests_are_stable_and_tell_settings_apart() -> None:
 
 def test_sampling_is_named_in_full_or_laid_over_the_targets() -> None:
     target = Sampling(temperature=0.9, top_k=500, cfg=4.0)
-    config = DecodingConfig.from_mapping({"sampling": {"temperature": 0}}, defaults=target)
+    config = DecodingConfig.from_mapping({"sampling": {"temperature": 0}}, target)
     assert config.sampling == Sampling(temperature=0.0, top_k=500, cfg=4.0)
-    assert DecodingConfig.from_mapping({}, defaults=target).sampling is None
+    assert DecodingConfig.from_mapping({}, target).sampling == target
     assert DecodingConfig().with_sampling(target).sampling == target
     assert DecodingConfig().with_sampling(target).with_sampling(None) == DecodingConfig()
 

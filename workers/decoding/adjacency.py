@@ -34,7 +34,7 @@ class AdjacencyTree(DynamicTree):
         super().__init__(config, target, drafter)
         assert isinstance(config.policy, Adjacency)
         self.policy, self._cols = config.policy, target.grid.cols
-        self._set_size(self.policy.max_depth, min(target.vocab_size, self.policy.widest), self.policy.max_nodes)
+        self._set_size(self.policy.bounds.depth, min(target.vocab_size, self.policy.widest), self.policy.bounds.nodes)
 
     def prepare(self, batch: Batch) -> None:
         super().prepare(batch)

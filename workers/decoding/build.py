@@ -33,7 +33,7 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
         raise ValueError(f"drafter: this config needs {need}, but {'one was' if drafter else 'none was'} given")
     if drafter is not None and drafter.kind != kind:
         raise ValueError(f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were given")
-    levels, max_levels = config.policy.max_depth, drafter.max_levels if drafter else None
+    levels, max_levels = config.policy.bounds.depth, drafter.max_levels if drafter else None
     if max_levels is not None and levels > max_levels:
         raise ConfigError(
             ("tree",), f"{levels} levels are more than the {max_levels} that the {kind} drafter can draft"

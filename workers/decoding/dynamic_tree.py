@@ -20,7 +20,7 @@ class DynamicTree(TreeDrafting):
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
-        self._set_size(config.policy.max_depth, config.policy.max_width, config.policy.max_nodes)
+        self._set_size(config.policy.bounds.depth, config.policy.bounds.width, config.policy.bounds.nodes)
 
     def _set_size(self, levels: int, width: int, max_nodes: int) -> None:
         self.max_levels, self.max_nodes, self.width = levels, max_nodes, width

@@ -40,7 +40,7 @@ class JacobiWindow(Drafting):
         super().__init__(config, target, drafter)
         assert isinstance(config.drafter, Jacobi)
         self._params, self._vocab_size, device = config.drafter, target.vocab_size, target.device
-        length = self.max_levels = self.max_nodes = config.policy.max_depth
+        length = self.max_levels = self.max_nodes = config.policy.bounds.depth
         self._shape = fixed_shape(range(-1, length - 1), range(1, length + 1), device)
         self._slots = torch.arange(length + 1, device=device)
         # row i of the probs belongs to node i, the child of slot i

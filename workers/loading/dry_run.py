@@ -238,7 +238,7 @@ def _measure_codec(target: Target, count: int) -> Meter:
 
 def _typical(config: DecodingConfig) -> DecodingConfig:
     """The config; an adjacency tree, whose size depends on values, becomes the largest in its ranges."""
-    return _as_dynamic(config, lambda policy: policy.max_width)
+    return _as_dynamic(config, lambda policy: policy.bounds.width)
 
 
 def _largest(config: DecodingConfig, vocab_size: int) -> DecodingConfig:
@@ -250,7 +250,7 @@ def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> De
     policy = config.policy
     if not isinstance(policy, Adjacency):
         return config
-    return replace(config, policy=Dynamic(depth=policy.max_depth, width=width(policy), nodes=policy.max_nodes))
+    return replace(config, policy=Dynamic(depth=policy.bounds.depth, width=width(policy), nodes=policy.bounds.nodes))
 
 
 def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:

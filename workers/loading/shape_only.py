@@ -94,7 +94,7 @@ def add_drafter(shapes: ShapeOnlyModels, config: DecodingConfig) -> ShapeOnlyMod
     if kind == EagleDrafter.kind:
         drafter, assumption = _usual_eagle(target), "the EAGLE drafter is one layer of the target's width"
     elif kind == MedusaDrafter.kind:
-        drafter = _usual_medusa(target, config.policy.max_depth)
+        drafter = _usual_medusa(target, config.policy.bounds.depth)
         assumption = "Medusa's heads share the target's own head"
     else:
         return None

@@ -146,7 +146,7 @@ def test_enqueued_configs_inside_the_space_are_told_to_the_sampler(tmp_path: Pat
     assert set(chain.distributions) == set(chain.params)
     assert (vanilla.params, outside.params) == ({}, {}), "outside of the space"
     assert outside.config is not None
-    assert outside.config.policy.max_depth == 9
+    assert outside.config.policy.bounds.depth == 9
     for proposal in (vanilla, chain, outside):
         search.tell(record(proposal), NAMES)
 
