@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from search_spaces.documents import read_document
-from search_spaces.params import ConfigError, unknown_key
+from search_spaces.params import ConfigError, at, unknown_key
 from search_spaces.trial import SECTIONS
 
 
@@ -26,17 +26,21 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
-    """`mapping` (as `DecodingConfig.to_mapping` writes it) with `section.key` assignments applied.
+    """`mapping` (as `DecodingConfig.to_mapping` writes it) with `section` and `section.key` assignments applied.
 
-    Kinds are assigned first. A section whose kind changes keeps the values of keys that the new kind has. The result is
-    not validated.
+    Whole sections are assigned first, as in YAML (`drafter=eagle`, `acceptance=lantern`), then kinds. A section whose
+    kind changes keeps the values of keys that the new kind has. The result is not validated.
 
     Raises:
-        ConfigError: a key without a section, or of an unknown section.
+        ConfigError: an unknown section, or a word that is not a kind or rule of its section.
     """
     sections = {name: dict(mapping.get(name) or {}) for name in SECTIONS}
-    for path in sorted(assignments, key=lambda path: not _names_kind(path)):
+    for path in sorted(assignments, key=lambda path: (path not in SECTIONS, not _names_kind(path))):
         section, _, key = path.partition(".")
+        if path in SECTIONS:
+            with at(path):
+                sections[path] = SECTIONS[path].expand(assignments[path])
+            continue
         if section not in sections or not key:
             raise ConfigError((path,), unknown_key(path, config_keys()))
         sections[section][key] = assignments[path]

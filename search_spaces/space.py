@@ -21,7 +21,7 @@ from typing import Any
 
 from search_spaces.domains import Domain, Interval, Scalar, TrialLike
 from search_spaces.params import ConfigError, as_tuples
-from search_spaces.space_tree import Block, Choice, Leaf, read_tree
+from search_spaces.space_tree import Block, Choice, Leaf, read_tree, walk
 from search_spaces.trial import DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000
@@ -42,6 +42,23 @@ class Branch:
             section, key = leaf.path
             mapping.setdefault(section, {})[key] = value
         return DecodingConfig.from_mapping(mapping, sampling)
+
+    def corners(self) -> list[tuple[Any, ...]]:
+        """Values per leaf: all combinations of ends if they are few, else two opposite corners and their neighbours."""
+        ends = [leaf.domain.corners for leaf in self.leaves]
+        if prod(map(len, ends)) <= _MAX_CORNERS:
+            return list(product(*ends))
+        found = [tuple(end[0] for end in ends), tuple(end[-1] for end in ends)]
+        for corner in tuple(found):
+            for index, end in enumerate(ends):
+                found += [(*corner[:index], value, *corner[index + 1 :]) for value in end]
+        return list(dict.fromkeys(found))
+
+    def corner_configs(self, sampling: Sampling) -> Iterator[DecodingConfig]:
+        """The configs at the corners, without those whose parts cannot be combined."""
+        for corner in self.corners():
+            with suppress(ConfigError):
+                yield self.config(corner, sampling)
 
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
         """The parameters of the branch and of its searched leaves, given one per leaf."""
@@ -128,7 +145,7 @@ class Space:
 
     def parameters(self) -> dict[str, Domain | tuple[str, ...]]:
         """The parameters that a study may see: name -> domain of a field, or labels of the branches of a choice."""
-        return dict(_parameters(self.root))
+        return {e.name: e.distribution for e, _ in walk(self.root) if e.distribution is not None}
 
     def branches(self) -> Iterator[Branch]:
         """Every combination of branches."""
@@ -146,18 +163,15 @@ def _suggest(block: Block, trial: TrialLike, mapping: dict[str, Any]) -> None:
 
 
 def _branches(block: Block) -> Iterator[Branch]:
-    for parts in product(*(tuple(_entry_branches(entry)) for entry in block)):
+    options = [
+        [Branch({}, (entry,))] if isinstance(entry, Leaf)
+        else [Branch({entry.name: label, **branch.params}, branch.leaves)
+              for label, inner in zip(entry.labels, entry.blocks, strict=True) for branch in _branches(inner)]
+        for entry in block
+    ]  # fmt: skip
+    for parts in product(*options):
         params = {name: label for part in parts for name, label in part.params.items()}
         yield Branch(params, tuple(leaf for part in parts for leaf in part.leaves))
-
-
-def _entry_branches(entry: Leaf | Choice) -> Iterator[Branch]:
-    if isinstance(entry, Leaf):
-        yield Branch({}, (entry,))
-        return
-    for label, block in zip(entry.labels, entry.blocks, strict=True):
-        for branch in _branches(block):
-            yield Branch({entry.name: label, **branch.params}, branch.leaves)
 
 
 def _candidates(leaf: Leaf, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
@@ -171,30 +185,8 @@ def _candidates(leaf: Leaf, values: Mapping[str, Any]) -> list[tuple[Scalar, Any
         return []
 
 
-def _parameters(block: Block) -> Iterator[tuple[str, Domain | tuple[str, ...]]]:
-    for entry in block:
-        if isinstance(entry, Choice):
-            yield entry.name, entry.labels
-            for inner in entry.blocks:
-                yield from _parameters(inner)
-        elif not entry.domain.is_fixed:
-            yield entry.name, entry.domain
-
-
-def _corners(branch: Branch) -> list[tuple[Any, ...]]:
-    """Values per leaf: every combination of ends if they are few, else two opposite corners and their neighbours."""
-    ends = [leaf.domain.corners for leaf in branch.leaves]
-    if prod(map(len, ends)) <= _MAX_CORNERS:
-        return list(product(*ends))
-    found = [tuple(end[0] for end in ends), tuple(end[-1] for end in ends)]
-    for corner in tuple(found):
-        for index, end in enumerate(ends):
-            found += [(*corner[:index], value, *corner[index + 1 :]) for value in end]
-    return list(dict.fromkeys(found))
-
-
 def _check_corners(branch: Branch) -> None:
-    for corner in _corners(branch):
+    for corner in branch.corners():
         error = _failure(branch, corner)
         if error is not None:
             causes = _causes(branch, corner)

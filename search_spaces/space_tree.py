@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from search_spaces.domains import VALUES_KEY, Domain, distinct_labels, fixed, read_domain
@@ -18,7 +18,7 @@ _ROOT = "space"
 _TAGS = {tag for section in SECTIONS.values() for tag in section.tags}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leaf:
     """A field, or a tag with its kind. path: (section, key). name: the study's. source: its path in the document."""
 
@@ -27,8 +27,13 @@ class Leaf:
     source: Path = field(compare=False, repr=False)
     name: str = ""
 
+    @property
+    def distribution(self) -> Domain | None:
+        """What a study chooses from; None for a fixed value."""
+        return None if self.domain.is_fixed else self.domain
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Choice:
     """One of several blocks, known to the study by their labels. path: ("space",), (section,) or (section, tag)."""
 
@@ -36,6 +41,10 @@ class Choice:
     labels: tuple[str, ...]
     blocks: tuple[Block, ...]
     name: str = ""
+
+    @property
+    def distribution(self) -> tuple[str, ...]:
+        return self.labels
 
 
 Block = tuple[Leaf | Choice, ...]
@@ -61,10 +70,10 @@ def _sections(item: _Item) -> Block:
 
 
 def _section(name: str, item: _Item) -> Block:
-    if _is_branches(item[0]):
-        entries = _entries(item)
-        return _choice((name,), entries, [_variant(name, entry) for entry in entries], item[1])
-    return () if item[0] is None else _variant(name, item)[1]
+    if item[0] is None:
+        return ()
+    entries = _entries(item)
+    return _choice((name,), entries, [_variant(name, entry) for entry in entries], item[1])
 
 
 def _is_branches(value: Any) -> bool:
@@ -203,23 +212,25 @@ def _branch_labels(block: Block) -> list[str]:
 
 
 def _assign_names(block: Block) -> Block:
-    """The tree with the names of all choices and searched fields."""
-    found: dict[str, list[tuple[_Scope, Any]]] = defaultdict(list)
-    for path, scope, distribution in _parameters(block, ()):
-        found[path].append((scope, distribution))
-    detail = {path: _detail(path, entries) for path, entries in found.items()}
-    return _renamed(block, (), detail)
+    """The tree, after giving all choices and searched fields their names."""
+    found: dict[str, list[tuple[Leaf | Choice, _Scope]]] = defaultdict(list)
+    for entry, scope in walk(block):
+        if entry.distribution is not None:
+            found[".".join(entry.path)].append((entry, scope))
+    for path, entries in found.items():
+        detail = _detail(path, [(scope, entry.distribution) for entry, scope in entries])
+        for entry, scope in entries:
+            entry.name = _name(path, scope, detail)
+    return block
 
 
-def _parameters(block: Block, scope: _Scope) -> Iterator[tuple[str, _Scope, Any]]:
+def walk(block: Block, scope: _Scope = ()) -> Iterator[tuple[Leaf | Choice, _Scope]]:
+    """Every choice and leaf, outer ones first, with the branches that it is in."""
     for entry in block:
-        path = ".".join(entry.path)
+        yield entry, scope
         if isinstance(entry, Choice):
-            yield path, scope, entry.labels
             for label, inner in zip(entry.labels, entry.blocks, strict=True):
-                yield from _parameters(inner, (*scope, (path, label)))
-        elif not entry.domain.is_fixed:
-            yield path, scope, entry.domain
+                yield from walk(inner, (*scope, (".".join(entry.path), label)))
 
 
 def _detail(path: str, entries: list[tuple[_Scope, Any]]) -> int:
@@ -240,17 +251,3 @@ def _name(path: str, scope: _Scope, detail: int) -> str:
     section, _, key = path.partition(".")
     same = key and inner[-1][0].partition(".")[0] == section
     return ".".join([*(f"{choice}={label}" for choice, label in inner), key if same else path])
-
-
-def _renamed(block: Block, scope: _Scope, detail: Mapping[str, int]) -> Block:
-    entries: list[Leaf | Choice] = []
-    for entry in block:
-        path = ".".join(entry.path)
-        name = _name(path, scope, detail.get(path, 0))
-        if isinstance(entry, Leaf):
-            entries.append(replace(entry, name=path if entry.domain.is_fixed else name))
-            continue
-        blocks = zip(entry.labels, entry.blocks, strict=True)
-        inner = tuple(_renamed(option, (*scope, (path, label)), detail) for label, option in blocks)
-        entries.append(replace(entry, blocks=inner, name=name))
-    return tuple(entries)

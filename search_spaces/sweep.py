@@ -10,8 +10,6 @@ All other keys have defaults. `SweepConfig.read` takes a file, or the name of on
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +37,8 @@ from search_spaces.trial import DecodingConfig, Sampling
 
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
+_VANILLA = "vanilla"
+_CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
@@ -75,8 +75,16 @@ class SweepConfig:
     @property
     def requested_metrics(self) -> frozenset[str]:
         """Names of `metrics` and of the metrics of all goals; empty if the sweep takes all that the models allow."""
-        goals = [*(entry.metric for entry in self.objectives), *(entry.metric for entry in self.constraints)]
-        return frozenset((*self.metrics, *goals) if self.metrics else ())
+        return frozenset(name for _, name in self.named_metrics) if self.metrics else frozenset()
+
+    @property
+    def named_metrics(self) -> list[tuple[str, str]]:
+        """Section and name of every metric that the sweep names."""
+        return [
+            *(("objectives", objective.metric) for objective in self.objectives),
+            *(("constraints", constraint.metric) for constraint in self.constraints),
+            *(("metrics", name) for name in self.metrics or ()),
+        ]
 
     @classmethod
     def read(cls, path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
@@ -149,10 +157,36 @@ class SweepConfig:
     def to_yaml(self) -> str:
         return write_document(self.to_mapping())
 
-    def digest(self) -> str:
-        """16 hex digits that name this sweep, every default included."""
-        canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    def resolve(self, sampling: Sampling) -> SweepConfig:
+        """The sweep with a sampling for all configs (its own, else `sampling`), and with vanilla enqueued first.
+
+        Raises:
+            ConfigError: another config has the label `vanilla`.
+        """
+        sampling = self.sampling or sampling
+        baseline = DecodingConfig(sampling=sampling)
+        labels = {baseline: _VANILLA}
+        for entry in self.enqueue:
+            config = entry.config.with_sampling(entry.config.sampling or sampling)
+            if entry.label == _VANILLA and config != baseline:
+                raise ConfigError(("enqueue", _VANILLA), "the label of the baseline; choose another label")
+            labels.setdefault(config, entry.label)
+        enqueue = tuple(Enqueued(label, config) for config, label in labels.items())
+        return replace(self, sampling=sampling, enqueue=enqueue)
+
+    def changed_sections(self, stored: SweepConfig) -> list[str]:
+        """Sections in which the sweep differs from the stored, resolved one that it resumes.
+
+        The budget and the description may change, and so may the path of models.yaml: the workers compare the hashes.
+
+        Raises:
+            ConfigError: see `resolve`.
+        """
+        sampling = stored.sampling or Sampling()  # missing only if the file was edited, and then it differs
+        before, after = stored.to_mapping(), self.resolve(sampling).to_mapping()
+        for mapping in (before, after):
+            mapping["models"].pop("file", None)
+        return [key for key in {**before, **after} if key not in _CHANGEABLE and before.get(key) != after.get(key)]
 
 
 def ready_spaces() -> list[str]:

@@ -130,7 +130,6 @@ def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
         CommandError: it holds a sweep, and `resume` is false or the sweep differs.
     """
     from orchestrator.results.store import SWEEP
-    from orchestrator.run.resolve import changed_sections
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -143,7 +142,7 @@ def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
             problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
             raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
         stored = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.shown}/{SWEEP}")
-        changed = changed_sections(stored, config)
+        changed = config.changed_sections(stored)
         if changed:
             problem = f"this sweep started with other values of {', '.join(changed)}; start another with --name NAME"
             raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)

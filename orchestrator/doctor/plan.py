@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from orchestrator.run.resolve import resolve_sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
@@ -76,7 +75,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
         ValueError: the models cannot serve the sweep's settings.
     """
     target = shapes.models.target
-    sweep = resolve_sweep(sweep, target.sampling)
+    sweep = sweep.resolve(target.sampling)
     nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
     label, config, shapes, notes = _heaviest(sweep, shapes)
     batches = _batches(sweep)

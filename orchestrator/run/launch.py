@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,7 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
-from orchestrator.run.preflight_models import models_entry
-from orchestrator.run.resolve import resolve_sweep
+from orchestrator.run.preflight_models import check_configs, models_entry
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.tasks import EventSink, Task
 from search_spaces.params import ConfigError
@@ -78,8 +77,11 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
 
         with closing(Pool(worker_spec(sweep, storage, threads), slots, _environment(threads), warn)) as pool:
             facts = pool.first_facts()
-            sweep = _resolve(sweep, facts)
-            identity = keep_identity(storage, sweep, _identify(sweep, facts))
+            capabilities = Capabilities.from_mapping(facts["capabilities"])
+            sweep = sweep.resolve(capabilities.sampling)
+            check_configs(sweep, capabilities)
+            _check_metrics(sweep, facts["metrics"])
+            identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
@@ -94,7 +96,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 Search(sweep, directions),
                 StudyLog(sweep.name, study_url, directions, names, study_id),
                 pool,
-                check=_model_check(facts),
+                check=capabilities.check,
                 emit=emit,
             )
             return driver.run(read_trials(storage))
@@ -167,30 +169,12 @@ def _environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **plugins}
 
 
-def _resolve(sweep: SweepConfig, facts: Mapping[str, Any]) -> SweepConfig:
-    """The sweep with the target's sampling, checked against the loaded models.
-
-    Raises:
-        ConfigError: the models cannot give a metric, or cannot serve an enqueued config.
-    """
-    sweep = resolve_sweep(sweep, Capabilities.from_mapping(facts["capabilities"]).sampling)
-    check = _model_check(facts)
-    for entry in sweep.enqueue:
-        try:
-            check(entry.config)
-        except ConfigError as error:
-            raise error.under("enqueue", entry.label) from None
-    names = [o.metric for o in sweep.objectives] + [c.metric for c in sweep.constraints]
-    for name in (*names, *(sweep.metrics or ())):
-        if name not in facts["metrics"]:
-            problem = f"these models cannot give the metric {name!r}; they give {', '.join(facts['metrics'])}"
-            raise ConfigError(("objectives",), problem)
-    return sweep
-
-
-def _model_check(facts: Mapping[str, Any]) -> Callable[[DecodingConfig], None]:
-    """A function that raises ConfigError for a config that the loaded models cannot serve."""
-    return Capabilities.from_mapping(facts["capabilities"]).check
+def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:
+    """Raise ConfigError if the loaded models cannot give a metric that the sweep names."""
+    for section, name in sweep.named_metrics:
+        if name not in available:
+            problem = f"these models cannot give the metric {name!r}; they give {', '.join(available)}"
+            raise ConfigError((section,), problem)
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
@@ -204,10 +188,10 @@ def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
     )
 
 
-def _identify(sweep: SweepConfig, facts: Mapping[str, Any]) -> Identity:
+def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities) -> Identity:
     """The identity of a sweep that starts now."""
     assert sweep.sampling is not None
-    metrics, capabilities = facts["metrics"], Capabilities.from_mapping(facts["capabilities"])
+    metrics = facts["metrics"]
     return Identity.from_mapping(
         {
             "name": sweep.name,

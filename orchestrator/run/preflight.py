@@ -12,10 +12,12 @@ from orchestrator.results.store import read_identity, read_trials
 from orchestrator.run import preflight_metrics as metrics
 from orchestrator.run import preflight_models as models
 from orchestrator.run.preflight_models import prefix_errors
-from orchestrator.run.resolve import resolve_sweep
+from orchestrator.run.study import Search, check_storage
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
+from workers.data.captions import captions_hash
 from workers.data.storage import Storage
+from workers.metrics.registry import registered_metrics
 
 _RAY_CLIENT = "ray://"  # such a driver runs outside of the cluster, so files are checked by the workers only
 _CONNECT_TIMEOUT_S = 3.0
@@ -39,21 +41,23 @@ def preflight(
     identity = read_identity(storage)
     _check_tracking_uri(mlflow)
     if study is not None:
-        from orchestrator.run.study import check_storage
-
         with prefix_errors("--study"):
             check_storage(study)
     if not (address or "").startswith(_RAY_CLIENT):
         model = models.read_models(sweep)
         captions = models.read_sweep_captions(sweep, model)
-        models.check_captions_unchanged(storage, identity, captions, sweep.captions.source)
+        if identity is not None and identity.captions["hash"] != captions_hash(captions):
+            raise ValueError(
+                f"captions: {sweep.captions.source} has changed since the sweep in {storage.shown} started; restore "
+                "the original, or launch under another --name"
+            )
         models.check_reference(sweep, model)
         metrics.check_available(sweep, model, captions)
         metrics.check_image_count(sweep, model, len(captions))
-        resolved = resolve_sweep(sweep, model.capabilities.sampling)
-        models.check_configs(resolved, model)
+        resolved = sweep.resolve(model.capabilities.sampling)
+        models.check_configs(resolved, model.capabilities)
         metrics.check_timing(resolved, len(captions))
-        metrics.check_search(resolved)
+        Search(resolved, [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives])
     _check_reachable(address)
 
 

@@ -6,21 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from search_spaces.params import ConfigError
+from search_spaces.params import at
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
-from workers.data.storage import Storage
-
-if TYPE_CHECKING:
-    from orchestrator.results.store import Identity
-    from workers.data.captions import Caption
-    from workers.loading.models import Capabilities
-    from workers.loading.models_yaml import Entry
-    from workers.metrics.extractor import ExtractorInfo
-    from workers.models.target import Target
+from workers.data import reference
+from workers.data.captions import Caption, read_captions
+from workers.data.text_files import and_more
+from workers.loading.models import Capabilities, unreadable_captions
+from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
+from workers.metrics.extractor import ExtractorInfo
+from workers.metrics.extractors import check_weights, extractor_infos
+from workers.models.target import Target
 
 
 @contextmanager
@@ -57,8 +55,6 @@ def models_entry(sweep: SweepConfig) -> Entry:
     Raises:
         ValueError: the sweep names an entry but no file; no such file, folder or entry; the file is invalid.
     """
-    from workers.loading.models_yaml import BUILTIN_NAME, find_entry
-
     models = sweep.models
     if models.name is not None and models.file == BUILTIN_NAME:
         raise ValueError(f"models.name: {models.name} is an entry of a models.yaml; add --models models.yaml")
@@ -72,10 +68,6 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
     Raises:
         ValueError: a file is missing, truncated or of another family, or its sizes do not match.
     """
-    from workers.loading.models import Capabilities
-    from workers.loading.models_yaml import load_on_meta
-    from workers.metrics.extractors import check_weights, extractor_infos
-
     entry = models_entry(sweep)
     with prefix_errors("models"):
         models = load_on_meta(entry)
@@ -93,10 +85,6 @@ def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Captio
     Raises:
         ValueError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
     """
-    from workers.data.captions import read_captions
-    from workers.data.text_files import and_more
-    from workers.loading.models import unreadable_captions
-
     with prefix_errors("captions"):
         captions = read_captions(**sweep.captions.to_mapping())
     problems = unreadable_captions(model.target, [caption.text for caption in captions])
@@ -106,29 +94,12 @@ def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Captio
     return captions
 
 
-def check_captions_unchanged(storage: Storage, identity: Identity | None, captions: list[Caption], source: str) -> None:
-    """Compare the captions with those of the sweep that is resumed.
-
-    Raises:
-        ValueError: they differ.
-    """
-    from workers.data.captions import captions_hash
-
-    if identity is not None and identity.captions["hash"] != captions_hash(captions):
-        raise ValueError(
-            f"captions: {source} has changed since the sweep in {storage.shown} started; restore the original, or "
-            "launch under another --name"
-        )
-
-
 def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
     """Check that the reference suits the feature extractor, if the extractor takes the model's images at all.
 
     Raises:
         ValueError: see `workers.data.reference.check_reference`.
     """
-    from workers.data import reference
-
     if not model.has_features or sweep.reference.source == NO_REFERENCE:
         return
     with prefix_errors("reference"):
@@ -141,30 +112,18 @@ def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
         )
 
 
-def check_configs(sweep: SweepConfig, model: CheckedModels) -> None:
-    """Check that the model can serve the enqueued configs and every branch of the space, at both ends of each range.
+def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Check that the models can serve the enqueued configs and every branch of the space, at the ends of its ranges.
 
     Raises:
         ConfigError: names the label or the branch, and the key.
     """
     for entry in sweep.enqueue:
-        try:
-            model.capabilities.check(entry.config)
-        except ConfigError as error:
-            raise error.under("enqueue", entry.label) from None
+        with at("enqueue", entry.label):
+            capabilities.check(entry.config)
     assert sweep.sampling is not None
     for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
-        corners = [leaf.domain.corners for leaf in branch.leaves]
-        lowest = [ends[0] for ends in corners]
-        # all fields at their lowest, then each in turn at its highest
-        points = [lowest, *([*lowest[:i], ends[-1], *lowest[i + 1 :]] for i, ends in enumerate(corners))]
-        for values in points:
-            try:
-                config = branch.config(values, sweep.sampling)
-            except ConfigError:
-                continue  # the space itself reported invalid corners when it was read
-            try:
-                model.capabilities.check(config)
-            except ConfigError as error:
-                kinds = ", ".join(branch.params.values())
-                raise error.under(*(("space", f"({kinds})") if kinds else ("space",))) from None
+        kinds = ", ".join(branch.params.values())
+        with at(*(("space", f"({kinds})") if kinds else ("space",))):
+            for config in branch.corner_configs(sweep.sampling):
+                capabilities.check(config)

@@ -27,7 +27,7 @@ def test_without_assignments_a_preset_stays_itself() -> None:
 
 
 def test_single_keys_are_assigned() -> None:
-    expected = PRESETS["lantern"].to_mapping()
+    expected = PRESETS["lantern"].with_sampling(DEFAULTS).to_mapping()
     expected["acceptance"]["delta"] = 0.3
     expected["tree"]["depth"] = 3
     assert overridden("lantern", acceptance__delta=0.3, tree__depth=3) == expected
@@ -51,10 +51,23 @@ def test_the_order_of_assignments_does_not_matter() -> None:
     assert overridden("lantern", **assignments) == overridden("lantern", **dict(reversed(assignments.items())))
 
 
+def test_a_word_stands_for_a_section_as_in_yaml() -> None:
+    assert overridden("sjd", drafter="eagle")["drafter"] == {"kind": "eagle"}, "nothing of the old section is left"
+    assert overridden("eagle2", acceptance="lantern") == overridden("lantern")
+    assert overridden("eagle2", acceptance__delta=0.3, acceptance="lantern") == overridden(
+        "lantern", acceptance__delta=0.3
+    )
+    vanilla = {"drafter": "none", "tree": "none", "acceptance": "exact"}
+    assert overridden("lantern", **vanilla) == overridden("vanilla") == overridden("lantern", **dict.fromkeys(vanilla))
+    chain = {"policy": "chain", "length": 3, "children": "sampled"}
+    assert overridden("eagle2", tree={"policy": "chain", "length": 3})["tree"] == chain
+
+
 def test_sampling_keys_leave_the_others_to_the_target() -> None:
     mapping = overridden("lantern", sampling__cfg=5.0)
     assert mapping["sampling"] == {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "cfg": 5.0}
-    assert "sampling" not in overridden("lantern")
+    assert overridden("lantern")["sampling"] == DEFAULTS.to_mapping()
+    assert "sampling" not in override(PRESETS["lantern"].to_mapping(), {})
 
 
 @pytest.mark.parametrize(
@@ -71,6 +84,10 @@ def test_sampling_keys_leave_the_others_to_the_target() -> None:
         ("sjd", "tree.policy", "adjacency", ("jacobi", "chain")),
         ("eagle2", "tree.dept", 3, ("tree.dept", "'depth'")),
         ("eagle2", "treee.depth", 3, ("treee.depth", "tree.depth")),
+        ("eagle2", "drafter", "eagel", ("drafter: ", "'eagle'")),
+        ("eagle2", "acceptance", "lanturn", ("acceptance: ", "'lantern'")),
+        ("eagle2", "sampling", "greedy", ("sampling: ", "mapping")),
+        ("eagle2", "tree.", 3, ("tree.", "unknown key")),
         ("eagle2", "depth", 3, ("depth", "tree.depth")),
     ],
 )

@@ -14,7 +14,6 @@ import yaml
 from orchestrator.cli.launch import only_vanilla_ran
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.resolve import resolve_sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
@@ -218,7 +217,7 @@ def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("orchestrator.run.launch.worker_spec", lambda *arguments: {})
     write(models={"name": "classes"})
     stored = SweepConfig.read("tested.yaml", {"models.file": "elsewhere/models.yaml"})
-    Storage("sweeps/tested").write("sweep.yaml", resolve_sweep(stored, Sampling()).to_yaml().encode())
+    Storage("sweeps/tested").write("sweep.yaml", stored.resolve(Sampling()).to_yaml().encode())
     assert_starts("--models", "mine/models.yaml", "--resume")
     assert "models" in refusal("--models", "mine/models.yaml#captions", "--resume")
 

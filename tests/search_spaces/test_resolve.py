@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.run.resolve import changed_sections, resolve_sweep
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import Sampling
@@ -24,7 +23,7 @@ def sweep(more: str = "", **changes: Any) -> SweepConfig:
 
 def stored(config: SweepConfig) -> SweepConfig:
     """The sweep as the store has it."""
-    return SweepConfig.parse(resolve_sweep(config, DEFAULTS).to_yaml(), "sweep.yaml")
+    return SweepConfig.parse(config.resolve(DEFAULTS).to_yaml(), "sweep.yaml")
 
 
 @pytest.mark.parametrize(
@@ -43,20 +42,20 @@ def test_a_resumed_sweep_equals_the_stored_one(more: str) -> None:
     before = stored(config)
     assert before.enqueue[0].label == "vanilla"
     assert all(entry.config.sampling for entry in before.enqueue)
-    assert changed_sections(before, config) == []
-    assert changed_sections(before, sweep(more, **{"budget.trials": 99})) == []
+    assert config.changed_sections(before) == []
+    assert sweep(more, **{"budget.trials": 99}).changed_sections(before) == []
 
 
 def test_another_sweep_differs_in_its_sections() -> None:
     before = stored(sweep("enqueue: [lantern]"))
-    assert changed_sections(before, sweep()) == ["enqueue"]
-    assert changed_sections(before, sweep("enqueue: [lantern]", **{"quality.shard": 7})) == ["quality"]
-    assert changed_sections(before, sweep("enqueue: [lantern]\nmetrics: [fid, speedup]")) == ["metrics"]
+    assert sweep().changed_sections(before) == ["enqueue"]
+    assert sweep("enqueue: [lantern]", **{"quality.shard": 7}).changed_sections(before) == ["quality"]
+    assert sweep("enqueue: [lantern]\nmetrics: [fid, speedup]").changed_sections(before) == ["metrics"]
     other = "enqueue: [lantern]\nsampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}"
-    assert "sampling" in changed_sections(before, sweep(other))
+    assert "sampling" in sweep(other).changed_sections(before)
 
 
 def test_vanilla_is_reserved_for_the_baseline() -> None:
     config = sweep("enqueue: [{label: vanilla, drafter: eagle, tree: {policy: chain, length: 2}}]")
     with pytest.raises(ConfigError, match="another label"):
-        resolve_sweep(config, DEFAULTS)
+        config.resolve(DEFAULTS)
