@@ -64,15 +64,6 @@ class Registry(Mapping[str, T], Generic[T]):
         self.add(entry.kind, entry)  # type: ignore[attr-defined]  # the classes of these registries have one
         return entry
 
-    def registers(self, name: str) -> Callable[[T], T]:
-        """Decorator for classes and functions without a `kind`."""
-
-        def decorate(entry: T) -> T:
-            self.add(name, entry)
-            return entry
-
-        return decorate
-
     def add(self, name: str, entry: T, module: str | None = None) -> None:
         """Add `entry`. The same module may define a name again (a notebook's cell, a reload).
 

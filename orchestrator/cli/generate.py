@@ -67,7 +67,7 @@ def generate(
     texts = _read_captions(captions or [], captions_file)
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
-    generation = Generation(preset, seed, batch, samples, Path(out), device, models or "builtin")
+    generation = Generation(preset, seed, batch, samples, Path(out), o.pick_device(device), models or "builtin")
     typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
 
 

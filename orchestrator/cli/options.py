@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from orchestrator.errors import WRONG_USAGE, CommandError
+
+if TYPE_CHECKING:
+    import torch
 
 Models = Annotated[
     str | None,
@@ -33,3 +38,17 @@ Assignments = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device that --device names; None: a GPU if torch can use one.
+
+    Raises:
+        CommandError: no such device, or a type that decoding does not support.
+    """
+    from workers.runtime import device
+
+    try:
+        return device.pick_device(device.AUTO if name is None else name)
+    except ValueError as error:
+        raise CommandError(f"--device {error}", WRONG_USAGE) from error

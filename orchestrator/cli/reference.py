@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 
 EPILOG = """\b
@@ -38,9 +39,7 @@ def reference(
     vgg: Annotated[
         str | None, typer.Option(metavar="FILE", help="Add torchvision's VGG-16, for precision and recall.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
-    ] = None,
+    device: o.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result's facts as JSON.")] = False,
 ) -> None:
     """Compute the features of real images, which a sweep compares its images with.
@@ -48,14 +47,13 @@ def reference(
     Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
     VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another extractor refuses the result.
     """
-    from orchestrator.run.models import pick_device
     from workers.data.reference import build_reference, is_reference_file, write_reference
     from workers.data.storage import Storage
     from workers.loading.models_yaml import find_entry
     from workers.metrics.extractors import load_extractors, load_scene_features
     from workers.models.checkpoint_files import WeightsError
 
-    place = pick_device(device)
+    place = o.pick_device(device)
     if not is_reference_file(out):
         raise CommandError(f"--out {out}: give a file name that ends in .parquet", WRONG_USAGE)
     try:

@@ -94,11 +94,10 @@ def train(
         raise CommandError(problem, WRONG_USAGE)
     if device is not None and (workers > 1 or address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    from orchestrator.run.models import pick_device
     from orchestrator.run.training import TrainingOptions
 
     options = TrainingOptions(
-        device=str(pick_device(device)), workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
+        device=str(o.pick_device(device)), workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
         resume=resume,
     )  # fmt: skip
     recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
@@ -114,11 +113,10 @@ def _train_pieces(
         CommandError: wrong usage (2), unreadable weights (1), interrupt (130).
     """
     ordered = ordered_pieces(pieces, with_data=data is not None)
-    from orchestrator.run.models import pick_device
     from workers.models.checkpoint_files import WeightsError
     from workers.training.recipes import train_piece
 
-    device_name = str(pick_device(device))
+    device_name = str(o.pick_device(device))
     for index, piece in enumerate(ordered):
         try:
             path = train_piece(

@@ -16,7 +16,6 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.run.models import load_models
 from search_spaces.trial import DecodingConfig
 from workers.data.pictures import (
     INK,
@@ -34,6 +33,7 @@ from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
 from workers.loading.models import Models
+from workers.loading.models_yaml import find_entry, load_entry
 from workers.models.target import Grid
 from workers.runtime.device import versions
 
@@ -53,7 +53,7 @@ class Generation:
     batch: int
     samples: int
     folder: Path
-    device: str | None
+    device: torch.device
     models: str = "builtin"
 
 
@@ -88,12 +88,15 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     mapping: a `DecodingConfig` as a mapping; missing sampling keys take the target's defaults.
 
     Raises:
-        CommandError: the config, a caption or the folder is wrong (2); weights or decoding fail (1); interrupt (130).
+        CommandError: config, models, captions or folder are wrong (2); weights or decoding fail (1); interrupt (130).
     """
     with ends_with(WRONG_USAGE):
         options.folder.mkdir(parents=True, exist_ok=True)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
-        models = load_models(options.models, options.device)
+        with ends_with(WRONG_USAGE):
+            entry = find_entry(options.models)
+        with ends_with(FAILED):
+            models = load_entry(entry, options.device)
         engine, config = _make_engine(mapping, models, options)
     with ends_with(WRONG_USAGE):
         models.target.check(captions)  # all of them, before the first is drawn
@@ -237,16 +240,14 @@ def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_sec
 
 
 def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
-    """All pictures in rows of at most six, each enlarged to about `side` pixels, with its caption below."""
-    if not pictures or len(pictures) != len(captions):
-        raise ValueError(
-            f"a contact sheet needs as many captions as pictures, at least one: got {len(captions)} and {len(pictures)}"
-        )
+    """All pictures, each enlarged to about `side` pixels with its caption below: one row up to four, then as square as
+    six columns allow.
+    """
     font = ImageFont.load_default(TEXT_SIZE)
     thumbs = [enlarge(picture, side) for picture in pictures]
     width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
     texts = [wrap(caption, width, font) for caption in captions]
-    columns = _columns_for(len(thumbs))
+    columns = len(thumbs) if len(thumbs) <= 4 else min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
     rows = [range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)]
     row_heights = [height + LINE * max(len(texts[i]) for i in row) + 2 * MARGIN for row in rows]
     sheet = Image.new("RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER)
@@ -260,11 +261,6 @@ def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, s
                 draw.text((left, top + height + 4 + number * LINE), line, INK, font)
         top += row_height
     return sheet
-
-
-def _columns_for(count: int) -> int:
-    """Columns of a sheet: one row up to four, then as square as six columns allow."""
-    return count if count <= 4 else min(6, max(3, round(count**0.5 + 0.49)))
 
 
 def _summary(statistics: dict[str, Any], folder: Path) -> str:

@@ -47,12 +47,6 @@ class _Worker:
             ray.kill(self.handle)
 
 
-@dataclass(order=True)
-class _Waiting:
-    order: tuple[int, int, int]
-    task: Task = field(compare=False)
-
-
 @dataclass(slots=True)
 class _WorkerAgreement:
     """Which nodes have the same facts. The first worker to start sets the facts that all others must have.
@@ -109,7 +103,7 @@ class Pool:
         self._facts: Mapping[str, Any] | None = None
         self._busy: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[int, bool, int, Task]] = []  # a heap: by trial, urgent ones first, in order
         self._withdrawn: set[int] = set()
         self._attempts: dict[str, int] = {}
         self._task_count, self._worker_count = itertools.count(), itertools.count()
@@ -141,13 +135,12 @@ class Pool:
 
     def submit(self, task: Task) -> None:
         self._withdrawn.discard(task.trial)
-        order = (task.trial, 0 if task.urgent else 1, next(self._task_count))
-        heapq.heappush(self._waiting, _Waiting(order, task))
+        heapq.heappush(self._waiting, (task.trial, not task.urgent, next(self._task_count), task))
         self._assign()
 
     def withdraw(self, trial: int) -> None:
         self._withdrawn.add(trial)
-        self._waiting = [entry for entry in self._waiting if entry.task.trial != trial]
+        self._waiting = [entry for entry in self._waiting if entry[0] != trial]
         heapq.heapify(self._waiting)
         for worker in self._busy:
             if worker.task and worker.task.trial == trial:
@@ -246,7 +239,7 @@ class Pool:
 
     def _assign(self) -> None:
         while self._waiting and self._idle:
-            worker, task = self._idle.pop(), heapq.heappop(self._waiting).task
+            worker, task = self._idle.pop(), heapq.heappop(self._waiting)[-1]
             worker.task = task
             worker.reply = worker.handle.run.remote(dict(task.payload))
             self._busy.append(worker)

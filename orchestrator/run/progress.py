@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.run.pending import utc_now
 from orchestrator.run.tasks import Event, EventSink
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _MIN_TRIALS_FOR_ETA = 3
 _LINE_INTERVAL_S = 5.0  # between lines about shards
@@ -109,25 +110,21 @@ def headline(progress: Progress) -> str:
     )
 
 
-class LineProgress:
-    """Lines for logs: each finished trial, and the headline every few seconds."""
+def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
+    """Shows events as lines for logs: each finished trial, and the headline every few seconds."""
+    last = 0.0
 
-    def __init__(self, progress: Progress, out: TextIO | None = None) -> None:
-        self.progress, self.out, self._last = progress, out or sys.stderr, 0.0
-
-    def __enter__(self) -> LineProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: Event) -> None:
+    def show(event: Event) -> None:
+        nonlocal last
         if event["event"] == "trial_finished" and event["new"]:
-            print(trial_line(event, self.progress), file=self.out, flush=True)
+            print(trial_line(event, progress), file=out or sys.stderr, flush=True)
         elif event.get("note"):
-            print(event["note"], file=self.out, flush=True)
-        elif event["event"] == "shard" and time.monotonic() - self._last > _LINE_INTERVAL_S:
-            self._last = time.monotonic()
-            print(headline(self.progress), file=self.out, flush=True)
+            print(event["note"], file=out or sys.stderr, flush=True)
+        elif event["event"] == "shard" and time.monotonic() - last > _LINE_INTERVAL_S:
+            last = time.monotonic()
+            print(headline(progress), file=out or sys.stderr, flush=True)
+
+    return show
 
 
 def trial_line(event: Event, progress: Progress) -> str:
@@ -139,73 +136,58 @@ def trial_line(event: Event, progress: Progress) -> str:
     return f"trial {event['trial']} {event['summary']}: {values}" + ("" if event["feasible"] else "; infeasible")
 
 
-class JsonProgress:
-    """Every event as one JSON line on standard output."""
-
-    def __enter__(self) -> JsonProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: Event) -> None:
-        print(json.dumps(event, ensure_ascii=False), flush=True)
+def show_json(event: Event) -> None:
+    """Prints an event as one JSON line on standard output."""
+    print(json.dumps(event, ensure_ascii=False), flush=True)
 
 
-class LiveProgress:
+@contextmanager
+def show_live(progress: Progress, console: Console | None = None) -> Iterator[EventSink]:
     """A view that redraws itself: headline, running trials, and the front so far."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, progress: Progress) -> None:
-        from rich.console import Console
-        from rich.live import Live
+    console = console or Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, get_renderable=lambda: render(progress)) as live:
 
-        self.progress = progress
-        self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._render)
+        def show(event: Event) -> None:
+            if event["event"] == "trial_finished" and event["new"] and event["state"] == "failed":
+                live.console.print(trial_line(event, progress), markup=False, highlight=False)
 
-    def __enter__(self) -> LiveProgress:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def show(self, event: Event) -> None:
-        if event["event"] == "trial_finished" and event["new"] and event["state"] == "failed":
-            self._live.console.print(trial_line(event, self.progress), markup=False, highlight=False)
-
-    def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        progress = self.progress
-        running = ", ".join(f"{number} {summary}".strip() for number, summary in sorted(progress.running.items()))
-        table = Table(box=None, pad_edge=False)
-        for column in ("trial", "config on the front", *(name for name, _ in progress.objectives)):
-            table.add_column(column, justify="left" if column.startswith("config") else "right")
-        for number, summary, metrics in progress.front():
-            table.add_row(str(number), Text(summary), *(f"{metrics[name]:.3f}" for name, _ in progress.objectives))
-        state = Text(f"running: {running or 'starting'}", overflow="ellipsis", no_wrap=True)
-        note = [Text(progress.note)] if progress.note else []
-        return Group(Text(headline(progress)), state, *note, table)
+        yield show
 
 
-View = LineProgress | JsonProgress | LiveProgress
+def render(progress: Progress) -> RenderableType:
+    """The live view."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    running = ", ".join(f"{number} {summary}".strip() for number, summary in sorted(progress.running.items()))
+    table = Table(box=None, pad_edge=False)
+    for column in ("trial", "config on the front", *(name for name, _ in progress.objectives)):
+        table.add_column(column, justify="left" if column.startswith("config") else "right")
+    for number, summary, metrics in progress.front():
+        table.add_row(str(number), Text(summary), *(f"{metrics[name]:.3f}" for name, _ in progress.objectives))
+    state = Text(f"running: {running or 'starting'}", overflow="ellipsis", no_wrap=True)
+    note = [Text(progress.note)] if progress.note else []
+    return Group(Text(headline(progress)), state, *note, table)
 
 
-def choose_view(progress: Progress, *, as_json: bool) -> View:
-    """JSON if asked for, else a live view on a terminal and plain lines elsewhere."""
+def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[EventSink]:
+    """Shows events as JSON if asked for, else live on a terminal and as plain lines elsewhere."""
     if as_json:
-        return JsonProgress()
-    return LiveProgress(progress) if sys.stderr.isatty() else LineProgress(progress)
+        return nullcontext(show_json)
+    return show_live(progress) if sys.stderr.isatty() else nullcontext(show_lines(progress))
 
 
-def event_sink(progress: Progress, view: View, file: Path | None) -> EventSink:
-    """A sink that adds the time to an event and passes it to the progress, the view and a JSON lines file."""
+def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventSink:
+    """A sink that adds the time to an event and passes it to the progress, to `show` and a JSON lines file."""
 
     def emit(event: Event) -> None:
         stamped = {"at": utc_now(), **event}
         progress.update(stamped)
-        view.show(stamped)
+        show(stamped)
         if file is not None:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(stamped, ensure_ascii=False) + "\n")

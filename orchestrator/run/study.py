@@ -86,8 +86,6 @@ class Search:
         self._sampler, self._choice = sweep.search.sampler, SAMPLERS.lookup(sweep.search.sampler)
         is_grid = sweep.search.sampler == GRID
         self._points = self._space.size() if is_grid else None
-        if is_grid and self._points is None:
-            raise StudyError("search.sampler: a grid needs a space of `values` only; give each searched key values")
         self._grid = self._space.grid() if is_grid else None
         self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
@@ -115,11 +113,14 @@ class Search:
         self._asked += 1
         entry = self._enqueued[number] if number < len(self._enqueued) else None
         label, config = (entry.label, entry.config) if entry else ("", None)
-        fixed = self._fixed_params(config)
-        if config is None and fixed is None and stored_params is not None and not self.is_stateful:
-            fixed = stored_params
-        if config is not None and fixed is None:
-            return Proposal(number, label, config, {}, {})
+        if config is not None:
+            fixed = self._space.params_of(config, self._sampling)
+            if fixed is None:
+                return Proposal(number, label, config, {}, {})
+        elif self._grid is not None:
+            fixed = next(self._grid)
+        else:
+            fixed = None if self.is_stateful else stored_params
         self._study.sampler = self._make_sampler(number) if fixed is None else RandomSampler(seed=0)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
@@ -149,12 +150,6 @@ class Search:
         for name, violation in record.constraints.items():
             trial.set_constraint(name, violation)
         self._study.tell(trial, values)
-
-    def _fixed_params(self, config: DecodingConfig | None) -> Mapping[str, Any] | None:
-        """The parameters of an enqueued config, if the space contains it, or of the grid's next point."""
-        if config is not None:
-            return self._space.params_of(config, self._sampling)
-        return next(self._grid) if self._grid is not None else None
 
     def _make_sampler(self, number: int) -> BaseSampler:
         """The sampler of one ask, seeded by the search's seed and the trial's number."""

@@ -15,14 +15,15 @@ from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
 from orchestrator.run.progress import (
-    JsonProgress,
-    LineProgress,
-    LiveProgress,
     Progress,
     choose_view,
     event_sink,
     format_duration,
     headline,
+    render,
+    show_json,
+    show_lines,
+    show_live,
     trial_line,
 )
 
@@ -127,16 +128,16 @@ def test_the_line_of_a_finished_trial() -> None:
 
 def test_plain_lines() -> None:
     progress, out = after(), io.StringIO()
-    with LineProgress(progress, out) as view:
-        for event in (
-            {"event": "launch", "note": "starting workers"},
-            shard(0),
-            shard(0),
-            finished(0, new=False),
-            finished(1),
-        ):
-            progress.update(event)
-            view.show(event)
+    show = show_lines(progress, out)
+    for event in (
+        {"event": "launch", "note": "starting workers"},
+        shard(0),
+        shard(0),
+        finished(0, new=False),
+        finished(1),
+    ):
+        progress.update(event)
+        show(event)
     lines = out.getvalue().splitlines()
     assert lines[0] == "starting workers"
     assert lines[1].startswith("0/10 trials · 8 images")
@@ -144,30 +145,27 @@ def test_plain_lines() -> None:
 
 
 def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
-    with JsonProgress() as view:
-        view.show(finished(0, summary="ring “ü”"))
-        view.show(shard(1))
+    show_json(finished(0, summary="ring “ü”"))
+    show_json(shard(1))
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in lines] == [finished(0, summary="ring “ü”"), shard(1)]
 
 
-def live(progress: Progress, monkeypatch: pytest.MonkeyPatch, *events: Mapping[str, Any], width: int = 100) -> str:
+def live(progress: Progress, *events: Mapping[str, Any], width: int = 100) -> str:
     """The live view at its end, on a terminal of that width."""
-    view = LiveProgress(progress)
     console = Console(record=True, width=width, force_terminal=True, file=io.StringIO(), color_system=None)
-    monkeypatch.setattr(view._live, "console", console)
-    with view:
+    with show_live(progress, console) as show:
         for event in events:
             progress.update(event)
-            view.show(event)
-    console.print(view._render())
+            show(event)
+    console.print(render(progress))
     return console.export_text()
 
 
-def test_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_live_view() -> None:
     progress = after({"event": "workers", "alive": 2, "note": "reading the reference"}, started(3, "[bold]x[/bold]"))
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 0.5, 6.0)]
-    text = live(progress, monkeypatch, *whole, failed(4), failed(5, new=False))
+    text = live(progress, *whole, failed(4), failed(5, new=False))
     assert "5/10 trials, 2 failed" in text
     assert "running: 3 [bold]x[/bold]" in text, "not read as markup"
     assert "reading the reference" in text
@@ -179,9 +177,9 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "trial 5 failed" not in text, "an earlier run showed it"
 
 
-def test_a_narrow_terminal_keeps_one_line_for_running_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
     progress = after(*(started(number, "a very long description of a setting") for number in range(8)))
-    text = live(progress, monkeypatch, width=60)
+    text = live(progress, width=60)
     running = [line for line in text.splitlines() if "running" in line]
     assert running
     assert all(len(line) <= 60 for line in text.splitlines())
@@ -190,17 +188,22 @@ def test_a_narrow_terminal_keeps_one_line_for_running_trials(monkeypatch: pytest
 
 def test_the_view_suits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(3)
-    assert isinstance(choose_view(progress, as_json=True), JsonProgress)
+    kinds = ("show_live", "show_lines")
+    for kind in kinds:
+        monkeypatch.setattr(f"orchestrator.run.progress.{kind}", lambda _, kind=kind: kind)
+    with choose_view(progress, as_json=True) as show:
+        assert show is show_json
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    assert isinstance(choose_view(progress, as_json=False), LineProgress)
+    with choose_view(progress, as_json=False) as show:
+        assert show == "show_lines"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert isinstance(choose_view(progress, as_json=False), LiveProgress)
+    assert choose_view(progress, as_json=False) == "show_live"
 
 
 def test_all_events_go_into_a_file_with_their_time(tmp_path: Path) -> None:
     progress, file = Progress(3), tmp_path / "events.jsonl"
     for _ in range(2):  # a resumed sweep writes on
-        emit = event_sink(progress, LineProgress(progress, io.StringIO()), file)
+        emit = event_sink(progress, show_lines(progress, io.StringIO()), file)
         emit(OBJECTIVES)
         emit(finished(0))
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
@@ -217,7 +220,7 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     progress = Progress(config.budget.trials)
     progress.update(OBJECTIVES)
     outcome = run(
-        config, tmp_path / "store", InstantWorkers(), emit=event_sink(progress, LineProgress(progress, out), None)
+        config, tmp_path / "store", InstantWorkers(), emit=event_sink(progress, show_lines(progress, out), None)
     )
     lines = [line for line in out.getvalue().splitlines() if line.startswith("trial ")]
     assert len(lines) == progress.done == 24
