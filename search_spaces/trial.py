@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from search_spaces.acceptance import EXACT, NEIGHBOURHOODS, RULES, AcceptanceRule, Grouped
@@ -177,12 +178,7 @@ class DecodingConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data with every parameter written out; `from_mapping` gives the same config back."""
-        mapping = {
-            "drafter": {"kind": self.drafter.kind, **self.drafter.to_mapping()},
-            "tree": {"policy": self.policy.kind, **self.policy.to_mapping()},
-            "acceptance": self.acceptance.to_mapping(),
-        }
-        return mapping if self.sampling is None else mapping | {"sampling": self.sampling.to_mapping()}
+        return {name: dict(section) for name, section in _sections(self).items()}
 
     def flat(self) -> dict[str, int | float | str]:
         """`to_mapping`, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON."""
@@ -233,6 +229,16 @@ class DecodingConfig:
         for path, what, size in sizes:
             if size > codebook_size:
                 raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
+
+
+@lru_cache(maxsize=256)  # the trials in flight: a trial's config names its files and goes into each of its tasks
+def _sections(config: DecodingConfig) -> Mapping[str, Mapping[str, Any]]:
+    mapping = {
+        "drafter": {"kind": config.drafter.kind, **config.drafter.to_mapping()},
+        "tree": {"policy": config.policy.kind, **config.policy.to_mapping()},
+        "acceptance": config.acceptance.to_mapping(),
+    }
+    return mapping if config.sampling is None else mapping | {"sampling": config.sampling.to_mapping()}
 
 
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:

@@ -57,61 +57,31 @@ def doctor(
 
     Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not fit.
     """
-    if plan is not None:
-        memory, bandwidth, compute = gpu_memory, gpu_bandwidth, gpu_compute
-        findings, lines = _plan(plan, models, gpus, memory, bandwidth, compute, accepted_length)
-        is_ok = findings["fits"]
-    elif models is not None:
-        findings, lines = _check_models(models, batch)
-        is_ok = not findings["problems"]
-    else:
-        from orchestrator.doctor.machine import examine
+    from orchestrator.doctor import machine
 
-        findings = examine()
-        lines, is_ok = _describe(findings), not findings["problems"]
+    with ends_with(WRONG_USAGE):
+        if plan is not None:
+            from orchestrator.doctor import plan as plans
+            from search_spaces.sweep import SweepConfig
+
+            here = machine.torch_facts()["devices"]
+            memory = gpu_memory or (here[0]["memory_bytes"] / plans.GIB if here else 80.0)
+            sweep = SweepConfig.read(plan, {} if models is None else {"models.file": models})
+            gpu = plans.gpu_of(memory, gpu_bandwidth, gpu_compute)
+            shapes = plans.models_for_plan(sweep)
+            findings = plans.plan(sweep, shapes, gpus or len(here) or 1, gpu, accepted_length)
+            lines = plans.describe_plan(findings)
+        elif models is not None:
+            from orchestrator.doctor import checkup
+
+            findings = checkup.check_models(models, batch)
+            lines = checkup.describe_checkup(findings)
+        else:
+            findings = machine.examine()
+            lines = _describe(findings)
     typer.echo(json.dumps(findings, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-    if not is_ok:
+    if not findings["fits"] if plan is not None else findings["problems"]:
         raise typer.Exit(FAILED)
-
-
-def _check_models(models: str, batch: int) -> tuple[dict[str, Any], list[str]]:
-    """Findings on a models.yaml, as data and as lines of text.
-
-    Raises:
-        CommandError: the file itself is wrong.
-    """
-    from orchestrator.doctor.checkup import check_models, describe_checkup
-
-    with ends_with(WRONG_USAGE):
-        found = check_models(models, batch)
-    return found, describe_checkup(found)
-
-
-def _plan(
-    space: str,
-    models: str | None,
-    gpus: int | None,
-    memory: float | None,
-    bandwidth: float | None,
-    compute: float | None,
-    accepted: float,
-) -> tuple[dict[str, Any], list[str]]:
-    """The needs of a sweep, as data and as lines of text.
-
-    Raises:
-        CommandError: the space or the models.yaml is wrong, or nothing determines the models' architecture.
-    """
-    from orchestrator.doctor.machine import torch_facts
-    from orchestrator.doctor.plan import GIB, describe_plan, gpu_of, models_for_plan, plan
-    from search_spaces.sweep import SweepConfig
-
-    here = torch_facts()["devices"]
-    gigabytes = memory or (here[0]["memory_bytes"] / GIB if here else 80.0)
-    with ends_with(WRONG_USAGE):
-        sweep = SweepConfig.read(space, {} if models is None else {"models.file": models})
-        gpu = gpu_of(gigabytes, bandwidth, compute)
-        found = plan(sweep, models_for_plan(sweep), gpus or len(here) or 1, gpu, accepted)
-    return found, describe_plan(found)
 
 
 def _describe(findings: dict[str, Any]) -> list[str]:

@@ -181,10 +181,13 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     from orchestrator.results.views import Views
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep
+    from orchestrator.tracking.tracker import SweepTracker
 
     state = progress.Progress(config.budget.trials)
     events = storage.path(EVENTS)
-    tracker, views = _make_tracker(storage, uri) if uri else None, Views(storage)
+    views = Views(storage)
+    with ends_with(WRONG_USAGE):
+        tracker = SweepTracker(storage, uri=uri) if uri else None
     with progress.choose_view(state, as_json=as_json) as view:
         if events is not None:
             events.parent.mkdir(parents=True, exist_ok=True)
@@ -200,19 +203,20 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
                 if tracker:
                     tracker.nudge()
 
+        ending = "failed"
         try:
             outcome = launch_sweep(config, storage, options, emit, cores=cores())
+            ending = "finished"
         except KeyboardInterrupt:
-            _finish(storage, tracker, "interrupted")
+            ending = "interrupted"
             raise CommandError(f"interrupted; resume with: {_resume_command()}", INTERRUPTED) from None
         except ValueError as error:  # the same command would fail again
-            _finish(storage, tracker, "failed")
             raise CommandError(str(error), WRONG_USAGE) from error
         except (RuntimeError, OSError) as error:
-            _finish(storage, tracker, "failed")
             problem = f"{error}\nfinished trials are kept; resume with: {_resume_command()}"
             raise CommandError(problem, FAILED) from error
-    _finish(storage, tracker, "finished")
+        finally:
+            _finish(storage, tracker, ending)
     typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
@@ -227,18 +231,6 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     """Whether all trials except vanilla failed."""
     others = [record for record in records if record.number != 0]
     return bool(others) and all(record.state == "failed" for record in others)
-
-
-def _make_tracker(storage: Storage, uri: str) -> SweepTracker:
-    """The MLflow tracker, not started yet.
-
-    Raises:
-        CommandError: MLflow does not know the URI's scheme.
-    """
-    from orchestrator.tracking.tracker import SweepTracker
-
-    with ends_with(WRONG_USAGE):
-        return SweepTracker(storage, uri=uri)
 
 
 def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
