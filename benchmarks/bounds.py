@@ -33,7 +33,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import AcceptanceRule, NeighbourTables
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
 
 _CHUNK = 1 << 23  # entries of a [rows, V] tensor held at once
 

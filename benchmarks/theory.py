@@ -29,7 +29,8 @@ from torch import Tensor
 
 from benchmarks.bounds import Bounds, Estimate, estimate_bounds
 from benchmarks.common import draw, engine_for, held_out_requests
-from search_spaces.acceptance import AcceptanceRule, NeighbourTables
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Acceptor
 from workers.decoding.engine import Engine

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
-    NEIGHBOURHOODS,
     Additive,
     Multiplicative,
     Neighbourhood,
@@ -29,20 +28,6 @@ from search_spaces.schedules import Constant, Exponential, Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = [  # everything that acceptance needs
-    "EXACT",
-    "NEIGHBOURHOODS",
-    "RULES",
-    "AcceptanceRule",
-    "Additive",
-    "Grouped",
-    "Multiplicative",
-    "NeighbourTables",
-    "Neighbourhood",
-    "NeighbourhoodMass",
-    "NoNeighbourhood",
-]
 
 Resampling = Literal["paper", "optimal"]
 

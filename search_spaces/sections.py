@@ -41,7 +41,8 @@ class Section:
         mapping = self.expand(value)
         kinds = {tag: mapping.get(tag, next(iter(options))) for tag, options in self.tags.items()}
         for tag, kind in kinds.items():
-            self.check_kind(tag, kind)
+            if not isinstance(kind, str) or kind not in self.tags[tag]:
+                raise ConfigError((tag,), unknown_choice(kind, self.tags[tag]))
         self.check_keys(mapping, {tag: [kind] for tag, kind in kinds.items()})
         classes = {tag: self.tags[tag][kind] for tag, kind in kinds.items()}
         parts = {
@@ -49,11 +50,6 @@ class Section:
             for tag, made in classes.items()
         }
         return parts | {key: mapping[key] for key in self.common if key in mapping}
-
-    def check_kind(self, tag: str, kind: object) -> None:
-        """ConfigError if the tag does not have this kind."""
-        if not isinstance(kind, str) or kind not in self.tags[tag]:
-            raise ConfigError((tag,), unknown_choice(kind, self.tags[tag]))
 
     def check_keys(self, keys: Iterable[str], kinds: Mapping[str, Sequence[str]]) -> None:
         """ConfigError for a key that none of `kinds`, by tag, has."""

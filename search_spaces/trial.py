@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from search_spaces.acceptance import EXACT, NEIGHBOURHOODS, RULES, AcceptanceRule, Grouped
+from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import ConfigError, Params, Range, at, expect_mapping
 from search_spaces.plugins import Registry
 from search_spaces.schedules import SCHEDULES

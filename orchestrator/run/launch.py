@@ -86,13 +86,18 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
             study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
+            assert identity.baseline is not None
+            metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
+            planner = Planner(
+                sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, timed=uses_timings(metrics)
+            )
             names = [axis.name for axis in identity.objectives]
             directions = [axis.direction for axis in identity.objectives]
             study_id = f"{identity.experiment} {identity.started}"
             driver = Driver(
                 sweep,
                 storage,
-                _make_planner(sweep, facts, identity),
+                planner,
                 Search(sweep, directions),
                 StudyLog(sweep.name, study_url, directions, names, study_id),
                 pool,
@@ -100,18 +105,6 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 emit=emit,
             )
             return driver.run(read_trials(storage))
-
-
-def _make_planner(sweep: SweepConfig, facts: Mapping[str, Any], identity: Identity) -> Planner:
-    assert identity.baseline is not None
-    return Planner(
-        sweep,
-        _experiment(sweep, facts),
-        identity.baseline,
-        facts["captions"]["count"],
-        tuple(identity.metrics),
-        timed=uses_timings(identity.metrics),
-    )
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from benchmarks import theory
 from benchmarks.bounds import Estimate
 from benchmarks.common import held_out_requests
 from benchmarks.theory import RULES, Rounds, compare, record, setting
-from search_spaces.acceptance import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.schedules import Constant
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder

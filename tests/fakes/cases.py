@@ -7,15 +7,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from search_spaces.acceptance import (
-    AcceptanceRule,
-    Additive,
-    Grouped,
-    Multiplicative,
-    Neighbourhood,
-    NeighbourTables,
-    NoNeighbourhood,
-)
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood, NeighbourTables, NoNeighbourhood
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
 from tests.oracles import rules
 

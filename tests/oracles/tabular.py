@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from search_spaces.acceptance import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
 from workers.decoding.accept import Acceptor, AcceptResult

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import (
-    EXACT,
-    AcceptanceRule,
+from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import (
     Additive,
-    Grouped,
     Multiplicative,
     Neighbourhood,
     NeighbourhoodMass,

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from search_spaces import neighbourhoods
-from search_spaces.acceptance import (
-    AcceptanceRule,
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import (
     Additive,
-    Grouped,
     Multiplicative,
     Neighbourhood,
     NeighbourhoodMass,

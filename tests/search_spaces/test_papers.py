@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.results.published import Published, published, rows_of, tables
-from search_spaces.acceptance import EXACT, AcceptanceRule, Additive, Multiplicative
+from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.schedules import Exponential
 from search_spaces.sweep import SweepConfig, ready_spaces

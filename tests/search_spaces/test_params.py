@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from search_spaces.acceptance import NEIGHBOURHOODS, Additive, Multiplicative, NoNeighbourhood
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive, Multiplicative, NoNeighbourhood
 from search_spaces.params import ConfigError, Params, Range
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES, Adjacency, Static

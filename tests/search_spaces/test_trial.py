@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces.acceptance import EXACT, RULES, AcceptanceRule, Additive, Grouped, Multiplicative
+from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.schedules import Constant, Exponential, Linear

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from search_spaces.acceptance import AcceptanceRule, NeighbourhoodMass, NeighbourTables
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import sample_with_exponentials, to_probs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search_spaces.acceptance import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.trial import DecodingConfig, DrafterChoice

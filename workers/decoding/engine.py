@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from search_spaces.acceptance import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy

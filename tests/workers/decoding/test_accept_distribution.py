@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.acceptance import AcceptanceRule, Additive, Grouped, Multiplicative, NeighbourTables
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Eagle, Sampling

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import overhead
-from search_spaces.acceptance import AcceptanceRule, Additive, NeighbourTables
-from search_spaces.neighbourhoods import CodebookNeighbourhood
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import Additive, CodebookNeighbourhood, NeighbourTables
 from search_spaces.presets import PRESETS
 from search_spaces.schedules import Constant
 from search_spaces.trial import Sampling
