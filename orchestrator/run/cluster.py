@@ -34,7 +34,8 @@ def connected(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
     """
     _connect(address, max(cores, round((slots.count or 1) * slots.cpus + 0.5)))
     try:
-        yield fit(slots, _node_resources())
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        yield fit(slots, nodes)
     finally:
         ray.shutdown()
 
@@ -66,11 +67,6 @@ def _connect(address: str | None, cores: int) -> None:
 def cluster_resources() -> dict[str, float]:
     """Resources of all nodes together, by Ray's names."""
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
-
-
-def _node_resources() -> list[dict[str, float]]:
-    """Resources of each live node."""
-    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def fit(slots: Slots, nodes: Sequence[Mapping[str, float]]) -> Slots:

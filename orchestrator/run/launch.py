@@ -36,7 +36,6 @@ from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
-from workers.metrics.registry import uses_timings
 
 _KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # of captions and reference: not paths
 # Facts of the workers that identity.json keeps.
@@ -88,9 +87,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
-            planner = Planner(
-                sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, timed=uses_timings(metrics)
-            )
+            planner = Planner(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics)
             names = [axis.name for axis in identity.objectives]
             directions = [axis.direction for axis in identity.objectives]
             study_id = f"{identity.experiment} {identity.started}"

@@ -14,6 +14,7 @@ from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
+from workers.metrics.registry import uses_timings
 
 
 def utc_now() -> str:
@@ -113,7 +114,7 @@ class PendingTrial:
 class Planner:
     """Plans the shards of a config, and the tasks that write the missing ones.
 
-    baseline: vanilla's config. captions: their number. timed: whether any metric needs timings.
+    baseline: vanilla's config. captions: their number.
     """
 
     sweep: SweepConfig
@@ -121,13 +122,12 @@ class Planner:
     baseline: DecodingConfig
     captions: int
     metrics: tuple[str, ...]
-    timed: bool = True
 
     def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
         """Fill in the trial's shards; returns the tasks for those that are not `existing` files."""
         config, quality, timing = pending.config, self.sweep.quality, self.sweep.timing
         pending.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
-        if self.timed:
+        if uses_timings(self.metrics):
             pending.timing = plan_timing(
                 config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
                 repetitions=timing.repetitions, seed=self.sweep.seed,

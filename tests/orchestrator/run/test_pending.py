@@ -54,7 +54,7 @@ def test_all_captions_are_drawn_once_and_some_are_timed(planner: Planner) -> Non
 
 def test_no_timing_shards_without_a_metric_that_needs_them(planner: Planner) -> None:
     trial = make_trial()
-    tasks = replace(planner, timed=False).plan(trial, set())
+    tasks = replace(planner, metrics=("fid",)).plan(trial, set())
     assert {task.kind for task in tasks} == {"quality"}
     assert trial.files["timing"] == []
     assert trial.timing == []
