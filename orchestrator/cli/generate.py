@@ -14,7 +14,7 @@ from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 EPILOG = """\b
 Examples:
   specfrontier generate "a large red circle on a striped green background" --preset lantern
-  specfrontier generate --captions captions.txt --preset eagle2 --set tree.depth=4 --set sampling.temperature=0
+  specfrontier generate --captions captions.txt --preset eagle2 --set acceptance=lantern --set tree.depth=4
   specfrontier generate "a small blue star" --config drawn/config.yaml --set acceptance.divergence=jsd --json
 """
 
