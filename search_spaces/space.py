@@ -54,12 +54,6 @@ class Branch:
                 found += [(*corner[:index], value, *corner[index + 1 :]) for value in end]
         return list(dict.fromkeys(found))
 
-    def corner_configs(self, sampling: Sampling) -> Iterator[DecodingConfig]:
-        """The configs at the corners, without those whose parts cannot be combined."""
-        for corner in self.corners():
-            with suppress(ConfigError):
-                yield self.config(corner, sampling)
-
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
         """The parameters of the branch and of its searched leaves, given one per leaf."""
         pairs = zip(self.leaves, params, strict=True)

@@ -25,7 +25,7 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
-from orchestrator.run.preflight_models import check_configs, models_entry
+from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.tasks import EventSink, Task
 from search_spaces.params import ConfigError
@@ -78,7 +78,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             facts = pool.first_facts()
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
-            check_configs(sweep, capabilities)
+            check_enqueued(sweep, capabilities)
             _check_metrics(sweep, facts["metrics"])
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})

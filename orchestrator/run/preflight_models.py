@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from search_spaces.params import at
+from search_spaces.params import ConfigError, at
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -118,12 +118,24 @@ def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
     Raises:
         ConfigError: names the label or the branch, and the key.
     """
-    for entry in sweep.enqueue:
-        with at("enqueue", entry.label):
-            capabilities.check(entry.config)
+    check_enqueued(sweep, capabilities)
     assert sweep.sampling is not None
     for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
         kinds = ", ".join(branch.params.values())
         with at(*(("space", f"({kinds})") if kinds else ("space",))):
-            for config in branch.corner_configs(sweep.sampling):
+            corners = [leaf.domain.corners for leaf in branch.leaves]
+            lowest = [ends[0] for ends in corners]
+            # all fields at their lowest, then each in turn at its highest
+            for values in (lowest, *([*lowest[:i], ends[-1], *lowest[i + 1 :]] for i, ends in enumerate(corners))):
+                try:
+                    config = branch.config(values, sweep.sampling)
+                except ConfigError:
+                    continue  # the space itself reported invalid corners when it was read
                 capabilities.check(config)
+
+
+def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Raise ConfigError, with the label, if the models cannot serve an enqueued config."""
+    for entry in sweep.enqueue:
+        with at("enqueue", entry.label):
+            capabilities.check(entry.config)
