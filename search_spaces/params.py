@@ -217,7 +217,7 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
             kind, about, *extras = get_args(hints[field.name])
             by_type = {type(extra): extra for extra in extras}
             key = str(by_type.get(Key, field.name))
-            literal = get_args(kind) if get_origin(kind) is Literal else ()
+            literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
             found[key] = ParamField(
                 field.name, key, kind, about, by_type.get(Range, Range()), by_type.get(Choices, literal), field.default
             )

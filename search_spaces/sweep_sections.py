@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from search_spaces.constraints import check_metric
-from search_spaces.params import Choices, ConfigError, Params, Range, at, expect_mapping
+from search_spaces.params import ConfigError, Params, Range, at, expect_mapping
 from search_spaces.presets import PRESETS
 from search_spaces.samplers import SAMPLERS
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
@@ -138,7 +138,7 @@ class Objective(Params):
     """A metric to optimise; without a direction, in the metric's own."""
 
     metric: Annotated[str, "name of a metric"]
-    direction: Annotated[str | None, "whether more or less is better", Choices(("maximize", "minimize"))] = None
+    direction: Annotated[Literal["maximize", "minimize"] | None, "whether more or less is better"] = None
 
     def check(self) -> None:
         with at("metric"):

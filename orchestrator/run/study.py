@@ -113,6 +113,7 @@ class Search:
         self._asked += 1
         entry = self._enqueued[number] if number < len(self._enqueued) else None
         label, config = (entry.label, entry.config) if entry else ("", None)
+        fixed: Mapping[str, Any] | None
         if config is not None:
             fixed = self._space.params_of(config, self._sampling)
             if fixed is None:

@@ -195,9 +195,9 @@ def test_the_view_suits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert show is show_json
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     with choose_view(progress, as_json=False) as show:
-        assert show == "show_lines"
+        assert repr(show) == "'show_lines'"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert choose_view(progress, as_json=False) == "show_live"
+    assert repr(choose_view(progress, as_json=False)) == "'show_live'"
 
 
 def test_all_events_go_into_a_file_with_their_time(tmp_path: Path) -> None:
