@@ -50,7 +50,7 @@ def reference(
     from workers.data.reference import build_reference, is_reference_file, write_reference
     from workers.data.storage import Storage
     from workers.loading.models_yaml import find_entry
-    from workers.metrics.extractors import load_extractors, load_scene_features
+    from workers.metrics.extractors import load_extractors
     from workers.models.checkpoint_files import WeightsError
 
     place = o.pick_device(device)
@@ -59,8 +59,9 @@ def reference(
     try:
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
-        by_role = load_extractors({key: path for key, path in files.items() if path is not None}, place)
-        main = by_role.pop("features", None) or load_scene_features(find_entry(models).folder).to(place)
+        weights = {key: path for key, path in files.items() if path is not None}
+        by_role = load_extractors(find_entry(models).folder, weights, place)
+        main = by_role.pop("features")
         made = build_reference(
             folder, main, size=main.side, count=count, seed=seed, also=list(by_role.values()), on_progress=_progress
         )

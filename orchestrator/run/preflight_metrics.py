@@ -76,11 +76,11 @@ def check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -
     Raises:
         ValueError: names the number of images that remain in a jackknife replicate.
     """
-    distances, samples = {metric.name for metric in fid.FRECHET_METRICS}, sweep.quality.samples
+    samples = sweep.quality.samples
     largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
     remaining = (captions - largest_block) * samples
     for section, name in sweep.named_metrics:
-        if section != "metrics" and name in distances and remaining <= model.features.width:
+        if section != "metrics" and name in fid.FRECHET_METRICS and remaining <= model.features.width:
             raise ValueError(
                 f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
                 f"jackknife replicate, too few for a covariance of {model.features.width} features; raise "

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
+import torch
+
 from search_spaces.params import ConfigError, at
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
@@ -16,8 +18,8 @@ from workers.data.captions import Caption, read_captions
 from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
-from workers.metrics.extractor import ExtractorInfo
-from workers.metrics.extractors import check_weights, extractor_infos
+from workers.metrics.extractors import check_weights, load_extractors
+from workers.metrics.networks import Extractor
 from workers.models.target import Target
 
 
@@ -34,13 +36,14 @@ def prefix_errors(key: str) -> Iterator[None]:
 class CheckedModels:
     """A sweep's models as far as the headers of their files determine them.
 
-    features: the network for distances. manifold: identities of extractors that only precision and recall use.
+    features: the network for distances, without its weights. manifold: identities of extractors that only precision
+    and recall use.
     """
 
     entry: Entry
     target: Target
     capabilities: Capabilities
-    features: ExtractorInfo
+    features: Extractor
     manifold: Mapping[str, str]
 
     @property
@@ -71,11 +74,13 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
     entry = models_entry(sweep)
     with prefix_errors("models"):
         models = load_on_meta(entry)
-        infos = extractor_infos(entry.folder, entry.metrics)
-        features = infos.pop("features")
-    for key, problem in check_weights(entry.folder, entry.metrics, sweep.requested_metrics).items():
+        problems = check_weights(entry.folder, entry.metrics, sweep.requested_metrics)
+    for key, problem in problems.items():
         raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
-    manifold = {info.name: info.identity for info in infos.values()}
+    with prefix_errors("models"):
+        extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
+    features = extractors.pop("features")
+    manifold = {extractor.name: extractor.identity for extractor in extractors.values()}
     return CheckedModels(entry, models.target, Capabilities.of(models), features, manifold)
 
 

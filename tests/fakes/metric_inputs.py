@@ -10,8 +10,8 @@ from torch import Tensor
 
 from workers.metrics.estimate import Estimate
 from workers.metrics.metric import FEATURES, TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.networks import ScoreContext, Scorer
 from workers.metrics.registry import compute_metrics, registered_scorers
-from workers.metrics.scorer import ScoreContext, Scorer
 
 DIM = 6
 
@@ -81,7 +81,6 @@ def load_scorer(name: str, weights: Mapping[str, Path]) -> Scorer:
         captions=("a dog",),
         folder=Path("none"),
         device=torch.device("cpu"),
-        scene_features=None,
         weights={key: str(path) for key, path in weights.items()},
     )
     return registered_scorers()[name].load_for(context)

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from workers.metrics.clip_files import BATCH, Clip, folder_identity, load_clip_folder
-from workers.metrics.pixels import squares
-from workers.metrics.scorer import ScoreContext, Scorer, register_score
-from workers.metrics.weight_files import combined_hash, load_frozen
+from workers.metrics.clip_files import Clip, folder_identity, load_clip_folder
+from workers.metrics.networks import ScoreContext, Scorer, load_frozen, register_score
+from workers.models.checkpoint_files import content_hash
 
 KEY, CLIP_KEY = "aesthetic", "clip_l14"
 _WIDTHS = (1024, 128, 64, 16, 1)
@@ -49,16 +48,16 @@ def load_head(path: Path, inputs: int) -> LinearHead:
 @torch.no_grad()
 def aesthetic_scores(clip: Clip, head: LinearHead, images: Tensor) -> Tensor:
     """Scores [n] of images [n, 3, H, W] in [0, 1], float32 on the CPU."""
-    parts = [head(clip.embed_pictures(squares(part, None))).cpu() for part in torch.split(images, BATCH)]
-    return torch.cat(parts)
+    scores: Tensor = head(clip.embed_images(images))
+    return scores.cpu()
 
 
 def _load(context: ScoreContext) -> Scorer:
     path, folder = context.path(KEY), context.path(CLIP_KEY)
     clip = load_clip_folder(folder, texts=False).to(context.device)
     head = load_head(path, clip.width).to(context.device)
-    identity = f"laion-aesthetic@{combined_hash([path])}+{folder_identity('clip', folder)}"
-    return Scorer(identity, lambda images, _captions, _features: aesthetic_scores(clip, head, images))
+    identity = f"laion-aesthetic@{content_hash(path)}+{folder_identity('clip', folder)}"
+    return Scorer(identity, lambda images, _: aesthetic_scores(clip, head, images))
 
 
 register_score(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.features import SceneFeatures
-from workers.metrics.scorer import ScoreContext, Scorer, register_score
+from workers.metrics.features import BUILTIN, SceneFeatures, load_features
+from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, register_score
 from workers.scenes.captions import SLOTS, parse
 
 _NAMES = [name for name, _ in SLOTS]
@@ -36,10 +35,8 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
     smooth grey), because the target is conditioned on exactly that.
 
     Raises:
-        ValueError: a caption is not one of a scene, or there is not one caption per image.
+        ValueError: a caption is not one of a scene.
     """
-    if len(features) != len(captions):
-        raise ValueError(f"features of {len(features)} images and {len(captions)} captions: give one caption per image")
     rows = torch.tensor([parse(text) for text in captions], dtype=torch.int64).view(-1, len(SLOTS))
     counted = applicable(rows)
     with torch.no_grad():
@@ -48,15 +45,11 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
 
 
 def _load(context: ScoreContext) -> Scorer:
-    extractor = context.scene_features
-    if extractor is None:
-        raise MetricUnavailable("no feature extractor reads attributes from these images")
-    context.require_scenes("attributes are read for")
-
-    def score(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
-        return image_accuracies(extractor, extractor.extract(images) if features is None else features, captions)
-
-    return Scorer(extractor.identity, score)
+    extractor = load_features(own_or_builtin(context.folder, BUILTIN)).to(context.device)
+    context.require_scenes("the scenes' feature extractor", extractor.side)
+    return Scorer(
+        extractor.identity, lambda images, captions: image_accuracies(extractor, extractor.extract(images), captions)
+    )
 
 
 register_score(

@@ -6,26 +6,23 @@ are read from the files next to the weights. Embeddings have length 1.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
-from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input
-from workers.metrics.weight_files import combined_hash, load_frozen
-from workers.models.checkpoint_files import WeightsError, read_json_object
+from workers.metrics.networks import load_frozen
+from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input, squares
+from workers.models.checkpoint_files import WeightsError, content_hash, read_json_object
 from workers.models.weights import KeyMapping
 
 if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
     from transformers import CLIPConfig, CLIPTokenizer
 
-T = TypeVar("T")
-
-BATCH = 64  # images at a time
 _WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Older files also hold the position ids 0, 1, 2, ...
@@ -73,60 +70,84 @@ class Normalization(NamedTuple):
 CLIP_NORMALIZATION = Normalization()
 
 
-class Clip(nn.Module):
-    """Both towers, their tokenizer and how they normalise pixels."""
+class ClipTowers(nn.Module):
+    """Both towers of a CLIP. Subclasses tokenize captions and prepare pixels."""
 
-    def __init__(
-        self, config: CLIPConfig, tokenizer: CLIPTokenizer | None, normalization: Normalization = CLIP_NORMALIZATION
-    ) -> None:
-        """tokenizer None: images only."""
+    def __init__(self, config: CLIPConfig) -> None:
         from transformers import CLIPModel
 
         super().__init__()
         self.clip = CLIPModel(config)
-        self.tokenizer, self.normalization = tokenizer, normalization
-        vision, text, width = (
-            _untyped(part) for part in (config.vision_config, config.text_config, config.projection_dim)
-        )
-        self.image_size, self.text_length = int(vision.image_size), int(text.max_position_embeddings)
-        self.width = int(width)
+        vision: Any = config.vision_config
+        self.image_size, self.width = int(vision.image_size), int(config.projection_dim or 0)
 
-    @property
-    def device(self) -> torch.device:
-        return self.clip.logit_scale.device
+    def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Token ids [n, length] of captions, and their mask (0 for padding) where the model needs one."""
+        raise NotImplementedError
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """The image tower's input from images [n, 3, H, W] in [0, 1]."""
+        raise NotImplementedError
 
     def embed_captions(self, captions: Sequence[str]) -> Tensor:
-        """Embeddings [n, d] of captions, truncated to the model's length with the end token kept."""
+        """Embeddings [n, width] of captions."""
+        return self.embed_tokens(*self.tokens(captions))
+
+    def embed_tokens(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Embeddings [n, width] of token ids and their mask, both [n, length]."""
+        device = self.clip.logit_scale.device
+        mask = None if mask is None else mask.to(device)
+        out = self.clip.get_text_features(input_ids=ids.to(device), attention_mask=mask).pooler_output
+        return F.normalize(out.float(), dim=1)
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Embeddings [n, width] of images [n, 3, H, W] in [0, 1]."""
+        pixels = self.pixels(images).to(self.clip.logit_scale.device)
+        return F.normalize(self.clip.get_image_features(pixel_values=pixels).pooler_output.float(), dim=1)
+
+    @torch.no_grad()
+    def cosines(self, images: Tensor, captions: Sequence[str]) -> Tensor:
+        """Cosine [n] of each image [n, 3, H, W] with its own caption, float32 on the CPU."""
+        return (self.embed_images(images) * self.embed_captions(captions)).sum(1).cpu()
+
+
+class Clip(ClipTowers):
+    """A published CLIP with its tokenizer and normalisation of pixels.
+
+    side: images are first reduced to centre squares of this size (see `squares`). tokenizer None: images only.
+    """
+
+    def __init__(
+        self,
+        config: CLIPConfig,
+        tokenizer: CLIPTokenizer | None,
+        normalization: Normalization = CLIP_NORMALIZATION,
+        side: int | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.tokenizer, self.normalization, self.side = tokenizer, normalization, side
+        text: Any = config.text_config
+        self.text_length = int(text.max_position_embeddings)
+
+    def tokens(self, captions: Sequence[str]) -> tuple[Tensor, None]:
+        """Ids of captions, truncated to the model's length with the end token kept.
+
+        No mask: the embedding is read at the end token, whose causal attention does not reach the padding.
+        """
         assert self.tokenizer is not None, "loaded for images only"
         tokens = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=self.text_length, return_tensors="pt"
         )
-        # No mask: the embedding is read at the end token, whose causal attention does not reach the padding.
-        out = self.clip.get_text_features(input_ids=tokens["input_ids"].to(self.device)).pooler_output
-        return F.normalize(out.float(), dim=1)
+        return tokens["input_ids"], None
 
-    def embed_pictures(self, pictures: Sequence[Image.Image]) -> Tensor:
-        """Embeddings [n, d] of pictures."""
-        pixels = clip_input(pictures, self.image_size, *self.normalization)
-        out = self.clip.get_image_features(pixel_values=pixels.to(self.device)).pooler_output
-        return F.normalize(out.float(), dim=1)
-
-    @torch.no_grad()
-    def cosines(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
-        """Cosine [n] of each picture with its own caption, float32 on the CPU."""
-        if len(pictures) != len(captions):
-            raise ValueError(f"{len(pictures)} images and {len(captions)} captions: give one caption per image")
-        parts = []
-        for start in range(0, len(captions), BATCH):
-            batch = slice(start, start + BATCH)
-            parts.append((self.embed_pictures(pictures[batch]) * self.embed_captions(captions[batch])).sum(1).cpu())
-        return torch.cat(parts)
+    def pixels(self, images: Tensor) -> Tensor:
+        return clip_input(squares(images, self.side), self.image_size, *self.normalization)
 
 
-def load_clip_folder(folder: Path, *, texts: bool = True) -> Clip:
+def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = None) -> Clip:
     """The CLIP of a folder in the Hugging Face layout (config.json, weights and, for texts, the tokenizer's files).
 
-    Frozen, in evaluation mode, fp32.
+    Frozen, in evaluation mode, fp32. texts, side: see `Clip`.
 
     Raises:
         WeightsError: no such folder; one of its files is missing, damaged, or of another model; it is named.
@@ -141,7 +162,9 @@ def load_clip_folder(folder: Path, *, texts: bool = True) -> Clip:
     if weights is None:
         raise WeightsError(f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}")
     tokenizer = load_clip_tokenizer(folder, config) if texts else None
-    return load_frozen(lambda: Clip(config, tokenizer, _normalization(folder)), weights, _FOLDER_TABLE, part="clip")
+    return load_frozen(
+        lambda: Clip(config, tokenizer, _normalization(folder), side), weights, _FOLDER_TABLE, part="clip"
+    )
 
 
 def load_open_clip(path: Path, config: CLIPConfig, tokenizer: CLIPTokenizer) -> Clip:
@@ -159,8 +182,8 @@ def _clip_config(fields: Mapping[str, Any], where: Path) -> CLIPConfig:
         raise WeightsError(f"{where}: not the config of a CLIP: {error}") from error
 
 
-def load_tokenizer(kind: type[T], folder: Path, names: Sequence[str], source: str) -> T:
-    """A transformers tokenizer from a folder that has one of the files `names`; `source`: whose.
+def load_tokenizer(kind: Any, folder: Path, names: Sequence[str], source: str) -> Any:
+    """A transformers tokenizer of class `kind` from a folder that has one of the files `names`; `source`: whose.
 
     Raises:
         WeightsError: the folder has no such file, or the tokenizer cannot be read.
@@ -168,10 +191,9 @@ def load_tokenizer(kind: type[T], folder: Path, names: Sequence[str], source: st
     if not any((folder / name).is_file() for name in names):
         raise WeightsError(f"{folder}: it has no tokenizer; copy {' or '.join(names)} there ({source})")
     try:
-        tokenizer: T = _untyped(kind).from_pretrained(folder, local_files_only=True)
+        return kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file can raise anything
         raise WeightsError(f"{folder}: its tokenizer cannot be read ({error}); download it again") from error
-    return tokenizer
 
 
 def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
@@ -182,8 +204,9 @@ def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
     """
     from transformers import CLIPTokenizer
 
-    tokenizer = load_tokenizer(CLIPTokenizer, folder, TOKENIZER_FILES, "CLIP's, with merges.txt")
-    text, end = _untyped(config.text_config), tokenizer.eos_token_id
+    tokenizer: CLIPTokenizer = load_tokenizer(CLIPTokenizer, folder, TOKENIZER_FILES, "CLIP's, with merges.txt")
+    text: Any = config.text_config
+    end = tokenizer.eos_token_id
     # Old configs say 2, and transformers then takes the largest id for the end token.
     if len(tokenizer) > text.vocab_size or text.eos_token_id not in (2, end):
         raise WeightsError(
@@ -197,13 +220,9 @@ def folder_identity(name: str, folder: Path) -> str:
     """The identity of scores by a CLIP folder: its name and the hash of all files that influence them."""
     files = [*_WEIGHT_FILES, *TOKENIZER_FILES, "config.json", "merges.txt", "preprocessor_config.json"]
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    present = [folder / file for file in sorted({*files, *shards}) if (folder / file).is_file()]
-    return f"{name}@{combined_hash(present)}"
-
-
-def _untyped(value: object) -> Any:
-    """A part of transformers whose type its annotations leave open."""
-    return value
+    hashes = [content_hash(folder / file) for file in sorted({*files, *shards}) if (folder / file).is_file()]
+    combined = "\n".join(hashes).encode()
+    return f"{name}@{hashlib.sha256(combined).hexdigest()[:16]}"
 
 
 def _split_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from workers.metrics.clip_files import folder_identity, load_clip_folder
-from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.pixels import squares
-from workers.metrics.scorer import ScoreContext, Scorer, register_score
-from workers.metrics.weight_files import config_from_header, load_frozen
+from workers.metrics.clip_files import ClipTowers, folder_identity, load_clip_folder
+from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, register_score
+from workers.metrics.pixels import SIDE
 from workers.models.checkpoint_files import WeightsError, content_hash
-from workers.models.own_files import read_config
+from workers.models.own_files import read_module
 from workers.scenes.captions import SLOTS, caption, parse
 from workers.scenes.images import IMAGE_SIZE
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and no
     from transformers import CLIPConfig
 
 KEY = "clip"
-_NAME, _PREFIX = "scenes-clip", "A photo depicts "
+_PREFIX = "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
 PAD, START, STOP = 0, 1, 3  # with 2 as STOP, transformers would fall back to CLIP's old, wrong pooling
 _FUNCTION_WORDS = ("a", "at", "background", "of", "on", "the")
@@ -57,8 +54,8 @@ class ClipConfig:
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> ClipConfig:
-        """Raises WeightsError when the fields are not this config's, or its vocabulary is not that of the scenes."""
-        config = config_from_header(cls, fields, "scenes CLIP")
+        """Raises WeightsError when its vocabulary is not that of the scenes, TypeError for fields of another config."""
+        config = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
         if config.words != WORDS:
             raise WeightsError("the CLIP's vocabulary is not that of the scenes: train it again")
         return config
@@ -89,17 +86,14 @@ class ClipConfig:
         return CLIPConfig(text_config=text, vision_config=vision, projection_dim=self.projection)
 
 
-class SceneClip(nn.Module):
-    """A CLIPModel and its vocabulary. Embeddings have length 1."""
+class SceneClip(ClipTowers):
+    """The built-in CLIP and its vocabulary."""
 
-    def __init__(self, config: ClipConfig, weights: str = "untrained") -> None:
-        """`weights`: hash of the weight file."""
-        from transformers import CLIPModel
+    identity = "untrained"
 
-        super().__init__()
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__(config.transformers_config())
         self.config = config
-        self.identity = f"{_NAME}@{weights}"
-        self.clip = CLIPModel(config.transformers_config())
         self._ids = {word: index for index, word in enumerate(config.words)}
 
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -114,37 +108,13 @@ class SceneClip(nn.Module):
             ids[row, : len(words)] = torch.tensor(words)
         return ids, (ids != PAD).long()
 
-    def embed_captions(self, captions: Sequence[str]) -> Tensor:
-        """Embeddings [n, projection] of captions."""
-        return self.embed_tokens(*self.tokens(captions))
-
-    def embed_tokens(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Embeddings [n, projection] of token ids and their mask, both [n, text_len]."""
-        device = self.clip.logit_scale.device
-        out = self.clip.get_text_features(input_ids=ids.to(device), attention_mask=mask.to(device)).pooler_output
-        return F.normalize(out.float(), dim=1)
-
-    def embed_images(self, images: Tensor) -> Tensor:
-        """Embeddings [n, projection] of images [n, 3, H, W] in [0, 1]."""
+    def pixels(self, images: Tensor) -> Tensor:
         size = self.config.image_size
         if images.dim() != 4 or images.shape[1:] != (3, size, size):
             raise ValueError(
                 f"the scenes CLIP takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
             )
-        device = self.clip.logit_scale.device
-        out = self.clip.get_image_features(pixel_values=images.to(device) * 4 - 2).pooler_output
-        return F.normalize(out.float(), dim=1)
-
-    @torch.no_grad()
-    def cosines(self, images: Tensor, captions: Sequence[str], batch: int = 256) -> Tensor:
-        """Cosine [n] of each image [n, 3, H, W] with its own caption, float32 on the CPU."""
-        if len(images) != len(captions):
-            raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
-        parts = []
-        for start in range(0, len(captions), batch):
-            part = slice(start, start + batch)
-            parts.append((self.embed_images(images[part]) * self.embed_captions(captions[part])).sum(1).cpu())
-        return torch.cat(parts)
+        return images * 4 - 2
 
 
 def load_clip(path: Path = BUILTIN) -> SceneClip:
@@ -153,30 +123,22 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
     Raises:
         WeightsError: the file is missing, damaged, or of another model.
     """
-    config = ClipConfig.from_mapping(read_config(path))
-    return load_frozen(lambda: SceneClip(config, content_hash(path)), path)
+    model, _ = read_module(path, "a scenes CLIP", lambda fields: SceneClip(ClipConfig.from_mapping(fields)))
+    model.identity = f"scenes-clip@{content_hash(path)}"
+    return model.requires_grad_(False)
 
 
 def _load(context: ScoreContext) -> Scorer:
     if KEY in context.weights:
-        return _load_folder(context.path(KEY), context.device)
-    own = context.folder / BUILTIN.name
-    model = load_clip(own if own.is_file() else BUILTIN).to(context.device)
-    if context.image_size != model.config.image_size:
-        raise MetricUnavailable(
-            f"the scenes CLIP reads images of {model.config.image_size} pixels, the target's have {context.image_size}"
+        folder = context.path(KEY)
+        model = load_clip_folder(folder, side=SIDE).to(context.device)
+        return Scorer(
+            folder_identity("clip-photo256", folder),
+            lambda images, captions: model.cosines(images, [_PREFIX + text for text in captions]),
         )
-    context.require_scenes("the scenes CLIP reads")
-    return Scorer(model.identity, lambda images, captions, _: model.cosines(images, captions))
-
-
-def _load_folder(folder: Path, device: torch.device) -> Scorer:
-    model = load_clip_folder(folder).to(device)
-
-    def score(images: Tensor, captions: Sequence[str], features: Tensor | None) -> Tensor:
-        return model.cosines(squares(images), [_PREFIX + text for text in captions])
-
-    return Scorer(folder_identity("clip-photo256", folder), score)
+    scenes = load_clip(own_or_builtin(context.folder, BUILTIN)).to(context.device)
+    context.require_scenes("the scenes CLIP", scenes.image_size)
+    return Scorer(scenes.identity, scenes.cosines)
 
 
 register_score(

@@ -14,9 +14,16 @@ from torch import Tensor
 from search_spaces.params import unknown_choice
 from workers.metrics import features
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.extractor import Classifier, Extractor, ExtractorFactory, ExtractorInfo, Role
-from workers.metrics.features import SceneFeatures, features_info, load_features
-from workers.metrics.metric import BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS
+from workers.metrics.metric import BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS, Classifier
+from workers.metrics.networks import (
+    SCORE_PREFIX,
+    Extractor,
+    ExtractorFactory,
+    Role,
+    ScoreContext,
+    Scorer,
+    own_or_builtin,
+)
 from workers.metrics.registry import (
     registered_extractors,
     registered_metrics,
@@ -25,7 +32,6 @@ from workers.metrics.registry import (
     select_metrics,
     weight_keys,
 )
-from workers.metrics.scorer import SCORE_PREFIX, ScoreContext, Scorer
 from workers.models.checkpoint_files import WeightsError, shapes_only
 
 
@@ -77,28 +83,17 @@ class Extractors:
         Raises:
             WeightsError: a weight file is missing, damaged or of another model, or a key is unknown.
         """
-        weights = check_keys(weights)
-        unavailable: dict[str, str] = {}
-        scenes: SceneFeatures | None = load_scene_features(folder).to(device)
-        assert scenes is not None
-        if scenes.side != image_size:
-            unavailable[FEATURES] = f"the feature extractor reads images of {scenes.side} pixels, not {image_size}"
-            scenes = None
-        by_role: dict[str, Extractor] = {FEATURES: scenes} if scenes else {}
-        by_role |= load_extractors(weights, device)
-        if FEATURES in by_role:
-            unavailable.pop(FEATURES, None)
-        elif by_role:
-            key = next(factory.key for factory, _ in _given_extractors(weights))
-            raise WeightsError(f"metrics.{key}: it serves precision and recall only; give metrics.inception as well")
-        context = ScoreContext(
-            image_size=image_size,
-            captions=captions,
-            folder=folder,
-            device=device,
-            scene_features=scenes,
-            weights=weights,
-        )
+        weights, unavailable = check_keys(weights), dict[str, str]()
+        by_role = load_extractors(folder, weights, device)
+        only_size = by_role[FEATURES].image_size
+        if only_size not in (None, image_size):
+            unavailable[FEATURES] = f"the feature extractor reads images of {only_size} pixels, not {image_size}"
+            del by_role[FEATURES]
+            for other in by_role.values():
+                raise WeightsError(
+                    f"metrics.{other.name}: it serves precision and recall only; give metrics.inception as well"
+                )
+        context = ScoreContext(image_size=image_size, captions=captions, folder=folder, device=device, weights=weights)
         needed = None if metrics is None else required_inputs(metrics)
         scorers: dict[str, Scorer] = {}
         for name, factory in registered_scorers().items():
@@ -136,10 +131,15 @@ class Extractors:
         return inputs if self.classifier is None else inputs | {CLASSIFIER}
 
     def score(self, images: Tensor, captions: Sequence[str]) -> ImageScores:
-        """Features and scores of images [n, 3, H, W] in [0, 1], drawn from captions."""
+        """Features and scores of images [n, 3, H, W] in [0, 1], drawn from captions.
+
+        Raises:
+            ValueError: there is not one caption per image.
+        """
+        if len(images) != len(captions):
+            raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
         columns = {extractor.name: extractor.extract(images) for extractor in self.by_role.values()}
-        scene = columns.get(features.COLUMN)
-        scores = {name: scorer.score(images, captions, scene).float().cpu() for name, scorer in self.scorers.items()}
+        scores = {name: scorer.score(images, captions).float().cpu() for name, scorer in self.scorers.items()}
         return ImageScores(columns, scores)
 
 
@@ -175,11 +175,10 @@ def check_weights(folder: Path, weights: Mapping[str, str], metrics: Collection[
         for key, path in weights.items()
         if not Path(path).exists()
     }
-    context = ScoreContext(
-        image_size=256, captions=(), folder=folder, device=torch.device("meta"), scene_features=None, weights=weights
-    )
+    meta = torch.device("meta")
+    context = ScoreContext(image_size=256, captions=(), folder=folder, device=meta, weights=weights)
     loads: dict[str, Callable[[], object]] = {
-        factory.key: partial(factory.load_from, path) for factory, path in _given_extractors(weights)
+        factory.key: partial(factory.load_from, path, meta) for factory, path in _given_extractors(weights)
     }
     for name, scorer in registered_scorers().items():
         if (not metrics or SCORE_PREFIX + name in needed) and (key := next(iter(scorer.weight_keys), None)) in weights:
@@ -230,34 +229,18 @@ def unavailable_metrics(
     return missing
 
 
-def extractor_infos(folder: Path, weights: Mapping[str, str] | None = None) -> dict[str, ExtractorInfo]:
-    """The feature extractors by role before they are loaded: the user's, else the model's own or the built-in one.
+def load_extractors(folder: Path, weights: Mapping[str, str] | None, device: torch.device) -> dict[str, Extractor]:
+    """The feature extractors by role: the user's, else the model's own or the built-in one.
 
-    Raises:
-        WeightsError: see `check_keys`; a file is missing, or its header is damaged.
-    """
-    infos: dict[str, ExtractorInfo] = {factory.role: factory.info(path) for factory, path in _given_extractors(weights)}
-    return infos if FEATURES in infos else infos | {FEATURES: features_info(scene_features_path(folder))}
-
-
-def load_extractors(weights: Mapping[str, str], device: torch.device) -> dict[str, Extractor]:
-    """The user's extractors by role.
+    On the meta device they have no weights, only sizes and identities.
 
     Raises:
         WeightsError: see `Extractors.load`.
     """
-    return {factory.role: factory.load_from(path).to(device) for factory, path in _given_extractors(weights)}
-
-
-def load_scene_features(folder: Path) -> SceneFeatures:
-    """The feature extractor of a model's folder, or the built-in one."""
-    return load_features(scene_features_path(folder))
-
-
-def scene_features_path(folder: Path) -> Path:
-    """Its weight file."""
-    own = folder / features.BUILTIN.name
-    return own if own.is_file() else features.BUILTIN
+    given = _given_extractors(weights)
+    if FEATURES not in {factory.role for factory, _ in given}:
+        given.insert(0, (features.SCENES, own_or_builtin(folder, features.BUILTIN)))
+    return {factory.role: factory.load_from(path, device) for factory, path in given}
 
 
 def _given_extractors(weights: Mapping[str, str] | None) -> list[tuple[ExtractorFactory, Path]]:

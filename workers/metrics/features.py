@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import ExtractorInfo
-from workers.metrics.weight_files import config_from_header, load_frozen
+from workers.metrics.networks import Extractor, ExtractorFactory
 from workers.models.checkpoint_files import WeightsError, content_hash
-from workers.models.own_files import read_config
+from workers.models.own_files import read_module
 from workers.scenes.captions import SLOT_INDEX, SLOTS
 from workers.scenes.images import IMAGE_SIZE
 
-COLUMN = "scenes"
-_NAME = "scenes-features"
+_ARCHITECTURE = "scenes-features"
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "features.safetensors"
 SLOT_SIZES = tuple(len(values) for _, values in SLOTS)
 _CORRUPTIONS = ("blur", "noise", "wobble")
@@ -46,8 +44,8 @@ class FeatureConfig:
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> FeatureConfig:
-        """Raises WeightsError when the fields are not this config's, or its slots are not those of the scenes."""
-        config = config_from_header(cls, fields, "scenes feature extractor")
+        """Raises WeightsError when the slots are not those of the scenes, TypeError for fields of another config."""
+        config = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
         if config.slots != SLOT_SIZES:
             raise WeightsError(
                 f"the extractor's attribute slots have {config.slots} values, the scenes' {SLOT_SIZES}: train it again"
@@ -55,7 +53,7 @@ class FeatureConfig:
         return config
 
 
-class SceneFeatures(nn.Module):
+class SceneFeatures(Extractor):
     """Seven convolutions, a spatial flatten (relations depend on positions), and features of variance 1 over scenes.
 
     The heads read the features, so a Frechet distance on the features is sensitive to every attribute. `quality` is a
@@ -63,13 +61,12 @@ class SceneFeatures(nn.Module):
     exactly those faults.
     """
 
-    name = COLUMN
+    name, batch = "scenes", 256
 
-    def __init__(self, config: FeatureConfig, weights: str = "untrained") -> None:
-        """`weights`: hash of the weight file."""
+    def __init__(self, config: FeatureConfig) -> None:
         super().__init__()
-        self.config = config
-        self.identity = f"{_NAME}@{weights}"
+        self.config, self.width = config, config.dim
+        self.side = self.image_size = config.image_size
         half, detail, quarter, eighth = config.channels
         self.convolutions = nn.Sequential(
             _block(3, half, kernel=4, stride=2),
@@ -87,16 +84,6 @@ class SceneFeatures(nn.Module):
             nn.Linear(config.dim, config.hidden), nn.ReLU(), nn.Linear(config.hidden, sum(config.slots))
         )
         self.quality = nn.Linear(config.dim, len(_CORRUPTIONS))
-
-    @property
-    def width(self) -> int:
-        """Number of features."""
-        return self.config.dim
-
-    @property
-    def side(self) -> int:
-        """Size in pixels of the images that it reads."""
-        return self.config.image_size
 
     def forward(self, images: Tensor) -> Tensor:
         """Features [n, d] of images [n, 3, H, W] in [0, 1]."""
@@ -128,13 +115,6 @@ class SceneFeatures(nn.Module):
         shape, colour = (logits[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in _CLASS_HEADS)
         return (shape[:, :, None] + colour[:, None, :]).flatten(1)
 
-    @torch.no_grad()
-    def extract(self, images: Tensor, batch: int = 256) -> Tensor:
-        """Features [n, d] of any number of images, `batch` at a time on the module's device; float32 on the CPU."""
-        weight = self.project.weight
-        parts = [self(part.to(weight.device, weight.dtype)).float().cpu() for part in torch.split(images, batch)]
-        return torch.cat(parts)
-
 
 def _block(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:
     padding = (kernel - 1) // 2
@@ -143,24 +123,22 @@ def _block(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn
     )
 
 
-def features_info(path: Path) -> ExtractorInfo:
-    """The extractor of a weight file, from its header.
-
-    Raises:
-        WeightsError: the file is missing, damaged, or of another model.
-    """
-    config = FeatureConfig.from_mapping(read_config(path))
-    return ExtractorInfo(COLUMN, f"{_NAME}@{content_hash(path)}", config.dim, config.image_size)
-
-
 def load_features(path: Path = BUILTIN) -> SceneFeatures:
     """The extractor of a weight file whose header has its config; frozen, in evaluation mode, fp32.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another model.
     """
-    config = FeatureConfig.from_mapping(read_config(path))
-    return load_frozen(lambda: SceneFeatures(config, content_hash(path)), path)
+
+    def build(fields: Mapping[str, Any]) -> SceneFeatures:
+        return SceneFeatures(FeatureConfig.from_mapping(fields))
+
+    extractor, _ = read_module(path, "the scenes' feature extractor", build)
+    extractor.identity = f"{_ARCHITECTURE}@{content_hash(path)}"
+    return extractor.requires_grad_(False)
+
+
+SCENES = ExtractorFactory(key=SceneFeatures.name, role="features", architecture=_ARCHITECTURE, load=load_features)
 
 
 def attribute_loss(logits: tuple[Tensor, ...], rows: Tensor) -> Tensor:

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from workers.metrics.clip_files import TOKENIZER_FILES, Clip, load_clip_tokenizer, load_open_clip
 from workers.metrics.clip_score import KEY as CLIP_KEY
-from workers.metrics.pixels import squares
-from workers.metrics.scorer import ScoreContext, Scorer, register_score
-from workers.metrics.weight_files import combined_hash
-from workers.models.checkpoint_files import WeightsError
+from workers.metrics.networks import ScoreContext, Scorer, register_score
+from workers.models.checkpoint_files import WeightsError, content_hash
 
 if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
     from transformers import CLIPConfig
@@ -81,8 +79,7 @@ def tokenizer_for(path: Path, weights: Mapping[str, str]) -> Path:
 def _load(context: ScoreContext) -> Scorer:
     path = context.path(KEY)
     model = load_hpsv2(path, tokenizer_for(path, context.weights)).to(context.device)
-    identity = f"hpsv2@{combined_hash([path])}"
-    return Scorer(identity, lambda images, captions, _: model.cosines(squares(images, None), captions))
+    return Scorer(f"hpsv2@{content_hash(path)}", model.cosines)
 
 
 register_score(

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from workers.metrics.aesthetic import LinearHead
-from workers.metrics.clip_files import BATCH, load_tokenizer
+from workers.metrics.clip_files import load_tokenizer
+from workers.metrics.networks import ScoreContext, Scorer, load_frozen, register_score
 from workers.metrics.pixels import clip_input, squares
-from workers.metrics.scorer import ScoreContext, Scorer, register_score
-from workers.metrics.weight_files import combined_hash, load_frozen
-from workers.models.checkpoint_files import WeightsError
+from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.weights import KeyMapping
 
 if TYPE_CHECKING:
@@ -88,19 +86,13 @@ class ImageReward(nn.Module):
         self.tokenizer, self.image_size = tokenizer, int(side)
 
     @torch.no_grad()
-    def rewards(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
-        """Reward [n] of each picture for its own caption, float32 on the CPU."""
-        if len(pictures) != len(captions):
-            raise ValueError(f"{len(pictures)} images and {len(captions)} captions: give one caption per image")
-        starts = range(0, len(captions), BATCH)
-        return torch.cat([self._batch(pictures[i : i + BATCH], captions[i : i + BATCH]) for i in starts])
-
-    def _batch(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Tensor:
+    def rewards(self, images: Tensor, captions: Sequence[str]) -> Tensor:
+        """Reward [n] of each image [n, 3, H, W] for its own caption, float32 on the CPU."""
         device = next(self.head.parameters()).device
         tokens = self.tokenizer(
             list(captions), padding="max_length", truncation=True, max_length=_TEXT_LENGTH, return_tensors="pt"
         )
-        image = self.vision(clip_input(pictures, self.image_size).to(device)).last_hidden_state
+        image = self.vision(clip_input(squares(images, None), self.image_size).to(device)).last_hidden_state
         states = self.text(
             input_ids=tokens["input_ids"].to(device),
             attention_mask=tokens["attention_mask"].to(device),
@@ -136,9 +128,7 @@ def load_image_reward(
 
 def _load(context: ScoreContext) -> Scorer:
     path = context.path(KEY)
-    model = load_image_reward(path).to(context.device)
-    identity = f"image-reward@{combined_hash([path])}"
-    return Scorer(identity, lambda images, captions, _: model.rewards(squares(images, None), captions))
+    return Scorer(f"image-reward@{content_hash(path)}", load_image_reward(path).to(context.device).rewards)
 
 
 register_score(

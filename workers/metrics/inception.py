@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import ExtractorFactory, register_extractor
+from workers.metrics.networks import Extractor, load_frozen, register_extractor
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
-from workers.metrics.weight_files import load_frozen
 from workers.models.weights import KeyMapping
 
 _WIDTH, _CLASSES, _INPUT_SIZE = 2048, 1008, 299
@@ -183,15 +183,14 @@ class _Mixed(nn.Module):
         return out
 
 
-class InceptionFeatures(nn.Module):
+class InceptionFeatures(Extractor):
     """2048 features of an image, and the logits of 1008 classes from them."""
 
     width, side = _WIDTH, SIDE
 
-    def __init__(self, resize: _Resize = "clean", identity: str = "untrained") -> None:
+    def __init__(self, resize: _Resize = "clean") -> None:
         super().__init__()
-        self.name = "inception" if resize == "clean" else "inception_tf"
-        self.resize, self.identity = resize, identity
+        self.resize = resize
         channels = 3
         for step in _STEM:
             self.add_module(step.name, _Convolution(channels, step, step.kernel))
@@ -221,29 +220,21 @@ class InceptionFeatures(nn.Module):
         return tensorflow_bilinear(stacked(pictures), _INPUT_SIZE)
 
     @torch.no_grad()
-    def extract(self, images: Tensor, batch: int = 64) -> Tensor:
-        """Features [n, 2048] of any number of images [n, 3, H, W] in [0, 1], float32 on the CPU."""
-        device = self.fc.weight.device
-        return torch.cat([self(self.prepare(part).to(device)).cpu() for part in torch.split(images, batch)])
-
-    @torch.no_grad()
     def class_logits(self, features: Tensor) -> Tensor:
         """Logits [n, 1008] without the bias, float64 on the CPU, of features [n, 2048]."""
         weight = self.fc.weight
         return (features.to(weight.device, weight.dtype) @ weight.T).double().cpu()
 
 
-def load_inception(path: Path, resize: _Resize = "clean", identity: str = "untrained") -> InceptionFeatures:
+def load_inception(path: Path, resize: _Resize = "clean") -> InceptionFeatures:
     """The network of a weight file in the standard layout. Raises WeightsError (see `load_frozen`)."""
-    return load_frozen(lambda: InceptionFeatures(resize, identity), path, _TABLE)
+    return load_frozen(lambda: InceptionFeatures(resize), path, _TABLE)
 
 
-def _register(key: str, name: str, resize: _Resize) -> None:
-    def load(path: Path, identity: str) -> InceptionFeatures:
-        return load_inception(path, resize, identity)
-
-    register_extractor(ExtractorFactory(key=key, role="features", name=name, width=_WIDTH, load=load))
-
-
-_register("inception", "inception-clean256", "clean")
-_register("inception_tf", "inception-tf256", "tensorflow")
+register_extractor("inception", role="features", architecture="inception-clean256", load=load_inception)
+register_extractor(
+    "inception_tf",
+    role="features",
+    architecture="inception-tf256",
+    load=partial(load_inception, resize="tensorflow"),
+)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, jackknife_error
-from workers.metrics.metric import CLASSIFIER, FEATURES, Metric, register_metrics
+from workers.metrics.metric import CLASSIFIER, FEATURES, MetricInputs, register_metric
 
 _GROUPS = 25
 
@@ -42,13 +42,7 @@ def inception_score(logits: Tensor, groups: Tensor) -> Estimate:
     return Estimate(value.item(), jackknife_error(left_out).item(), logits.shape[0])
 
 
-register_metrics(
-    Metric(
-        name="inception_score",
-        direction="maximize",
-        unit="classes",
-        about="Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour (48)",
-        needs=(FEATURES, CLASSIFIER),
-        compute=lambda inputs: inception_score(inputs.class_logits(), inputs.images.groups(_GROUPS)),
-    )
-)
+@register_metric("inception_score", direction="maximize", unit="classes", needs=(FEATURES, CLASSIFIER))
+def _inception_score(inputs: MetricInputs) -> Estimate:
+    """Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour (48)."""
+    return inception_score(inputs.class_logits(), inputs.images.groups(_GROUPS))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, jackknife_error
-from workers.metrics.metric import FEATURES, REFERENCE, Metric, MetricInputs, register_metrics
+from workers.metrics.metric import FEATURES, REFERENCE, MetricInputs, register_metric
 
 _GROUPS = 25
 _ROWS_PER_CHUNK = 2048
@@ -61,21 +61,11 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
     return poly_kernel(x, y)
 
 
-def _compute(inputs: MetricInputs) -> Estimate:
+@register_metric("kid", direction="minimize", unit="kernel", needs=(FEATURES, REFERENCE))
+def _kid(inputs: MetricInputs) -> Estimate:
+    """Kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real images'."""
     features, reference = inputs.column(FEATURES), inputs.reference()
     if reference.features.shape[0] < 2:
         raise MetricUnavailable("KID needs at least 2 real images")
     within = reference.cached("kid", mean_kernel)
     return kernel_distance(features, reference.features, inputs.images.groups(_GROUPS), within=within)
-
-
-register_metrics(
-    Metric(
-        name="kid",
-        direction="minimize",
-        unit="kernel",
-        about="kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real images'",
-        needs=(FEATURES, REFERENCE),
-        compute=_compute,
-    ),
-)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from search_spaces.plugins import Registry
 from workers.metrics.estimate import Estimate, MetricUnavailable, caption_groups
-from workers.metrics.extractor import Classifier
 
 T = TypeVar("T")
 Direction = Literal["maximize", "minimize"]
@@ -104,6 +103,15 @@ class ReferenceFeatures:
         return value
 
 
+@runtime_checkable
+class Classifier(Protocol):
+    """A network that predicts classes from its own features."""
+
+    def class_logits(self, features: Tensor) -> Tensor:
+        """Logits [n, classes], float64 on the CPU, of features [n, d]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MetricInputs:
     """The data of a trial that metrics are computed from.
@@ -177,12 +185,26 @@ class Metric:
 
 
 METRICS: Registry[Metric] = Registry("metric")
+Compute = TypeVar("Compute", bound=Callable[[MetricInputs], Estimate])
 
 
-def register_metrics(*metrics: Metric) -> None:
-    """Add metrics. Raises ConfigError when another module has registered one of the names."""
-    for metric in metrics:
-        METRICS.add(metric.name, metric, module=metric.compute.__module__)
+def register_metric(
+    name: str, *, direction: Direction, unit: str, needs: tuple[str, ...]
+) -> Callable[[Compute], Compute]:
+    """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
+
+    Raises:
+        ConfigError: another module has registered the name.
+    """
+
+    def register(compute: Compute) -> Compute:
+        first = " ".join((compute.__doc__ or "").strip().partition("\n\n")[0].split()).removesuffix(".")
+        about = first[:1].lower() + first[1:] if first[1:2].islower() else first
+        metric = Metric(name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute)
+        METRICS.add(name, metric, module=compute.__module__)
+        return compute
+
+    return register
 
 
 def _require(value: T | None, problem: str) -> T:

@@ -16,10 +16,9 @@ from workers.metrics.metric import (
     FEATURES,
     MANIFOLD,
     REFERENCE,
-    Metric,
     MetricInputs,
     ReferenceFeatures,
-    register_metrics,
+    register_metric,
 )
 
 _NEAREST, _GROUPS = 3, 25
@@ -100,31 +99,15 @@ def _features(inputs: MetricInputs) -> tuple[Tensor, ReferenceFeatures]:
     return inputs.column(column), inputs.reference(column)
 
 
+@register_metric("precision", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
 def _precision(inputs: MetricInputs) -> Estimate:
+    """Share of images whose features are inside the real images' manifold (k = 3 nearest neighbours)."""
     features, reference = _features(inputs)
     return precision(features, inputs.column("caption_id"), reference.features, reference.cached("radii", radii))
 
 
+@register_metric("recall", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
 def _recall(inputs: MetricInputs) -> Estimate:
+    """Share of real images whose features are inside the images' manifold (k = 3 nearest neighbours)."""
     features, reference = _features(inputs)
     return recall(features, inputs.images.groups(_GROUPS), reference.features)
-
-
-register_metrics(
-    Metric(
-        name="precision",
-        direction="maximize",
-        unit="share",
-        about="share of images whose features are inside the real images' manifold (k = 3 nearest neighbours)",
-        needs=(FEATURES, REFERENCE),
-        compute=_precision,
-    ),
-    Metric(
-        name="recall",
-        direction="maximize",
-        unit="share",
-        about="share of real images whose features are inside the images' manifold (k = 3 nearest neighbours)",
-        needs=(FEATURES, REFERENCE),
-        compute=_recall,
-    ),
-)

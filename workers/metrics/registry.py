@@ -1,8 +1,8 @@
 """All metrics, scores and feature extractors: those of this package and those that plugins register.
 
-A new metric is one module in this package, or a plugin, that calls `register_metrics` (metric.py), `register_score`
-(scorer.py) or `register_extractor` (extractor.py) when it is imported. Nothing else lists it: models.yaml accepts its
-keys, preflight and doctor check its files, and sweeps compute it.
+A new metric is one module in this package, or a plugin, that uses `register_metric` (metric.py), `register_score` or
+`register_extractor` (networks.py) when it is imported. Nothing else lists it: models.yaml accepts its keys, preflight
+and doctor check its files, and sweeps compute it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import workers.metrics
 from search_spaces.params import unknown_choice
 from search_spaces.plugins import Registry, load_plugins
 from workers.metrics.estimate import Estimate, MetricUnavailable
-from workers.metrics.extractor import EXTRACTORS, ExtractorFactory
 from workers.metrics.metric import METRICS, TIMINGS, Metric, MetricInputs
-from workers.metrics.scorer import SCORE_PREFIX, SCORERS, ScorerFactory
+from workers.metrics.networks import EXTRACTORS, SCORE_PREFIX, SCORERS, ExtractorFactory, ScorerFactory
 
 
 def registered_metrics() -> Registry[Metric]:

@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, ratio_estimate
-from workers.metrics.metric import TIMINGS, Metric, MetricInputs, register_metrics
+from workers.metrics.metric import TIMINGS, MetricInputs, register_metric
 
 
+@register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS,))
 def speedup(inputs: MetricInputs) -> Estimate:
-    """The baseline's seconds over the setting's, both summed over all (caption batch, repetition) pairs."""
+    """The baseline's seconds over the setting's, timed in turn on the same captions and worker.
+
+    Both are summed over all (caption batch, repetition) pairs.
+    """
     return _timed_ratio(inputs, inputs.timing("seconds_vanilla"), inputs.timing("seconds"))
 
 
+@register_metric("latency", direction="minimize", unit="s/image", needs=(TIMINGS,))
 def latency(inputs: MetricInputs) -> Estimate:
     """Seconds per image at the timing shards' batch size."""
     return _timed_ratio(inputs, inputs.timing("seconds"), inputs.timing("images"))
@@ -41,74 +46,29 @@ def _timed_ratio(inputs: MetricInputs, numerator: Tensor, denominator: Tensor) -
     return replace(ratio_estimate(numerator, denominator, groups), n=int(images.sum()))
 
 
+@register_metric("mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
 def mean_accepted_length(inputs: MetricInputs) -> Estimate:
-    """Tokens over target passes, both summed over all images, without the prefills and their tokens."""
+    """Tokens emitted per target pass, prefill excluded.
+
+    Both are summed over all images.
+    """
     return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.images.groups())
 
 
+@register_metric("step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
 def step_compression(inputs: MetricInputs) -> Estimate:
-    """Mean over images of all their tokens over all their target passes, the prefill counted on both sides."""
+    """Tokens of an image over its target passes, prefill included; the mean over images."""
     compression = (inputs.column("emitted") + 1) / (inputs.column("rounds") + 1)
     return grouped_mean(compression, inputs.column("caption_id"))
 
 
+@register_metric("mean_tree_depth", direction="minimize", unit="levels", needs=("depth",))
 def mean_tree_depth(inputs: MetricInputs) -> Estimate:
-    """Mean over images of the levels drafted per round; vanilla decoding counts as 1."""
+    """Levels drafted per round, the mean over images; vanilla decoding counts as 1."""
     return grouped_mean(inputs.column("depth"), inputs.column("caption_id"))
 
 
+@register_metric("target_passes", direction="minimize", unit="passes", needs=("rounds",))
 def target_passes(inputs: MetricInputs) -> Estimate:
-    """Mean over images of the target's passes, without the prefill."""
+    """Target passes per image, prefill excluded."""
     return grouped_mean(inputs.column("rounds"), inputs.column("caption_id"))
-
-
-register_metrics(
-    Metric(
-        name="speedup",
-        direction="maximize",
-        unit="x",
-        about="the baseline's seconds over the setting's, timed in turn on the same captions and worker",
-        needs=(TIMINGS,),
-        compute=speedup,
-    ),
-    Metric(
-        name="latency",
-        direction="minimize",
-        unit="s/image",
-        about="seconds per image at the timing shards' batch size",
-        needs=(TIMINGS,),
-        compute=latency,
-    ),
-    Metric(
-        name="mean_accepted_length",
-        direction="maximize",
-        unit="tokens/pass",
-        about="tokens emitted per target pass, prefill excluded",
-        needs=("emitted", "rounds"),
-        compute=mean_accepted_length,
-    ),
-    Metric(
-        name="step_compression",
-        direction="maximize",
-        unit="tokens/pass",
-        about="tokens of an image over its target passes, prefill included",
-        needs=("emitted", "rounds"),
-        compute=step_compression,
-    ),
-    Metric(
-        name="mean_tree_depth",
-        direction="minimize",
-        unit="levels",
-        about="levels drafted per round",
-        needs=("depth",),
-        compute=mean_tree_depth,
-    ),
-    Metric(
-        name="target_passes",
-        direction="minimize",
-        unit="passes",
-        about="target passes per image, prefill excluded",
-        needs=("rounds",),
-        compute=target_passes,
-    ),
-)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.metrics.extractor import ExtractorFactory, register_extractor
+from workers.metrics.networks import Extractor, load_frozen, register_extractor
 from workers.metrics.pixels import SIDE, squares, squashed_input
-from workers.metrics.weight_files import load_frozen
 from workers.models.weights import KeyMapping
 
 _WIDTH, _INPUT_SIZE = 4096, 224
@@ -25,17 +23,15 @@ _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 _TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # class logits are not needed
 
 
-class VggFeatures(nn.Module):
+class VggFeatures(Extractor):
     """4096 features of an image."""
 
-    name, side = "vgg", SIDE
+    side = SIDE
 
-    def __init__(
-        self, identity: str = "untrained", *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH
-    ) -> None:
+    def __init__(self, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH) -> None:
         """`stages`: channels of the convolutions; `width`: number of features."""
         super().__init__()
-        self.identity, self.width = identity, width
+        self.width = width
         layers: list[nn.Module] = []
         channels = 3
         for stage in stages:
@@ -53,21 +49,14 @@ class VggFeatures(nn.Module):
         features: Tensor = self.classifier["3"](hidden)
         return features
 
-    @torch.no_grad()
-    def extract(self, images: Tensor, batch: int = 64) -> Tensor:
-        """Features [n, 4096] of any number of images [n, 3, H, W] in [0, 1], float32 on the CPU."""
-        device = next(self.parameters()).device
-        parts = [
-            squashed_input(squares(part), _INPUT_SIZE, mean=_MEAN, std=_STD) for part in torch.split(images, batch)
-        ]
-        return torch.cat([self(part.to(device)).cpu() for part in parts])
+    def prepare(self, images: Tensor) -> Tensor:
+        """The input of `forward` from images [n, 3, H, W] in [0, 1]."""
+        return squashed_input(squares(images), _INPUT_SIZE, mean=_MEAN, std=_STD)
 
 
-def load_vgg(
-    path: Path, identity: str = "untrained", *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH
-) -> VggFeatures:
+def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH) -> VggFeatures:
     """The network of a weight file in torchvision's layout. Raises WeightsError (see `load_frozen`)."""
-    return load_frozen(lambda: VggFeatures(identity, stages=stages, width=width), path, _TABLE)
+    return load_frozen(lambda: VggFeatures(stages, width), path, _TABLE)
 
 
-register_extractor(ExtractorFactory(key="vgg", role="manifold", name="vgg16-fc2", width=_WIDTH, load=load_vgg))
+register_extractor("vgg", role="manifold", architecture="vgg16-fc2", load=load_vgg)

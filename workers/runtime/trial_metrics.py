@@ -17,9 +17,8 @@ from workers.data.records import FEATURES, SCORES, features_of, read_shard, toke
 from workers.data.shards import MeasureTask
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
-from workers.metrics.extractor import Classifier
 from workers.metrics.frechet import FrechetEstimate
-from workers.metrics.metric import TIMING_KEYS, TIMINGS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import TIMING_KEYS, TIMINGS, Classifier, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_metrics
 from workers.models.target import Target
 from workers.runtime.memory import in_chunks

@@ -17,8 +17,9 @@ from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
 from workers.metrics import extractors
-from workers.metrics.extractor import ExtractorFactory, Role
 from workers.metrics.features import load_features
+from workers.metrics.networks import Extractor, ExtractorFactory, Role
+from workers.models.checkpoint_files import content_hash
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +54,13 @@ def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pyte
     assert facts["resize"] == "centre square, Pillow Lanczos to 48 x 48"
 
 
-class Colours:
+class Colours(Extractor):
     """An extractor of three features, as a user's weight file gives it."""
 
     side, width = 20, 3
 
-    def __init__(self, name: str) -> None:
-        self.name, self.identity = name, f"{name}@1"
-
-    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
+    def extract(self, images: Tensor) -> Tensor:
         return images.mean((2, 3))
-
-    def to(self, device: torch.device) -> Colours:
-        return self
 
 
 def test_extractors_of_the_users_files(
@@ -75,11 +70,11 @@ def test_extractors_of_the_users_files(
     loaded: list[tuple[str, str]] = []
 
     def entry(key: str, role: Role) -> ExtractorFactory:
-        def load(path: Path, identity: str) -> Colours:
+        def load(path: Path) -> Colours:
             loaded.append((key, path.name))
-            return Colours(key)
+            return Colours()
 
-        return ExtractorFactory(key=key, role=role, name=key, width=3, load=load)
+        return ExtractorFactory(key=key, role=role, architecture=key, load=load)
 
     entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
     monkeypatch.setattr(extractors, "registered_extractors", lambda: entries)
@@ -91,10 +86,11 @@ def test_extractors_of_the_users_files(
     run(str(photos), *options, "--json")
     facts = json.loads(capsys.readouterr().out)
     assert loaded == [("inception", "a.pth"), ("vgg", "b.pth")]
-    assert facts["identity"] == "inception@1"
-    assert facts["also"] == {"vgg": "vgg@1"}
+    identities = {key: f"{key}@{content_hash(file)}" for key, file in zip(("inception", "vgg"), files, strict=True)}
+    assert facts["identity"] == identities["inception"]
+    assert facts["also"] == {"vgg": identities["vgg"]}
     assert facts["resize"] == "centre square, Pillow Lanczos to 20 x 20"
-    made = read_reference(out, identity="inception@1", also={"vgg": "vgg@1"})
+    made = read_reference(out, identity=identities["inception"], also=facts["also"])
     assert made.also["vgg"].features.shape == (70, 3)
 
 

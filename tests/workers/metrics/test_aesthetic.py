@@ -13,7 +13,6 @@ from tests.fakes.metric_inputs import load_scorer, mean_score, paler_and_red
 from workers.metrics.aesthetic import aesthetic_scores, load_head
 from workers.metrics.clip_files import load_clip_folder
 from workers.metrics.extractors import check_weights
-from workers.metrics.pixels import squares
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.scenes import BUILTIN
 from workers.scenes.images import render, sample_attributes
@@ -44,12 +43,12 @@ def test_aesthetic_scores_by_hand(images: Tensor, tmp_path: Path) -> None:
     weights = head_file(tmp_path / "head.pth", tiny_clip.SHARED)
     clip = load_clip_folder(tmp_path / "l14", texts=False)
     scorer = load_scorer("aesthetic", {"aesthetic": tmp_path / "head.pth", "clip_l14": tmp_path / "l14"})
-    embedded = clip.embed_pictures(squares(images, None))
+    embedded = clip.embed_images(images)
     torch.testing.assert_close(embedded.norm(dim=1), torch.ones(3))
     expected = embedded
     for layer in (0, 2, 4, 6, 7):
         expected = expected @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]
-    torch.testing.assert_close(scorer.score(images, CAPTIONS, None), expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scorer.score(images, CAPTIONS), expected[:, 0], rtol=1e-4, atol=1e-4)
     assert scorer.identity.startswith("laion-aesthetic@")
 
 
@@ -65,7 +64,7 @@ def test_a_colour_shift_lowers_the_score_of_a_head_fitted_to_the_colours(tmp_pat
     images = render(sample_attributes(4, range(6)), 4, range(6))
     tiny_clip.write_clip(tmp_path / "l14")
     clip = load_clip_folder(tmp_path / "l14", texts=False)
-    direction = clip.embed_pictures(squares(images, None)).mean(0)
+    direction = clip.embed_images(images).mean(0)
     weights = head_file(tmp_path / "head.pth", tiny_clip.SHARED)
     for name, weight in weights.items():
         weight.zero_()

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.metrics.extractor import EXTRACTORS, ExtractorFactory, ExtractorInfo, register_extractor
-from workers.metrics.extractors import Extractors, check_keys, extractor_infos, unavailable_metrics
-from workers.metrics.features import load_features
+from workers.metrics.extractors import Extractors, check_keys, load_extractors, unavailable_metrics
 from workers.metrics.metric import CLASSIFIER, FEATURES, MANIFOLD
+from workers.metrics.networks import EXTRACTORS, Extractor, register_extractor
 from workers.metrics.registry import registered_extractors, registered_scorers, weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.families.scenes import BUILTIN
@@ -23,21 +22,24 @@ CAPTIONS = [caption(row) for row in ROWS.tolist()]
 CPU = torch.device("cpu")
 
 
-class MeanColours:
-    """Mean colours as features; with `class_logits` if it has classes."""
+class MeanColours(Extractor):
+    """Mean colours as features."""
 
     side, width = 16, 3
 
-    def __init__(self, name: str, identity: str, *, classes: bool) -> None:
-        self.name, self.identity = name, identity
-        if classes:
-            self.class_logits = lambda features: features.double()
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
 
-    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
-        return images.mean((2, 3))
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3)) * self.scale
 
-    def to(self, device: torch.device) -> MeanColours:
-        return self
+
+class ColourClasses(MeanColours):
+    """As MeanColours, with classes."""
+
+    def class_logits(self, features: Tensor) -> Tensor:
+        return features.double()
 
 
 @pytest.fixture
@@ -46,14 +48,14 @@ def user_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, s
     monkeypatch.setattr(EXTRACTORS, "_entries", {**registered_extractors()})
     (tmp_path / "weights.pth").write_bytes(b"weights")
 
-    def load_colours(path: Path, identity: str) -> MeanColours:
-        return MeanColours("colours", identity, classes=True)
+    def load_colours(path: Path) -> MeanColours:
+        return ColourClasses()
 
-    def load_corners(path: Path, identity: str) -> MeanColours:
-        return MeanColours("corners", identity, classes=False)
+    def load_corners(path: Path) -> MeanColours:
+        return MeanColours()
 
-    register_extractor(ExtractorFactory(key="colours", role="features", name="rgb", width=3, load=load_colours))
-    register_extractor(ExtractorFactory(key="corners", role="manifold", name="rgb", width=3, load=load_corners))
+    register_extractor("colours", role="features", architecture="rgb", load=load_colours)
+    register_extractor("corners", role="manifold", architecture="rgb", load=load_corners)
     return dict.fromkeys(("colours", "corners"), str(tmp_path / "weights.pth"))
 
 
@@ -69,8 +71,10 @@ def test_without_weights_the_built_in_networks_are_used() -> None:
     scores = {"score.clip_score", "score.caption_accuracy"}
     assert extractors.available(reference=False) >= {"features", CLASSIFIER, *scores}
     assert set(extractors.unavailable) == {"score.hpsv2", "score.image_reward", "score.aesthetic"}
-    info, builtin = extractor_infos(BUILTIN)["features"], load_features()
-    assert info == ExtractorInfo("scenes", extractors.identities["features"], builtin.width, builtin.side)
+    shape = load_extractors(BUILTIN, None, torch.device("meta"))["features"]
+    assert shape.identity == extractors.identities["features"], "also without reading the weights"
+    assert (shape.name, shape.width, shape.image_size) == ("scenes", 64, 48)
+    assert next(shape.parameters()).is_meta
 
 
 def test_scores_that_no_metric_needs_are_not_loaded() -> None:
@@ -96,8 +100,12 @@ def test_the_users_extractors_replace_the_built_in_one(user_weights: dict[str, s
     assert torch.equal(result.features["colours"], images.mean((2, 3)))
     expected = load().score(images, CAPTIONS).scores["caption_accuracy"]
     assert torch.equal(result.scores["caption_accuracy"], expected), "caption accuracy still uses the scenes' extractor"
-    infos = extractor_infos(BUILTIN, user_weights)
-    assert infos == {role: ExtractorInfo(key, identity, 3) for role, key in extractors.columns.items()}
+    shapes = load_extractors(BUILTIN, user_weights, torch.device("meta"))
+    assert {role: (shape.name, shape.identity) for role, shape in shapes.items()} == {
+        role: (key, identity) for role, key in extractors.columns.items()
+    }
+    with pytest.raises(ValueError, match="one caption per image"):
+        extractors.score(images, CAPTIONS[:2])
 
 
 def test_images_of_other_sizes_need_the_users_extractors(user_weights: dict[str, str]) -> None:

@@ -31,7 +31,8 @@ def held_out(n: int = 128) -> tuple[Tensor, Tensor]:
 def test_shapes_and_batches() -> None:
     net = SceneFeatures(TINY).eval()
     images = torch.rand(5, 3, 48, 48)
-    features = net.extract(images, batch=2)
+    net.batch = 2
+    features = net.extract(images)
     assert features.shape == (5, net.width) == (5, 8)
     torch.testing.assert_close(features, net(images).detach(), rtol=1e-4, atol=1e-5)
     assert [part.shape[1] for part in net.attribute_logits(features)] == list(SLOT_SIZES)

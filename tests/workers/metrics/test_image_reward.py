@@ -153,9 +153,7 @@ def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
     ids = torch.tensor([line + [0] * (35 - len(line)) for line in token_lists])
     expected = plain_rewards(weights, ((raw - mean) / std).permute(0, 3, 1, 2), ids, ids != 0)
     assert expected.std() > 0.01
-    torch.testing.assert_close(model.rewards(squares(images, None), CAPTIONS), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="one caption per image"):
-        model.rewards(squares(images, None), CAPTIONS[:2])
+    torch.testing.assert_close(model.rewards(images, CAPTIONS), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_pa
     states: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, given: states.append(given[0]))
     for batch in (training, paler_and_red(training)):
-        model.rewards(squares(batch, None), captions)
+        model.rewards(batch, captions)
     hook.remove()
     for name, weight in model.head.named_parameters():
         weight.data.zero_()
@@ -174,8 +172,7 @@ def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_pa
             weight.data[0, 0] = 1.0
     dict(model.head.named_parameters())["layers.0.weight"].data[0] = states[0].mean(0) - states[1].mean(0)
     good, bad = (
-        mean_score("image_reward", model.rewards(squares(batch, None), captions))
-        for batch in (images, paler_and_red(images))
+        mean_score("image_reward", model.rewards(batch, captions)) for batch in (images, paler_and_red(images))
     )
     assert bad.value + 3 * (good.error + bad.error) < good.value
 

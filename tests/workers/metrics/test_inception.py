@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.fakes.metric_inputs import paler_and_red
 from tests.oracles.plain_inception import PlainInception
-from workers.metrics.extractors import extractor_infos
+from workers.metrics.extractors import load_extractors
 from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.metrics.inception import InceptionFeatures, load_inception
 from workers.metrics.metric import FEATURES, MetricInputs, ReferenceFeatures, Rows
@@ -67,13 +67,16 @@ def test_features_equal_the_layer_by_layer_computation(
 
 
 def test_the_identity_names_the_resizing(file: Path) -> None:
-    infos = {key: extractor_infos(Path("unused"), {key: str(file)})[FEATURES] for key in ("inception", "inception_tf")}
-    names, hashes = zip(*(info.identity.split("@") for info in infos.values()), strict=True)
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    shapes = {
+        key: load_extractors(Path("unused"), {key: str(file)}, meta)[FEATURES] for key in ("inception", "inception_tf")
+    }
+    names, hashes = zip(*(shape.identity.split("@") for shape in shapes.values()), strict=True)
     assert names == ("inception-clean256", "inception-tf256")
     assert len(set(hashes)) == 1
-    for key, info in infos.items():
-        loaded = registered_extractors()[key].load_from(file)
-        assert (loaded.name, loaded.identity, loaded.width, info.image_size) == (key, info.identity, 2048, None)
+    for key, shape in shapes.items():
+        loaded = registered_extractors()[key].load_from(file, cpu)
+        assert (loaded.name, loaded.identity, loaded.width, loaded.image_size) == (key, shape.identity, 2048, None)
 
 
 def test_images_of_any_size_are_prepared(inception: InceptionFeatures, scenes: Tensor) -> None:

@@ -15,11 +15,10 @@ from workers.data.records import features_of, read_shard
 from workers.data.shards import MeasureTask, QualityShard
 from workers.evaluate import Evaluator
 from workers.loading.models_yaml import read_entry
-from workers.metrics.extractor import EXTRACTORS
 from workers.metrics.extractors import check_weights, unavailable_metrics
 from workers.metrics.metric import METRICS
+from workers.metrics.networks import EXTRACTORS, SCORERS
 from workers.metrics.registry import registered_metrics
-from workers.metrics.scorer import SCORERS
 from workers.models.families.scenes import BUILTIN
 from workers.runtime.specification import WorkerSpec
 
@@ -40,7 +39,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
     generator = torch.Generator().manual_seed(0)
     torch.save({"weight": torch.randn(1, 3, generator=generator), "bias": torch.zeros(1)}, tmp_path / "probe.pth")
-    torch.save({"weight": torch.randn(4, 3, generator=generator)}, tmp_path / "colours.pth")
+    torch.save({"mix.weight": torch.randn(4, 3, generator=generator)}, tmp_path / "colours.pth")
     (tmp_path / "models.yaml").write_text(
         f"mine:\n  family: scenes\n  folder: {BUILTIN}\n  metrics: {{probe: probe.pth, colours: colours.pth}}\n"
     )
@@ -66,7 +65,7 @@ def test_a_sweep_computes_them(plugin: Path) -> None:
     models = read_entry(plugin / "models.yaml").to_mapping()
     store = str(plugin / "store")
     evaluator = Evaluator(WorkerSpec(store=store, device="cpu", captions=scenes, reference=scenes, models=models))
-    assert evaluator.experiment.extractors["features"].startswith("colours@")
+    assert evaluator.experiment.extractors["features"].startswith("mean-colours@")
     assert evaluator.experiment.extractors["probe"].startswith("probe@")
     assert evaluator.prepare_reference()["ran"] is True
     shard = QualityShard(DecodingConfig(sampling=evaluator.models.target.sampling), 0, 8, 1, 8)

@@ -13,18 +13,20 @@ from torch import Tensor
 from workers.data.storage import Storage
 from workers.metrics.extractors import Extractors
 from workers.metrics.metric import FEATURES, MANIFOLD
+from workers.metrics.networks import Extractor
 from workers.metrics.sweep_reference import SweepReference
 
 
-class QuarterColours:
+class QuarterColours(Extractor):
     """The mean colours of one quarter of an image; images are resized to 12 pixels."""
 
     side, width = 12, 3
 
     def __init__(self, name: str, corner: int, version: int = 1) -> None:
+        super().__init__()
         self.name, self.identity, self.corner = name, f"{name}@{version}", corner
 
-    def extract(self, images: Tensor, batch: int = 0) -> Tensor:
+    def extract(self, images: Tensor) -> Tensor:
         assert images.shape[2:] == (12, 12)
         quarters = images.view(len(images), 3, 2, 6, 2, 6).mean((3, 5)).flatten(2)
         return quarters[:, :, self.corner]

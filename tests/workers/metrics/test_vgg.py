@@ -59,7 +59,7 @@ def test_features_equal_plain_functions(tmp_path: Path) -> None:
     expected = plain_features(weights, normalised.permute(0, 3, 1, 2))
     assert expected.std(0).mean() > 0.01
     assert (expected < 0).any(), "before the ReLU"
-    torch.testing.assert_close(net.extract(images, batch=2), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net.extract(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_default_has_the_official_size() -> None:
