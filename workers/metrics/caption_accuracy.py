@@ -55,6 +55,6 @@ def _load(context: ScoreContext) -> Scorer:
 register_score(
     "caption_accuracy",
     unit="share",
-    about="share of a scene's attributes in the caption that the feature extractor finds in the image",
+    about="Share of a scene's attributes in the caption that the feature extractor finds in the image",
     load=_load,
 )

@@ -144,7 +144,7 @@ def _load(context: ScoreContext) -> Scorer:
 register_score(
     "clip_score",
     unit="cosine",
-    about="how well images match their captions: mean cosine of the CLIP that the score's identity names",
+    about="How well images match their captions: mean cosine of the CLIP that the score's identity names",
     load=_load,
     optional_weights=(KEY,),
 )

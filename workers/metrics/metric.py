@@ -198,8 +198,7 @@ def register_metric(
     """
 
     def register(compute: Compute) -> Compute:
-        first = " ".join((compute.__doc__ or "").strip().partition("\n\n")[0].split()).removesuffix(".")
-        about = first[:1].lower() + first[1:] if first[1:2].islower() else first
+        about = " ".join((compute.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
         metric = Metric(name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute)
         METRICS.add(name, metric, module=compute.__module__)
         return compute

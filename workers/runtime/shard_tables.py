@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,6 @@ from workers.data.records import FEATURES, SCORES, float_lists
 from workers.decoding.engine import Result
 from workers.decoding.statistics import PHASES
 
-_QUALITY_COLUMNS: Mapping[str, pa.DataType] = {
-    "caption_id": pa.int64(),
-    "caption": pa.string(),
-    "sample": pa.int32(),
-    "seed": pa.int64(),
-    "tokens": pa.list_(pa.int32()),
-    "accepted": pa.list_(pa.int32()),
-    "depth": pa.list_(pa.int32()),
-    "nodes": pa.list_(pa.int32()),
-    "rounds": pa.int32(),
-    **{f"seconds_{phase}": pa.float64() for phase in PHASES},
-    "latency": pa.float64(),
-    "batch": pa.int32(),
-}
 _TIMING_SCHEMA = pa.schema(
     {
         "caption_ids": pa.list_(pa.int64()),
@@ -39,21 +24,6 @@ _TIMING_SCHEMA = pa.schema(
         "mean_accepted_length": pa.float64(),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TimingRow:
-    """One batch of captions, drawn by vanilla and by the config in turn; seconds are wall clock of the whole batch.
-
-    mean_accepted_length: tokens per target pass under the config, over all images of the batch.
-    """
-
-    caption_ids: tuple[int, ...]
-    repetition: int
-    batch: int
-    seconds_vanilla: float
-    seconds: float
-    mean_accepted_length: float
 
 
 def quality_table(
@@ -70,27 +40,23 @@ def quality_table(
     seconds_<phase> and latency (their sum) in seconds, this image's share; batch; features.<extractor>; score.<name>.
 
     Raises:
-        ValueError: no results, another number of features or scores than images, or a feature that is not finite in
-        float16.
+        ValueError: another number of features or scores than images, or a feature that is not finite in float16.
     """
-    if not results:
-        raise ValueError("no results to record: the shard is empty")
     requests, statistics = [r.request for r in results], [r.statistics for r in results]
-    columns: dict[str, Any] = {
-        "caption_id": [request.caption_id for request in requests],
-        "caption": [request.caption for request in requests],
-        "sample": [request.sample for request in requests],
-        "seed": [seed] * len(requests),
+    arrays = {
+        "caption_id": pa.array([request.caption_id for request in requests], pa.int64()),
+        "caption": pa.array([request.caption for request in requests], pa.string()),
+        "sample": pa.array([request.sample for request in requests], pa.int32()),
+        "seed": pa.array([seed] * len(requests), pa.int64()),
         "tokens": _lists([r.tokens for r in results]),
         "accepted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
         "nodes": _lists([s.nodes for s in statistics]),
-        "rounds": [s.rounds for s in statistics],
-        **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
-        "latency": [s.latency for s in statistics],
-        "batch": [batch] * len(requests),
+        "rounds": pa.array([s.rounds for s in statistics], pa.int32()),
+        **{f"seconds_{phase}": pa.array([s.seconds[phase] for s in statistics], pa.float64()) for phase in PHASES},
+        "latency": pa.array([s.latency for s in statistics], pa.float64()),
+        "batch": pa.array([batch] * len(requests), pa.int32()),
     }
-    arrays = {name: _array(columns[name], kind) for name, kind in _QUALITY_COLUMNS.items()}
     for name, rows in (features or {}).items():
         arrays[FEATURES + name] = _features(name, rows, len(requests))
     for name, values in (scores or {}).items():
@@ -100,21 +66,14 @@ def quality_table(
     return pa.table(arrays)
 
 
-def timing_table(rows: Sequence[TimingRow]) -> pa.Table:
-    """One row per timed batch and repetition. Raises ValueError for no rows."""
-    if not rows:
-        raise ValueError("no timings to record: the shard is empty")
-    columns = {name: [getattr(row, name) for row in rows] for name in _TIMING_SCHEMA.names if name != "images"}
-    return pa.table(columns | {"images": [len(row.caption_ids) for row in rows]}, schema=_TIMING_SCHEMA)
+def timing_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """One row per timed batch and repetition; see `workers.runtime.timing.time_pairs`."""
+    return pa.Table.from_pylist([dict(row) for row in rows], _TIMING_SCHEMA)
 
 
 def _lists(rows: Sequence[Tensor]) -> pa.Array:
     offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([row.cpu().numpy() for row in rows]), pa.int32()))
-
-
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
 def _features(name: str, rows: Tensor, count: int) -> pa.Array:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.runtime.shard_tables import TimingRow
 
 Draw = Callable[[Sequence[Request]], list[Result]]
 
@@ -37,38 +37,36 @@ def time_pairs(
     device: torch.device,
     *,
     encode: Callable[[Sequence[Request]], object] = lambda _: None,
-) -> list[TimingRow]:
+) -> list[dict[str, Any]]:
     """Times every batch of captions, `repetitions` times over, drawn by both in turn; the order alternates.
 
     Both first draw one batch unmeasured. `encode` encodes the captions before the clock starts, so neither side's
-    seconds include a text encoder, as in the papers. candidate None: the baseline itself; its seconds then stand on
+    seconds include a text encoder, as in the papers. candidate None: the baseline itself; its seconds then count for
     both sides, so that its speed-up is exactly 1, free of timing noise.
+
+    Returns a row per batch and repetition: caption_ids, repetition, batch, images; seconds_vanilla and seconds, the wall
+    clock of the whole batch; mean_accepted_length, the candidate's tokens per target pass over its images.
     """
-    for draw in (baseline, candidate):
-        if draw is not None:
-            draw(batches[0])
+    sides = {"seconds_vanilla": baseline} if candidate is None else {"seconds_vanilla": baseline, "seconds": candidate}
+    for draw in sides.values():
+        draw(batches[0])
     rows = []
     for repetition in range(repetitions):
         for number, requests in enumerate(batches):
             encode(requests)
-            if candidate is None:
-                seconds_vanilla, results = time_draw(baseline, requests, device)
-                seconds = seconds_vanilla
-            elif (repetition + number) % 2:
-                seconds, results = time_draw(candidate, requests, device)
-                seconds_vanilla, _ = time_draw(baseline, requests, device)
-            else:
-                seconds_vanilla, _ = time_draw(baseline, requests, device)
-                seconds, results = time_draw(candidate, requests, device)
+            order = list(sides)[:: -1 if (repetition + number) % 2 else 1]
+            timed = {side: time_draw(sides[side], requests, device) for side in order}
+            seconds, results = timed.get("seconds", timed["seconds_vanilla"])
             rows.append(
-                TimingRow(
-                    caption_ids=tuple(request.caption_id for request in requests),
-                    repetition=repetition,
-                    batch=len(requests),
-                    seconds_vanilla=seconds_vanilla,
-                    seconds=seconds,
-                    mean_accepted_length=_mean_accepted_length(results),
-                )
+                {
+                    "caption_ids": [request.caption_id for request in requests],
+                    "repetition": repetition,
+                    "batch": len(requests),
+                    "images": len(requests),
+                    "seconds_vanilla": timed["seconds_vanilla"][0],
+                    "seconds": seconds,
+                    "mean_accepted_length": _mean_accepted_length(results),
+                }
             )
     return rows
 

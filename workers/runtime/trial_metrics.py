@@ -57,7 +57,7 @@ class ShardReader:
     def _image_columns(self, table: pa.Table) -> dict[str, Tensor]:
         rounds = _numbers(table, "rounds")
         image = torch.arange(len(rounds)).repeat_interleave(rounds)
-        accepted, depth = (_flat(table, name) for name in ("accepted", "depth"))
+        accepted, depth = (_numbers(table, name) for name in ("accepted", "depth"))
         zeros = torch.zeros(len(rounds), dtype=torch.int64)
         columns = {
             "caption_id": _numbers(table, "caption_id"),
@@ -73,7 +73,7 @@ class ShardReader:
         table, _ = read_shard(self.storage, name, kind="timing")
         first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
         columns = ("repetition", "images", "seconds_vanilla", "seconds")
-        return {"caption_id": torch.tensor(first), **{key: _numbers(table, key) for key in columns}}
+        return {"caption_id": torch.tensor(first)} | {key: _numbers(table, key) for key in columns}
 
 
 def compute_trial_metrics(
@@ -159,11 +159,8 @@ def _values(estimates: Mapping[str, Estimate]) -> dict[str, float]:
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:
-    numbers = torch.from_numpy(table.column(name).combine_chunks().to_numpy(zero_copy_only=False).copy())
+    """A column, or all entries of a column of lists one list after the other, as int64 or float64."""
+    column = table.column(name).combine_chunks()
+    values = column.flatten() if pa.types.is_list(column.type) else column
+    numbers = torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())
     return numbers.double() if numbers.is_floating_point() else numbers.long()
-
-
-def _flat(table: pa.Table, name: str) -> Tensor:
-    """All entries of a column of lists, one list after the other."""
-    values = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return torch.from_numpy(values.copy()).long()

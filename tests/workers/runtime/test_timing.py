@@ -45,12 +45,12 @@ def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPat
     order += [("v", 3), ("s", 3), ("s", 9), ("v", 9)]
     order += [("s", 3), ("v", 3), ("v", 9), ("s", 9)]
     assert clock.drawn == order
-    assert [(row.caption_ids, row.repetition, row.batch) for row in rows] == [
-        ((3, 4), 0, 2), ((9,), 0, 1), ((3, 4), 1, 2), ((9,), 1, 1),
+    assert [(row["caption_ids"], row["repetition"], row["batch"]) for row in rows] == [
+        ([3, 4], 0, 2), ([9], 0, 1), ([3, 4], 1, 2), ([9], 1, 1),
     ]  # fmt: skip
-    assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
-    assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
-    assert {row.mean_accepted_length for row in rows} == {3.0}
+    assert [row["seconds_vanilla"] for row in rows] == [6.0, 3.0, 6.0, 3.0]
+    assert [row["seconds"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
+    assert {row["mean_accepted_length"] for row in rows} == {3.0}
 
 
 def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,15 +63,15 @@ def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPat
 
     rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, encode=encode)
     assert read == [3, 4, 9, 3, 4, 9]
-    assert [row.seconds_vanilla for row in rows] == [6.0, 3.0, 6.0, 3.0]
-    assert [row.seconds for row in rows] == [2.0, 1.0, 2.0, 1.0]
+    assert [row["seconds_vanilla"] for row in rows] == [6.0, 3.0, 6.0, 3.0]
+    assert [row["seconds"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
 
 
 def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     rows = time_pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)
     assert clock.drawn == [("v", 3), ("v", 3), ("v", 9)]
-    assert all(row.seconds == row.seconds_vanilla for row in rows)
+    assert all(row["seconds"] == row["seconds_vanilla"] for row in rows)
 
 
 def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
