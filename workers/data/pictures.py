@@ -1,11 +1,12 @@
-"""Pictures of tensors, drawn with Pillow: images, grids of them, heat maps. Pure: numbers in, a picture out."""
+"""Pictures drawn with Pillow: images, grids of images, heat maps."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 INK, PAPER, FAINT = (32, 32, 36), (255, 255, 255), (224, 224, 228)
 MARGIN, TEXT_SIZE, LINE = 12, 12, 15
-# Dark blue over green to yellow in even steps of lightness (five colours of viridis): the colour-blind can read it too.
+# Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 NO_VALUE = (240, 240, 240)
 
@@ -25,7 +26,7 @@ def to_pictures(images: Tensor) -> list[Image.Image]:
 
 
 def centre_square(picture: Image.Image, side: int) -> Image.Image:
-    """The picture's centre square, resized to `side` pixels by the antialiased Lanczos filter if it has another."""
+    """The picture's centre square, resized by Pillow's antialiased Lanczos filter if it is not `side` pixels wide."""
     short = min(picture.size)
     left, top = (picture.width - short) // 2, (picture.height - short) // 2
     return picture.crop((left, top, left + short, top + short)).resize((side, side), Image.Resampling.LANCZOS)
@@ -38,7 +39,7 @@ def enlarge(picture: Image.Image, side: int) -> Image.Image:
 
 
 def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -> Image.Image:
-    """Pictures of one size in rows of `columns`, nothing written; places that are left over stay blank."""
+    """Pictures of one size in rows of `columns`; unused cells of the last row stay blank."""
     if not pictures:
         raise ValueError("a grid needs at least one picture")
     width, height = pictures[0].size
@@ -57,19 +58,16 @@ def png(picture: Image.Image) -> bytes:
 
 
 def accepted_by_cell(images: Iterable[Sequence[int]], rows: int, columns: int) -> list[list[float | None]]:
-    """Mean accepted length of the rounds that drew each cell of the token grid, from images' tokens per round.
+    """Mean accepted length of the rounds that emitted each cell of the token grid, from images' tokens per round.
 
-    None at cells that no round drew: the first token comes from the prefill.
+    None at cells that no round emitted: the first token comes from the prefill.
     """
-    total, count = [0.0] * (rows * columns), [0] * (rows * columns)
+    total, count = np.zeros(rows * columns), np.zeros(rows * columns, dtype=int)
     for rounds in images:
-        cell = 1
-        for emitted in rounds:
-            for place in range(cell, min(cell + emitted, rows * columns)):
-                total[place] += emitted
-                count[place] += 1
-            cell += emitted
-    cells = [total[i] / count[i] if count[i] else None for i in range(rows * columns)]
+        emitted = np.repeat(rounds, rounds)[: rows * columns - 1]
+        total[1 : 1 + len(emitted)] += emitted
+        count[1 : 1 + len(emitted)] += 1
+    cells = [t / n if n else None for t, n in zip(total.tolist(), count.tolist(), strict=True)]
     return [cells[row * columns : (row + 1) * columns] for row in range(rows)]
 
 
@@ -88,58 +86,40 @@ def wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFo
 
 
 def heat_map(values: Sequence[Sequence[float | None]], title: str, *, cell: int = 32) -> Image.Image:
-    """A grid of values as colours with a scale beside it; None (no value) is left grey. `title` stands above.
+    """A grid of values as colours below a title, with a scale from the smallest to the largest value.
 
-    The scale runs from the smallest to the largest value that is there.
+    None: a cell without a value, drawn in grey.
     """
     font = ImageFont.load_default(TEXT_SIZE)
-    known = [value for row in values for value in row if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    rows, columns = len(values), max(len(row) for row in values)
-    heading = wrap(title, columns * cell + 80, font)
+    grid = np.array(values, dtype=float)  # None becomes NaN
+    known = grid[~np.isnan(grid)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    height, width = cell * grid.shape[0], cell * grid.shape[1]
+    heading = wrap(title, width + 80, font)
     top = MARGIN + LINE * len(heading) + 6
-    size = (2 * MARGIN + columns * cell + 80, top + rows * cell + MARGIN)
-    picture = Image.new("RGB", size, PAPER)
+    picture = Image.new("RGB", (2 * MARGIN + width + 80, top + height + MARGIN), PAPER)
     draw = ImageDraw.Draw(picture)
     for number, line in enumerate(heading):
         draw.text((MARGIN, MARGIN + number * LINE), line, INK, font)
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            fill = NO_VALUE if value is None else shade(value, low, high)
-            corner = (MARGIN + x * cell, top + y * cell)
-            draw.rectangle((*corner, corner[0] + cell - 1, corner[1] + cell - 1), fill)
-    _scale(draw, (2 * MARGIN + columns * cell, top), rows * cell, low, high, font)
+    picture.paste(_coloured(grid, low, high, (width, height)), (MARGIN, top))
+    left = 2 * MARGIN + width
+    picture.paste(_coloured(np.linspace(1, 0, height)[:, None], 0, 1, (15, height)), (left, top))
+    draw.rectangle((left, top, left + 14, top + height - 1), outline=FAINT)
+    for share in (0.0, 0.5, 1.0):
+        y = top + round((1 - share) * (height - 1)) - LINE // 2
+        place = (left + 20, min(max(y, top), top + height - LINE))
+        draw.text(place, f"{low + share * (high - low):.2f}", INK, font)
     return picture
 
 
-def _scale(
-    draw: ImageDraw.ImageDraw,
-    corner: tuple[int, int],
-    height: int,
-    low: float,
-    high: float,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    """The colour bar, the largest value at the top."""
-    left, top = corner
-    for y in range(height):
-        draw.line((left, top + y, left + 14, top + y), shade(height - 1 - y, 0, height - 1))
-    draw.rectangle((left, top, left + 14, top + height - 1), outline=FAINT)
-    for share in (0.0, 0.5, 1.0):
-        y = top + round((1 - share) * (height - 1))
-        draw.text(
-            (left + 20, min(max(y - LINE // 2, top), top + height - LINE)),
-            f"{low + share * (high - low):.2f}",
-            INK,
-            font,
-        )
+def _coloured(values: np.ndarray[Any, Any], low: float, high: float, size: tuple[int, int]) -> Image.Image:
+    """Values [rows, columns] in the colours of `shade`, NaN in grey, enlarged to (width, height)."""
+    colours = np.where(np.isnan(values)[..., None], NO_VALUE, shade(values, low, high))
+    return Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
 
 
-def shade(value: float, low: float, high: float) -> tuple[int, int, int]:
-    """The colour of a value on the ramp from low to high; the middle one if there is no range."""
-    place = (value - low) / (high - low) if high > low else 0.5
-    place = min(max(place, 0.0), 1.0) * (len(RAMP) - 1)
-    index = min(int(place), len(RAMP) - 2)
-    part = place - index
-    red, green, blue = (round(a + part * (b - a)) for a, b in zip(RAMP[index], RAMP[index + 1], strict=True))
-    return red, green, blue
+def shade(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
+    """Colours [..., 3] of values [...] on the ramp from low to high; the middle one if there is no range."""
+    share = (values - low) / (high - low) if high > low else np.full(np.shape(values), 0.5)
+    steps = np.linspace(0, 1, len(RAMP))
+    return np.stack([np.interp(share, steps, channel) for channel in zip(*RAMP, strict=True)], axis=-1).round()

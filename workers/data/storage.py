@@ -1,8 +1,8 @@
-"""Where a sweep keeps its files: a folder on this machine, or any place that pyarrow.fs knows (s3://, gs://, ...).
+"""Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
 
-A file appears whole or not at all: whoever is killed while writing leaves nothing that `names` or `exists` would see,
-and of several who write one name the last to finish wins. Credentials in a URI stay in `uri`; everything meant for
-eyes (`shown`, repr, errors) goes without them.
+Writes are atomic: a process that is killed while writing leaves no file that `names` or `exists` reports, and of
+several writers of one name the last to finish wins. Credentials in a URI stay in `uri`; `shown`, repr and errors do not
+contain them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_HIDDEN = "."  # names of unfinished files start with it; no other name may
+_HIDDEN = "."  # prefix of unfinished files' names, which no other name may have
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
-_ONE_PUT = ("s3", "gcs", "abfs")  # a file shows up there when its upload is complete, so it needs no second name
+_ATOMIC_UPLOAD = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class Storage:
-    """A tree of files below a root. Names are relative, with `/` between folders, which come into being by themselves.
+    """A tree of files below a root, a path (`~` and relative ones too) or URI. Nothing is created when it is opened.
 
-    `filesystem`: the place to use instead of the URI's own; the path in the URI is then a path inside of it.
+    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's own;
+    the URI's path is then a path inside it.
 
     Raises:
-        ValueError: a URI that is malformed or of a scheme that pyarrow.fs does not know.
+        ValueError: a URI that is malformed or of a scheme that pyarrow.fs does not support.
     """
 
     __slots__ = ("_fs", "_root", "_secrets", "shown", "uri")
@@ -47,13 +48,8 @@ class Storage:
             self._fs, self._root = self._connect()
 
     @classmethod
-    def open(cls, uri: str | Path) -> Storage:
-        """The storage at a path (`~` and relative ones too) or URI. Nothing is made or changed there."""
-        return cls(uri)
-
-    @classmethod
     def holding(cls, file: str | Path) -> tuple[Storage, str]:
-        """The storage that a file's path or URI lies in, and the file's name there.
+        """The storage of the folder of a file's path or URI, and the file's name in it.
 
         Raises:
             ValueError: a malformed URI, or one that ends in a slash.
@@ -72,16 +68,16 @@ class Storage:
         return f"Storage({self.shown!r})"
 
     def write(self, name: str, data: bytes) -> None:
-        """Store `data` under `name`, replacing what was there, in one step.
+        """Store `data` under `name` atomically, replacing an earlier file.
 
         Raises:
-            OSError: there is no room or no permission; the name keeps what it had.
+            OSError: no space or no permission; an earlier file stays unchanged.
         """
         path = self._at(name)
         if self._fs is None:
             _write_local(Path(path), data)
             return
-        with self._said_safely(name):
+        with self._redact_errors(name):
             _write_remote(self._fs, path, data)
 
     def read(self, name: str) -> bytes:
@@ -93,7 +89,7 @@ class Storage:
         path = self._at(name)
         if self._fs is None:
             return Path(path).read_bytes()
-        with self._said_safely(name), self._fs.open_input_stream(path, compression=None) as stream:
+        with self._redact_errors(name), self._fs.open_input_stream(path, compression=None) as stream:
             data: bytes = stream.read()
         return data
 
@@ -102,14 +98,14 @@ class Storage:
         path = self._at(name)
         if self._fs is None:
             return os.path.isfile(path)
-        with self._said_safely(name):
+        with self._redact_errors(name):
             return bool(self._fs.get_file_info(path).is_file)
 
     def names(self, folder: str = "") -> list[str]:
-        """The names of the files right below a folder, sorted; empty if there is no such folder."""
+        """The names of the files directly in a folder, sorted; empty if there is no such folder."""
         path = self._at(folder) if folder else self._root
         if self._fs is not None:
-            with self._said_safely(folder):
+            with self._redact_errors(folder):
                 return _names_remote(self._fs, path)
         try:
             with os.scandir(path or "/") as entries:
@@ -118,7 +114,7 @@ class Storage:
             return []
 
     def path(self, name: str) -> Path | None:
-        """Where `name` lies on this machine; None if the storage is elsewhere."""
+        """The local path of `name`; None if the storage is remote."""
         path = self._at(name)
         return Path(path) if self._fs is None else None
 
@@ -127,8 +123,8 @@ class Storage:
         parts = name.split("/")
         if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(_HIDDEN) for part in parts):
             raise ValueError(
-                f"storage: {name!r} cannot be a file's name; use folders and names with / between, none of which is "
-                "empty or starts with a dot"
+                f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or starts "
+                "with a dot"
             )
         return f"{self._root}/{name}" if self._root or self._fs is None else name
 
@@ -139,20 +135,20 @@ class Storage:
             found: tuple[FileSystem, str] = fs.FileSystem.from_uri(self.uri)
             return found
         except (ValueError, OSError, NotImplementedError) as error:
-            problem = self._cleaned(error)
+            problem = self._redact(error)
         raise ValueError(f"{self.shown}: cannot be used as storage ({problem}); give a folder, s3://, gs:// or abfs://")
 
     @contextmanager
-    def _said_safely(self, name: str) -> Iterator[None]:
-        """Errors of the place itself, told with the shown name and without what the URI keeps secret."""
+    def _redact_errors(self, name: str) -> Iterator[None]:
+        """Raises errors of a remote filesystem again, with the shown name and without the URI's secrets."""
         try:
             yield
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.shown}/{name}: no such file") from None
         except OSError as error:
-            raise OSError(f"{self.shown}/{name}: {self._cleaned(error)}") from None
+            raise OSError(f"{self.shown}/{name}: {self._redact(error)}") from None
 
-    def _cleaned(self, error: Exception) -> str:
+    def _redact(self, error: Exception) -> str:
         text = str(error).replace(self.uri, self.shown)
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -175,12 +171,12 @@ def _local(text: str) -> Path:
 
 
 def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
-    """A URI as it may be shown, and the parts that were taken out, as written and as decoded."""
+    """A URI without its credentials, and the parts that were removed, as written and as decoded."""
     scheme, _, rest = uri.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(host) :]
     if "@" not in host and ":" in host and ("@" in tail or not host.rpartition(":")[2].isdigit()):
-        # A raw / ? or # in a key ends the host too early; what stands there would be shown.
+        # A raw / ? or # in a key ends the host too early: the rest of the key would be shown.
         raise ValueError(
             f"storage: malformed {scheme}:// URI (not shown, it may hold keys); in a key write / as %2F, ? as %3F, "
             "# as %23 and @ as %40"
@@ -219,7 +215,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power, where the system can do that."""
+    """Flush a folder's entries to disk, where the system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -233,21 +229,14 @@ def _write_remote(fs: FileSystem, path: str, data: bytes) -> None:
     base = fs
     while hasattr(base, "base_fs"):
         base = base.base_fs
-    if base.type_name in _ONE_PUT:
-        _put(fs, path, data)
-        return
     folder, slash, last = path.rpartition("/")
-    hidden = f"{folder}{slash}{_HIDDEN}{last}.{uuid.uuid4().hex}"
-    if folder:
+    upload = path if base.type_name in _ATOMIC_UPLOAD else f"{folder}{slash}{_HIDDEN}{last}.{uuid.uuid4().hex}"
+    if folder and upload != path:
         fs.create_dir(folder, recursive=True)
-    _put(fs, hidden, data)
-    fs.move(hidden, path)
-
-
-def _put(fs: FileSystem, path: str, data: bytes) -> None:
-    stream = fs.open_output_stream(path, compression=None)
-    stream.write(data)
-    stream.close()
+    with fs.open_output_stream(upload, compression=None) as stream:
+        stream.write(data)
+    if upload != path:
+        fs.move(upload, path)
 
 
 def _names_remote(fs: FileSystem, path: str) -> list[str]:

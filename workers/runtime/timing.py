@@ -44,8 +44,8 @@ def time_pairs(
     seconds include a text encoder, as in the papers. candidate None: the baseline itself; its seconds then count for
     both sides, so that its speed-up is exactly 1, free of timing noise.
 
-    Returns a row per batch and repetition: caption_ids, repetition, batch, images; seconds_vanilla and seconds, the wall
-    clock of the whole batch; mean_accepted_length, the candidate's tokens per target pass over its images.
+    Returns a row per batch and repetition: caption_ids, repetition, batch, images; seconds_vanilla and seconds, the
+    wall clock of the whole batch; mean_accepted_length, the candidate's tokens per target pass over its images.
     """
     sides = {"seconds_vanilla": baseline} if candidate is None else {"seconds_vanilla": baseline, "seconds": candidate}
     for draw in sides.values():

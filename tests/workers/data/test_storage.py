@@ -74,7 +74,7 @@ def test_paths_and_file_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         f"file://{tmp_path}/with%20space": tmp_path / "with space",
         f"file://localhost{tmp_path}/b": tmp_path / "b",
     }.items():
-        storage = Storage.open(given)
+        storage = Storage(given)
         assert storage.path("x/y.json") == root / "x" / "y.json"
         assert storage.uri == storage.shown == str(root)
     assert Storage("mock:///a").path("x") is None
