@@ -64,7 +64,8 @@ def accepted_by_cell(images: Iterable[Sequence[int]], rows: int, columns: int) -
     """
     total, count = np.zeros(rows * columns), np.zeros(rows * columns, dtype=int)
     for rounds in images:
-        emitted = np.repeat(rounds, rounds)[: rows * columns - 1]
+        lengths = np.asarray(rounds, dtype=int)
+        emitted = np.repeat(lengths, lengths)[: rows * columns - 1]
         total[1 : 1 + len(emitted)] += emitted
         count[1 : 1 + len(emitted)] += 1
     cells = [t / n if n else None for t, n in zip(total.tolist(), count.tolist(), strict=True)]

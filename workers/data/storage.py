@@ -28,8 +28,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class Storage:
     """A tree of files below a root, a path (`~` and relative ones too) or URI. Nothing is created when it is opened.
 
-    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's own;
-    the URI's path is then a path inside it.
+    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's
+    own; the URI's path is then a path inside it.
 
     Raises:
         ValueError: a URI that is malformed or of a scheme that pyarrow.fs does not support.
@@ -123,8 +123,8 @@ class Storage:
         parts = name.split("/")
         if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(_HIDDEN) for part in parts):
             raise ValueError(
-                f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or starts "
-                "with a dot"
+                f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or "
+                "starts with a dot"
             )
         return f"{self._root}/{name}" if self._root or self._fs is None else name
 
@@ -233,8 +233,9 @@ def _write_remote(fs: FileSystem, path: str, data: bytes) -> None:
     upload = path if base.type_name in _ATOMIC_UPLOAD else f"{folder}{slash}{_HIDDEN}{last}.{uuid.uuid4().hex}"
     if folder and upload != path:
         fs.create_dir(folder, recursive=True)
-    with fs.open_output_stream(upload, compression=None) as stream:
-        stream.write(data)
+    stream = fs.open_output_stream(upload, compression=None)
+    stream.write(data)
+    stream.close()  # not after a failed write: closing completes an upload
     if upload != path:
         fs.move(upload, path)
 
