@@ -60,10 +60,9 @@ def reference(
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         weights = {key: path for key, path in files.items() if path is not None}
-        by_role = load_extractors(find_entry(models).folder, weights, place)
-        main = by_role.pop("features")
+        extractors = list(load_extractors(find_entry(models).folder, weights, place).values())
         made = build_reference(
-            folder, main, size=main.side, count=count, seed=seed, also=list(by_role.values()), on_progress=_progress
+            folder, extractors, size=extractors[0].side, count=count, seed=seed, on_progress=_progress
         )
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error
@@ -73,11 +72,12 @@ def reference(
         raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
         write_reference(storage, name, made)
-    where, width = f"{storage.shown}/{name}", made.features.shape[1]
+    where, width = f"{storage.shown}/{name}", made.features[0].shape[1]
     if as_json:
         typer.echo(json.dumps({"file": where, "width": width, **made.facts}, indent=2))
         return
-    typer.echo(f"{where}: {made.count} images of {made.source}, {width} features of {made.identity}")
+    facts = made.facts
+    typer.echo(f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}")
 
 
 def _progress(done: int, total: int) -> None:

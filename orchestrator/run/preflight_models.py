@@ -36,15 +36,18 @@ def prefix_errors(key: str) -> Iterator[None]:
 class CheckedModels:
     """A sweep's models as far as the headers of their files determine them.
 
-    features: the network for distances, without its weights. manifold: identities of extractors that only precision
-    and recall use.
+    extractors: the feature extractors by role, without their weights; "features" serves all distances.
     """
 
     entry: Entry
     target: Target
     capabilities: Capabilities
-    features: Extractor
-    manifold: Mapping[str, str]
+    extractors: Mapping[str, Extractor]
+
+    @property
+    def features(self) -> Extractor:
+        """The network for distances."""
+        return self.extractors["features"]
 
     @property
     def has_features(self) -> bool:
@@ -79,9 +82,7 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
         raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
     with prefix_errors("models"):
         extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
-    features = extractors.pop("features")
-    manifold = {extractor.name: extractor.identity for extractor in extractors.values()}
-    return CheckedModels(entry, models.target, Capabilities.of(models), features, manifold)
+    return CheckedModels(entry, models.target, Capabilities.of(models), extractors)
 
 
 def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Caption]:
@@ -110,10 +111,8 @@ def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
     with prefix_errors("reference"):
         reference.check_reference(
             **sweep.reference.to_mapping(),
-            identity=model.features.identity,
+            extractors=tuple(model.extractors.values()),
             size=model.capabilities.image_size,
-            width=model.features.width,
-            also=model.manifold,
         )
 
 

@@ -195,7 +195,7 @@ def test_distances_are_those_of_the_stored_features(
     """120 made-up rows beside a real reference: fid and drift equal plain NumPy on what the files hold."""
     other = Evaluator(spec(tmp_path, reference={"source": "scenes", "count": 80, "seed": 2}))
     other.prepare_reference()
-    real = read_reference(other.storage).features
+    real = read_reference(other.storage).features[0]
     table, meta = read_shard(evaluator.storage, names(evaluator, shards)[0])
     made: dict[str, list[str]] = {}
     for who, scale in (("trial", 1.2), ("baseline", 1.0)):

@@ -7,17 +7,17 @@ the images in `source`, and the resize rule, which changes FID (Parmar et al. 20
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from workers.data.folder import check_images
-from workers.data.real_images import SCENES, real_images, select_files
-from workers.data.records import FEATURES, features_of, float_lists, matrix_of, read_shard, write_shard
+from workers.data.real_images import SCENES, RealImages, real_images, select_files
+from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
 from workers.data.storage import Storage
 
 FILE, _KIND = "reference.parquet", "reference"
@@ -25,120 +25,83 @@ _FIX = "create it again: specfrontier reference DIR --out FILE, with --inception
 
 
 class Extractor(Protocol):
-    """A feature extractor. identity: its name and weight hash. name: its column as an additional extractor."""
+    """A feature extractor. name: its column as an additional extractor. identity: architecture and weight hash. width:
+    number of features.
+    """
 
     name: str
     identity: str
+    width: int
 
     def extract(self, images: Tensor) -> Tensor:
-        """Features [n, d], float32 on the CPU, of images [n, 3, size, size] in [0, 1]."""
-
-
-class ExtractedFeatures(NamedTuple):
-    """Features [n, d] float32 and the identity of their extractor."""
-
-    features: Tensor
-    identity: str
+        """Features [n, width], float32 on the CPU, of images [n, 3, size, size] in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Features [n, d] float32 of n real images.
+    """Features [n, d] float32 of n real images, by one or more extractors.
 
-    identity: the extractor's. source: name and content hash of the images. resize: the resize rule. also: the features
-    of additional extractors by name.
+    facts: plain data: `identity` of the first extractor, `source` (name and content hash of the images), `resize`
+    rule, `count` n, and `also`, the identities of additional extractors by name, if there are any.
     """
 
-    features: Tensor
-    identity: str
-    source: str
-    resize: str
-    also: Mapping[str, ExtractedFeatures] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return self.features.shape[0]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Everything but the features, as plain data."""
-        also = {name: extracted.identity for name, extracted in self.also.items()}
-        return _facts(self.identity, self.source, self.resize, self.count, also)
+    features: tuple[Tensor, ...]
+    facts: Mapping[str, Any]
 
 
 def build_reference(
     source: str | Path,
-    extractor: Extractor,
+    extractors: Sequence[Extractor],
     *,
     size: int,
     count: int | None = None,
     seed: int = 0,
-    also: Sequence[Extractor] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Reference:
-    """Features of real images (see `real_images`), or the first `count` of a reference file.
+    """Features of real images (see `real_images`) by each extractor, or the first `count` of a reference file.
 
-    also: additional extractors of the same images. on_progress: called after every batch with the number of finished
-    images and the total.
+    on_progress: called after every batch with the number of finished images and the total.
 
     Raises:
         ValueError: see `real_images` and `read_reference`; an unreadable image; at most as many images as features,
             which leaves the covariance singular; features that are not finite.
     """
     if is_reference_file(source):
-        identities = {extra.name: extra.identity for extra in also}
-        return _validated(read_reference(source, identity=extractor.identity, count=count, also=identities))
-    images, extractors = real_images(source, size=size, count=count, seed=seed), (extractor, *also)
+        return _validated(read_reference(source, extractors=extractors, count=count))
+    images = real_images(source, size=size, count=count, seed=seed)
     parts: list[list[Tensor]] = [[] for _ in extractors]
     for batch in images.batches():
-        for each, features_of_each in zip(extractors, parts, strict=True):
-            features_of_each.append(each.extract(batch))
+        for extractor, features in zip(extractors, parts, strict=True):
+            features.append(extractor.extract(batch))
         if on_progress is not None:
             on_progress(sum(map(len, parts[0])), images.count)
-    features, *more = map(torch.cat, parts)
-    others = {extra.name: ExtractedFeatures(found, extra.identity) for extra, found in zip(also, more, strict=True)}
-    return _validated(Reference(features, extractor.identity, images.source, images.resize, others))
+    return _validated(Reference(tuple(map(torch.cat, parts)), _facts(images, extractors)))
 
 
 def reference_facts(
-    source: str | Path,
-    identity: str,
-    *,
-    size: int,
-    count: int | None = None,
-    seed: int = 0,
-    also: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+    source: str | Path, extractors: Sequence[Extractor], *, size: int, count: int | None = None, seed: int = 0
+) -> Mapping[str, Any]:
     """The facts of `build_reference` without computing features. All files of a folder are read for their hash.
-
-    also: the identities of additional extractors by name.
 
     Raises:
         ValueError: see `real_images` and `read_reference`.
     """
     if is_reference_file(source):
-        return read_reference(source, identity=identity, count=count, also=also).facts
-    images = real_images(source, size=size, count=count, seed=seed)
-    return _facts(identity, images.source, images.resize, images.count, also or {})
+        return read_reference(source, extractors=extractors, count=count).facts
+    return _facts(real_images(source, size=size, count=count, seed=seed), extractors)
 
 
 def check_reference(
-    source: str | Path,
-    identity: str,
-    *,
-    size: int,
-    width: int,
-    count: int | None = None,
-    seed: int = 0,
-    also: Mapping[str, str] | None = None,
+    source: str | Path, extractors: Sequence[Extractor], *, size: int, count: int | None = None, seed: int = 0
 ) -> None:
-    """Check quickly that `build_reference` can compute `width` features: only the headers of images are read.
+    """Check quickly that `build_reference` can compute the features: only the headers of images are read.
 
     Raises:
         ValueError: see `build_reference`.
     """
+    width = extractors[0].width
     if is_reference_file(source):
-        _validated(read_reference(source, identity=identity, count=count, also=also))
+        _validated(read_reference(source, extractors=extractors, count=count))
     elif source == SCENES:
         _check_count(real_images(source, size=size, count=count, seed=seed).count, width, SCENES)
     else:
@@ -153,11 +116,12 @@ def is_reference_file(source: str | Path) -> bool:
 
 
 def write_reference(storage: Storage, name: str, reference: Reference) -> None:
-    """Store a reference: one row per image, column `features` of float32 lists, `facts` in the metadata. The features
-    of additional extractors are in columns `features.<name>`.
+    """Store a reference: one row per image, `facts` in the metadata.
+
+    The first extractor's features are in column `features` (float32 lists), those of others in `features.<name>`.
     """
-    others = {FEATURES + other: float_lists(seen.features) for other, seen in reference.also.items()}
-    table = pa.table({"features": float_lists(reference.features), **others})
+    columns = ["features", *(FEATURES + other for other in reference.facts.get("also", ()))]
+    table = pa.table(dict(zip(columns, map(float_lists, reference.features), strict=True)))
     write_shard(storage, name, table, {"kind": _KIND, **reference.facts})
 
 
@@ -165,61 +129,56 @@ def read_reference(
     place: Storage | str | Path,
     name: str | None = None,
     *,
-    identity: str | None = None,
+    extractors: Sequence[Extractor] = (),
     count: int | None = None,
-    also: Mapping[str, str] | None = None,
 ) -> Reference:
-    """A stored reference: file `name` of a storage, or the path or URI of a file. count: limits its images.
+    """A stored reference: file `name` of a storage, or the path or URI of a file.
 
-    also: the identities of additional extractors by name, whose features are read too.
+    extractors: those whose features are read (default: the first one, whichever it is). count: limits its images.
 
     Raises:
         ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
     """
-    also = also or {}
     storage, name = (place, name or FILE) if isinstance(place, Storage) else Storage.holding(place)
     where = f"{storage.shown}/{name}"
     try:
-        table, meta = read_shard(storage, name, ["features"], kind=_KIND, fix=_FIX)
+        _, meta = read_shard(storage, name, [], kind=_KIND, fix=_FIX)
     except FileNotFoundError:
         raise ValueError(f"{where}: no such file; {_FIX}") from None
-    if identity is not None and meta["identity"] != identity:
+    if extractors and meta["identity"] != extractors[0].identity:
         raise ValueError(
-            f"{where}: has features of {meta['identity']}, but the models' extractor is {identity}; features of two "
-            f"extractors cannot be compared; {_FIX}"
+            f"{where}: has features of {meta['identity']}, but the models' extractor is {extractors[0].identity}; "
+            f"features of two extractors cannot be compared; {_FIX}"
         )
-    features = matrix_of(table, "features")
-    if len(features) != meta["count"]:
-        raise ValueError(f"{where}: has {len(features)} images instead of {meta['count']}; {_FIX}")
-    others = {
-        other: ExtractedFeatures(x[:count], also[other]) for other, x in _others(storage, name, meta, also).items()
-    }
-    return Reference(features[:count], meta["identity"], meta["source"], meta["resize"], others)
-
-
-def _others(storage: Storage, name: str, meta: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Tensor]:
-    """The features of additional extractors by name."""
-    held: Mapping[str, str] = meta.get("also", {})
+    also: dict[str, str] = {extractor.name: extractor.identity for extractor in extractors[1:]}
+    stored = meta.get("also", {})
     for other, identity in also.items():
-        if held.get(other) != identity:
-            raise ValueError(
-                f"{storage.shown}/{name}: has features of {held.get(other, f'no {other}')}, but the models also use "
-                f"{identity}; {_FIX}"
-            )
-    table, _ = read_shard(storage, name, [FEATURES + other for other in also], kind=_KIND, fix=_FIX)
-    return {other: features_of(table, other) for other in also}
+        if stored.get(other) != identity:
+            found = stored.get(other, f"no {other}")
+            raise ValueError(f"{where}: has features of {found}, but the models also use {identity}; {_FIX}")
+    columns = ["features", *(FEATURES + other for other in also)]
+    table, _ = read_shard(storage, name, columns, kind=_KIND, fix=_FIX)
+    if table.num_rows != meta["count"]:
+        raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {_FIX}")
+    features = tuple(matrix_of(table, column)[:count] for column in columns)
+    facts = {key: meta[key] for key in ("identity", "source", "resize")} | {"count": len(features[0])}
+    return Reference(features, facts | {"also": also} if also else facts)
 
 
-def _facts(identity: str, source: str, resize: str, count: int, also: Mapping[str, str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"identity": identity, "source": source, "resize": resize, "count": count}
-    return facts | {"also": dict(also)} if also else facts
+def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any]:
+    first, *more = extractors
+    facts = {"identity": first.identity, "source": images.source, "resize": images.resize, "count": images.count}
+    return facts | {"also": {extractor.name: extractor.identity for extractor in more}} if more else facts
 
 
 def _validated(reference: Reference) -> Reference:
-    _check_count(reference.count, reference.features.shape[1], reference.source)
-    for features, identity in ((reference.features, reference.identity), *reference.also.values()):
+    facts = reference.facts
+    _check_count(facts["count"], reference.features[0].shape[1], facts["source"])
+    for features, identity in zip(
+        reference.features, [facts["identity"], *facts.get("also", {}).values()], strict=True
+    ):
         if not features.isfinite().all():
-            raise ValueError(f"reference {reference.source}: {identity} gave features that are not finite")
+            raise ValueError(f"reference {facts['source']}: {identity} gave features that are not finite")
     return reference
 
 

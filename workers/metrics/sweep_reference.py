@@ -26,12 +26,15 @@ class SweepReference:
     ) -> None:
         self._storage, self._by_role = storage, extractors.by_role
         self._loaded: dict[str, ReferenceFeatures] = {}
-        self._source: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
         if section is not None and FEATURES in self._by_role:
             scenes = section.get("source") == SCENES  # they have one size, which must be that of the target's images
-            self._source = {**section, "size": image_size if scenes else self._by_role[FEATURES].side}
-            self.facts = self._describe()
+            side = image_size if scenes else self._by_role[FEATURES].side
+            self._source = {**section, "size": side, "extractors": tuple(self._by_role.values())}
+            facts = dict(reference_facts(**self._source))
+            extractor = facts.pop("identity")
+            identity = f"{facts['source']}, {facts['count']} images, by {extractor}"
+            self.facts = {"identity": identity, **facts, "extractor": extractor}
 
     def prepare(self) -> bool:
         """Write the features of the real images to the store; False if they exist.
@@ -41,8 +44,7 @@ class SweepReference:
         """
         missing = not self._storage.exists(FILE)
         if missing:
-            first, *more = self._by_role.values()
-            write_reference(self._storage, FILE, build_reference(**self._source, extractor=first, also=more))
+            write_reference(self._storage, FILE, build_reference(**self._source))
         self.load()
         return missing
 
@@ -54,22 +56,13 @@ class SweepReference:
         """
         assert self.facts is not None, "metrics that need a reference are not selected without one"
         if not self._loaded:
-            facts = self.facts
-            stored = read_reference(self._storage, FILE, identity=facts["extractor"], also=facts.get("also"))
+            facts, stored = self.facts, read_reference(self._storage, FILE, extractors=tuple(self._by_role.values()))
             if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(
-                    f"{self._storage.shown}/{FILE}: computed from {stored.count} images of {stored.source}, but the "
-                    f"sweep has {facts['count']} of {facts['source']}; launch with another --name, or delete the file"
+                    f"{self._storage.shown}/{FILE}: computed from {stored.facts['count']} images of "
+                    f"{stored.facts['source']}, but the sweep has {facts['count']} of {facts['source']}; launch with "
+                    "another --name, or delete the file"
                 )
-            first, *more = self._by_role
-            self._loaded = {first: ReferenceFeatures(stored.features)}
-            self._loaded |= {role: ReferenceFeatures(stored.also[self._by_role[role].name].features) for role in more}
+            columns = zip(self._by_role, stored.features, strict=True)
+            self._loaded = {role: ReferenceFeatures(features) for role, features in columns}
         return self._loaded
-
-    def _describe(self) -> dict[str, Any]:
-        first, *more = self._by_role.values()
-        also = {extractor.name: extractor.identity for extractor in more}
-        facts = reference_facts(**self._source, identity=first.identity, also=also)
-        extractor = facts.pop("identity")
-        identity = f"{facts['source']}, {facts['count']} images, by {extractor}"
-        return {"identity": identity, **facts, "extractor": extractor}

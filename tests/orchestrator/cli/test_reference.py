@@ -43,10 +43,10 @@ def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pyte
     out, net = tmp_path / "new" / "mine.parquet", load_features()
     run(str(photos), "--out", str(out), "--device", "cpu")
     printed = capsys.readouterr()
-    made = read_reference(out, identity=net.identity)
-    assert printed.out == f"{out}: 70 images of {made.source}, 64 features of {net.identity}\n"
+    made = read_reference(out, extractors=[net])
+    assert printed.out == f"{out}: 70 images of {made.facts['source']}, 64 features of {net.identity}\n"
     assert printed.err == "", "no progress without a terminal"
-    assert made.features.shape == (70, 64)
+    assert made.features[0].shape == (70, 64)
     run(str(photos), "--out", str(out), "--count", "66", "--json", "--device", "cpu")
     facts = json.loads(capsys.readouterr().out)
     assert facts == {"file": str(out), "width": 64, **read_reference(out).facts}
@@ -90,8 +90,10 @@ def test_extractors_of_the_users_files(
     assert facts["identity"] == identities["inception"]
     assert facts["also"] == {"vgg": identities["vgg"]}
     assert facts["resize"] == "centre square, Pillow Lanczos to 20 x 20"
-    made = read_reference(out, identity=identities["inception"], also=facts["also"])
-    assert made.also["vgg"].features.shape == (70, 3)
+    both = [Colours(), Colours()]
+    for each, (name, identity) in zip(both, identities.items(), strict=True):
+        each.name, each.identity = name, identity
+    assert [features.shape for features in read_reference(out, extractors=both).features] == [(70, 3)] * 2
 
 
 def test_progress_on_a_terminal(

@@ -31,11 +31,18 @@ from workers.scenes.images import render, sample_attributes
 class Means:
     """An extractor of 12 features: the mean colours of the four quarters."""
 
-    name = "means"
-    identity = "means@1"
+    name, width = "means", 12
+
+    def __init__(self, identity: str = "means@1") -> None:
+        self.identity = identity
 
     def extract(self, images: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(images, 2).flatten(1)
+
+
+def random_reference(identity: str = "means@1") -> Reference:
+    """Features of 30 images by one extractor."""
+    return Reference((torch.randn(30, 12),), {"identity": identity, "source": "y@2", "resize": "none", "count": 30})
 
 
 def pictures(folder: Path, count: int = 20, size: int = 16) -> Path:
@@ -51,27 +58,27 @@ def pictures(folder: Path, count: int = 20, size: int = 16) -> Path:
 
 def test_scenes_are_the_same_whatever_the_batch() -> None:
     net = load_features()
-    made = build_reference("scenes", net, size=48, count=300, seed=2)
+    made = build_reference("scenes", [net], size=48, count=300, seed=2)
     indices = range(300)
     expected = net.extract(render(sample_attributes(2, indices), 2, indices))
-    torch.testing.assert_close(made.features, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(made.features[0], expected, rtol=1e-4, atol=1e-4)
     assert made.facts == {"identity": net.identity, "source": "scenes (seed 2)", "resize": "none", "count": 300}
-    assert reference_facts("scenes", net.identity, size=48, count=300, seed=2) == made.facts
+    assert reference_facts("scenes", [net], size=48, count=300, seed=2) == made.facts
 
 
 def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
     folder, progress = pictures(tmp_path / "photos"), list[tuple[int, int]]()
-    made = build_reference(folder, Means(), size=8, on_progress=lambda done, total: progress.append((done, total)))
-    assert made.count == 20
+    made = build_reference(folder, [Means()], size=8, on_progress=lambda done, total: progress.append((done, total)))
+    assert made.facts["count"] == 20
     assert progress == [(20, 20)]
-    assert made.resize == "centre square, Pillow Lanczos to 8 x 8"
-    assert made.source.startswith("photos@")
-    assert reference_facts(folder, "means@1", size=8) == made.facts
+    assert made.facts["resize"] == "centre square, Pillow Lanczos to 8 x 8"
+    assert made.facts["source"].startswith("photos@")
+    assert reference_facts(folder, [Means()], size=8) == made.facts
     with Image.open(folder / "a" / "01.png") as picture:
         square = picture.crop((2, 0, 18, 16)).resize((8, 8), Image.Resampling.LANCZOS)
     pixels = torch.tensor(list(square.tobytes())).reshape(8, 8, 3).permute(2, 0, 1)[None] / 255
     first = Means().extract(pixels)[0]
-    assert (made.features - first).abs().amax(1).min() < 1e-6
+    assert (made.features[0] - first).abs().amax(1).min() < 1e-6
 
 
 def test_images_of_the_right_size_are_left_alone(tmp_path: Path) -> None:
@@ -98,29 +105,31 @@ def test_the_source_is_told_by_its_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["local", "mock:///sweeps/a"])
 def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
     storage = Storage(tmp_path if place == "local" else place)
-    made = Reference(torch.randn(30, 12), "x@1", "y@2", "none")
+    made = random_reference("x@1")
     write_reference(storage, "reference.parquet", made)
-    read = read_reference(storage, identity="x@1")
-    assert torch.equal(read.features, made.features)
+    read = read_reference(storage, extractors=[Means("x@1")])
+    assert torch.equal(read.features[0], made.features[0])
     assert read.facts == made.facts
-    assert read_reference(storage, "reference.parquet", count=20).features.shape == (20, 12)
+    assert read_reference(storage, "reference.parquet", count=20).features[0].shape == (20, 12)
 
 
 def test_a_file_serves_as_a_source(tmp_path: Path) -> None:
-    made = Reference(torch.randn(30, 12), "means@1", "y@2", "none")
+    made = random_reference()
     path = tmp_path / "mine.parquet"
     write_reference(Storage(tmp_path), path.name, made)
-    assert torch.equal(build_reference(path, Means(), size=8, count=4096).features, made.features)
-    assert build_reference(str(path), Means(), size=8, count=20).facts == made.facts | {"count": 20}
-    assert reference_facts(path, "means@1", size=8, count=20) == made.facts | {"count": 20}
-    assert pd.read_parquet(path)["features"][3].tolist() == made.features[3].tolist()
+    assert torch.equal(build_reference(path, [Means()], size=8, count=4096).features[0], made.features[0])
+    assert build_reference(str(path), [Means()], size=8, count=20).facts == {**made.facts, "count": 20}
+    assert reference_facts(path, [Means()], size=8, count=20) == {**made.facts, "count": 20}
+    assert pd.read_parquet(path)["features"][3].tolist() == made.features[0][3].tolist()
 
 
 class Corners:
     """A second extractor: the colours of two corners."""
 
-    name = "corners"
-    identity = "corners@1"
+    name, width = "corners", 6
+
+    def __init__(self, identity: str = "corners@1") -> None:
+        self.identity = identity
 
     def extract(self, images: Tensor) -> Tensor:
         return torch.cat([images[:, :, 0, 0], images[:, :, -1, -1]], dim=1)
@@ -128,23 +137,24 @@ class Corners:
 
 def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    made = build_reference(folder, Means(), size=8, also=[Corners()])
-    alone = build_reference(folder, Corners(), size=8)
-    assert torch.equal(made.features, build_reference(folder, Means(), size=8).features)
-    assert torch.equal(made.also["corners"].features, alone.features)
-    wanted = {"corners": "corners@1"}
-    assert made.facts["also"] == wanted
-    assert reference_facts(folder, "means@1", size=8, also=wanted) == made.facts
+    both = [Means(), Corners()]
+    made = build_reference(folder, both, size=8)
+    alone = build_reference(folder, [Corners()], size=8)
+    assert torch.equal(made.features[0], build_reference(folder, [Means()], size=8).features[0])
+    assert torch.equal(made.features[1], alone.features[0])
+    assert made.facts["also"] == {"corners": "corners@1"}
+    assert reference_facts(folder, both, size=8) == made.facts
     write_reference(Storage(tmp_path), "both.parquet", made)
-    read = build_reference(tmp_path / "both.parquet", Means(), size=8, count=15, also=[Corners()])
-    assert torch.equal(read.also["corners"].features, alone.features[:15])
-    assert read.facts == made.facts | {"count": 15}
-    assert read_reference(tmp_path / "both.parquet", identity="means@1").also == {}
-    write_reference(Storage(tmp_path), "one.parquet", Reference(made.features, "means@1", "y@2", "none"))
+    assert pd.read_parquet(tmp_path / "both.parquet")["features.corners"][3].tolist() == made.features[1][3].tolist()
+    read = build_reference(tmp_path / "both.parquet", both, size=8, count=15)
+    assert torch.equal(read.features[1], alone.features[0][:15])
+    assert read.facts == {**made.facts, "count": 15}
+    assert "also" not in read_reference(tmp_path / "both.parquet", extractors=[Means()]).facts
+    write_reference(Storage(tmp_path), "one.parquet", random_reference())
     with pytest.raises(ValueError, match=r"no corners.*corners@1"):
-        read_reference(tmp_path / "one.parquet", identity="means@1", also=wanted)
+        read_reference(tmp_path / "one.parquet", extractors=both)
     with pytest.raises(ValueError, match=r"corners@1.*corners@2"):
-        read_reference(tmp_path / "both.parquet", identity="means@1", also={"corners": "corners@2"})
+        read_reference(tmp_path / "both.parquet", extractors=[Means(), Corners("corners@2")])
 
 
 def test_images_of_all_modes_become_rgb(tmp_path: Path) -> None:
@@ -173,28 +183,28 @@ def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
     for number in range(13):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     with pytest.raises(ValueError, match=r"deep\.png: its pixels have more than 8 bits"):
-        check_reference(tmp_path, "means@1", size=8, width=12)
+        check_reference(tmp_path, [Means()], size=8)
 
 
 def test_another_extractor_is_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
-    write_reference(storage, "reference.parquet", Reference(torch.randn(30, 12), "inception@1", "y@2", "none"))
+    write_reference(storage, "reference.parquet", random_reference("inception@1"))
     with pytest.raises(ValueError, match=r"inception@1.*means@1.*specfrontier reference"):
-        build_reference(tmp_path / "reference.parquet", Means(), size=8)
+        build_reference(tmp_path / "reference.parquet", [Means()], size=8)
     with pytest.raises(ValueError, match="means@1"):
-        reference_facts(tmp_path / "reference.parquet", "means@1", size=8)
+        reference_facts(tmp_path / "reference.parquet", [Means()], size=8)
 
 
 def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
-    write_reference(Storage(tmp_path), "r.parquet", Reference(torch.randn(30, 12), "means@1", "y@2", "none"))
-    check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12)
-    with pytest.raises(ValueError, match=r"no vgg.*vgg@3.*specfrontier reference"):
-        check_reference(tmp_path / "r.parquet", "means@1", size=8, width=12, also={"vgg": "vgg@3"})
+    write_reference(Storage(tmp_path), "r.parquet", random_reference())
+    check_reference(tmp_path / "r.parquet", [Means()], size=8)
+    with pytest.raises(ValueError, match=r"no corners.*corners@3.*specfrontier reference"):
+        check_reference(tmp_path / "r.parquet", [Means(), Corners("corners@3")], size=8)
 
 
 def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
-    made = Reference(torch.randn(30, 12), "x@1", "y@2", "none")
+    made = random_reference("x@1")
     write_reference(storage, "reference.parquet", made)
     whole = storage.read("reference.parquet")
     storage.write("cut.parquet", whole[:-100])
@@ -202,7 +212,7 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
         read_reference(tmp_path / "cut.parquet")
     with pytest.raises(ValueError, match=r"none\.parquet: no such file; create it again"):
         read_reference(tmp_path / "none.parquet")
-    table = pa.table({"features": float_lists(made.features)})
+    table = pa.table({"features": float_lists(made.features[0])})
     write_shard(storage, "shard.parquet", table, {"kind": "quality"})
     with pytest.raises(ValueError, match="not a reference file but of kind 'quality'"):
         read_reference(tmp_path / "shard.parquet")
@@ -214,22 +224,22 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
     with pytest.raises(ValueError, match=r"12 images.*more than 12"):
-        build_reference(folder, Means(), size=8, count=12)
+        build_reference(folder, [Means()], size=8, count=12)
     with pytest.raises(ValueError, match="no such folder"):
-        build_reference(tmp_path / "nothing", Means(), size=8)
+        build_reference(tmp_path / "nothing", [Means()], size=8)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images.*\.png"):
-        build_reference(tmp_path / "empty", Means(), size=8)
+        build_reference(tmp_path / "empty", [Means()], size=8)
     (folder / "a" / "99.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"99\.png: not a readable image"):
-        build_reference(folder, Means(), size=8)
+        build_reference(folder, [Means()], size=8)
     for wrong, message in (
         ({"count": None}, "set count"),
         ({"count": 0}, "at least 1"),
         ({"count": 9, "size": 64}, "scenes are 48 pixels wide"),
     ):
         with pytest.raises(ValueError, match=message):
-            build_reference("scenes", Means(), **({"size": 48} | wrong))
+            build_reference("scenes", [Means()], **({"size": 48} | wrong))
 
 
 def test_features_that_are_not_finite_are_refused() -> None:
@@ -238,4 +248,4 @@ def test_features_that_are_not_finite_are_refused() -> None:
             return super().extract(images) / 0
 
     with pytest.raises(ValueError, match="means@1 gave features that are not finite"):
-        build_reference("scenes", Broken(), size=48, count=20)
+        build_reference("scenes", [Broken()], size=48, count=20)
