@@ -16,15 +16,15 @@ MAX_CONCURRENCY = 2  # calls at a time: a task, and a query or a cancellation
 
 
 class Worker:
-    """Loads the models that a `WorkerSpec` mapping names, then serves calls; it runs one task at a time.
+    """Loads the models that the fields of a `WorkerSpec` name, then serves calls; it runs one task at a time.
 
     Errors of a task are logged with their traceback (see `workers.runtime.logs`) and raised to the caller; the worker
     is then ready for the next task.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        """Raises ValueError for an invalid spec, models or captions."""
-        worker_spec = WorkerSpec.from_mapping(spec)
+        """Raises TypeError for unknown fields, ValueError for invalid ones, models or captions."""
+        worker_spec = WorkerSpec(**spec)
         self.log = open_log(Storage(worker_spec.store), worker_spec.worker)
         with log_duration(self.log, f"loading {worker_spec.what} for {worker_spec.device}"):
             from workers.evaluate import Evaluator

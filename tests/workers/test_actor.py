@@ -65,7 +65,7 @@ def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
 
 
 def test_a_wrong_spec_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown key"):
+    with pytest.raises(TypeError, match="wieghts"):
         Worker({"store": "somewhere", "wieghts": "builtin"})
 
 

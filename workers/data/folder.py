@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +51,7 @@ def read_folder(folder: Path) -> ImageFolder:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder of images")
-    for name, read in (("captions.jsonl", _from_jsonl), ("captions.csv", _from_csv), ("captions.txt", _from_lines)):
+    for name, read in _CAPTION_FILES.items():
         if (folder / name).is_file():
             return _listed(folder, folder / name, read(folder / name))
     here = _images(folder)
@@ -72,13 +74,9 @@ def load_images(paths: Sequence[Path], size: int) -> Tensor:
     """
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for i, path in enumerate(paths):
-        try:
-            with Image.open(path) as opened:
-                _check_bits(path, opened)
-                picture = opened.convert("RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
-        images[i] = torch.from_numpy(np.array(centre_square(picture, size))).permute(2, 0, 1)
+        with _open_image(path) as opened:
+            picture = centre_square(opened.convert("RGB"), size)
+        images[i] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     return images
 
 
@@ -90,20 +88,22 @@ def check_images(paths: Iterable[Path]) -> None:
     """
     with collect_errors("image") as collect:
         for path in paths:
-            with collect():
-                try:
-                    with Image.open(path) as opened:
-                        _check_bits(path, opened)
-                except (UnidentifiedImageError, OSError) as error:
-                    raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
+            with collect(), _open_image(path):
+                pass
 
 
-def _check_bits(path: Path, image: Image.Image) -> None:
-    """ValueError for more than 8 bits: Pillow clips such pixels at 255 instead of scaling them, so they turn white."""
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"{path}: its pixels have more than 8 bits (mode {image.mode}); save it with 8 bits per channel"
-        )
+@contextmanager
+def _open_image(path: Path) -> Iterator[Image.Image]:
+    """An image whose header is read. ValueError for more than 8 bits: Pillow clips such pixels at 255, to white."""
+    try:
+        with Image.open(path) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise ValueError(
+                    f"{path}: its pixels have more than 8 bits (mode {opened.mode}); save it with 8 bits per channel"
+                )
+            yield opened
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
 
 
 def _images(folder: Path) -> list[Path]:
@@ -113,16 +113,28 @@ def _images(folder: Path) -> list[Path]:
 _Row = tuple[str, str, str]  # location, image file, caption
 
 
-def _from_jsonl(path: Path) -> list[_Row]:
+def _from_jsonl(line: str) -> tuple[str, str]:
+    entry = json.loads(line)
+    return str(entry["file"]), str(entry["caption"])
+
+
+def _from_tabs(line: str) -> tuple[str, str]:
+    name, tab, caption = line.partition("\t")
+    if not tab:
+        raise ValueError("no tab")
+    return name.strip(), caption
+
+
+def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, str]], form: str) -> list[_Row]:
     rows: list[_Row] = []
     with collect_errors("line") as collect:
-        for location, line in _filled_lines(path):
-            with collect():
-                try:
-                    entry = json.loads(line)
-                    rows.append((location, str(entry["file"]), str(entry["caption"])))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f'{location}: not of the form {{"file": ..., "caption": ...}}') from error
+        for location, line in read_lines(path):
+            if line.strip():
+                with collect():
+                    try:
+                        rows.append((location, *parse(line)))
+                    except (ValueError, KeyError, TypeError) as error:
+                        raise ValueError(f"{location}: not of the form {form}") from error
     return rows
 
 
@@ -131,22 +143,6 @@ def _from_csv(path: Path) -> list[_Row]:
     if not {"file", "caption"} <= set(reader.fieldnames or ()):
         raise ValueError(f"{path}: its first line must name the columns file and caption, it is {reader.fieldnames}")
     return [(f"{path}, line {reader.line_num}", row["file"] or "", row["caption"] or "") for row in reader]
-
-
-def _from_lines(path: Path) -> list[_Row]:
-    rows: list[_Row] = []
-    with collect_errors("line") as collect:
-        for location, line in _filled_lines(path):
-            with collect():
-                name, tab, caption = line.partition("\t")
-                if not tab:
-                    raise ValueError(f"{location}: no tab between file name and caption")
-                rows.append((location, name.strip(), caption))
-    return rows
-
-
-def _filled_lines(path: Path) -> list[tuple[str, str]]:
-    return [(location, line) for location, line in read_lines(path) if line.strip()]
 
 
 def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
@@ -174,3 +170,10 @@ def _with_texts(images: Sequence[Path]) -> ImageFolder:
                     raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
                 captions.append(caption)
     return ImageFolder(tuple(images), tuple(captions), "captions")
+
+
+_CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {
+    "captions.jsonl": partial(_parsed_lines, parse=_from_jsonl, form='{"file": ..., "caption": ...}'),
+    "captions.csv": _from_csv,
+    "captions.txt": partial(_parsed_lines, parse=_from_tabs, form="file name, tab, caption"),
+}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
-
-from search_spaces.params import unknown_key
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +25,7 @@ class WorkerSpec:
     captions: Mapping[str, Any] = field(default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1})
     reference: Mapping[str, Any] | None = None
     seed: int = 0
-    metrics: tuple[str, ...] | None = None
+    metrics: Sequence[str] | None = None
     worker: str = "worker"
 
     @property
@@ -41,20 +39,3 @@ class WorkerSpec:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ValueError(f"threads: a worker needs at least 1, got {self.threads}")
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read plain data.
-
-        Raises:
-            ValueError: no store, or an unknown key.
-        """
-        given, known = dict(mapping), [entry.name for entry in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ValueError(f"{key}: {unknown_key(key, known)}")
-        if not given.get("store"):
-            raise ValueError("store: give the sweep's folder or URI")
-        if given.get("metrics") is not None:
-            given["metrics"] = tuple(given["metrics"])
-        return cls(**given)

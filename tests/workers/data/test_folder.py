@@ -136,7 +136,7 @@ def several_wrong_lines(folder: Path) -> None:
         (nothing, "no images"),
         (one_without_caption, "1.png: no caption"),
         (caption_of_nothing, "'2.png' is not a file"),
-        (without_tab, "line 1: no tab"),
+        (without_tab, "line 1: not of the form file name, tab, caption"),
         (without_header, "columns file and caption"),
         (broken_json, "line 1: not of the form"),
         (empty_caption, "'0.png' has an empty caption"),
