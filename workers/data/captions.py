@@ -69,7 +69,10 @@ def read_captions(
             raise ValueError("scenes: set count; the source has no end")
         return scene_captions(count, seed)
     path = Path(source).expanduser()
-    found = _classes() if source == CLASSES else _read(path, seed, column, choose)
+    if source == CLASSES:
+        found = [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
+    else:
+        found = _read(path, seed, column, choose)
     if not found:
         raise ValueError(f"{path}: no captions; give a file with at least one")
     if count is not None and count > len(found):
@@ -84,10 +87,6 @@ def scene_captions(count: int, seed: int) -> list[Caption]:
     from workers.scenes.images import sample_captions
 
     return [Caption(i, text, f"{SCENES}, number {i}") for i, text in enumerate(sample_captions(seed, count))]
-
-
-def _classes() -> list[Caption]:
-    return [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:

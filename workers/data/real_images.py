@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from workers.data.captions import SCENES
 from workers.data.folder import ENDINGS, load_images
 from workers.data.shards import digest
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
-SCENES = "scenes"
 _BATCH = 256  # images in memory
 
 

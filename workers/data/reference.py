@@ -15,8 +15,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from workers.data.captions import SCENES
 from workers.data.folder import check_images
-from workers.data.real_images import SCENES, RealImages, real_images, select_files
+from workers.data.real_images import RealImages, real_images, select_files
 from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
 from workers.data.storage import Storage
 

@@ -1,4 +1,4 @@
-"""CLIP models from a user's own files: Hugging Face folders, and open_clip's checkpoints by a table of names.
+"""CLIP models: both towers, and folders in the Hugging Face layout that a user gives.
 
 Both towers are transformers' CLIPModel. Every weight in the file must be used and every parameter filled; tokenizers
 are read from the files next to the weights. Embeddings have length 1.
@@ -7,9 +7,9 @@ are read from the files next to the weights. Embeddings have length 1.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,49 +25,9 @@ if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and no
 
 _WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel, of pixels in 0..1
 # Older files also hold the position ids 0, 1, 2, ...
 _FOLDER_TABLE = (KeyMapping("{...}.position_ids", None), KeyMapping("{...}", "{...}"))
-
-
-def _transpose(parts: Sequence[Tensor]) -> Tensor:
-    """open_clip multiplies from the right, so its projections are stored transposed."""
-    return parts[0].T
-
-
-def _open_clip_block(source: str, target: str) -> tuple[KeyMapping, ...]:
-    """One transformer layer {i} of open_clip, whose joint projection `_split_qkv` has cut into three."""
-    names = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2"}
-    names |= {f"attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
-    names |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
-    return tuple(KeyMapping(f"{source}.{{i}}.{a}.{{...}}", f"{target}.{{i}}.{b}.{{...}}") for a, b in names.items())
-
-
-_OPEN_CLIP_TABLE = (
-    KeyMapping("logit_scale", "logit_scale"),
-    KeyMapping("attn_mask", None),  # a constant that older files hold
-    KeyMapping("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
-    KeyMapping("positional_embedding", "text_model.embeddings.position_embedding.weight"),
-    KeyMapping("text_projection", "text_projection.weight", _transpose),
-    KeyMapping("ln_final.{...}", "text_model.final_layer_norm.{...}"),
-    KeyMapping("visual.class_embedding", "vision_model.embeddings.class_embedding"),
-    KeyMapping("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
-    KeyMapping("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
-    KeyMapping("visual.ln_pre.{...}", "vision_model.pre_layrnorm.{...}"),
-    KeyMapping("visual.ln_post.{...}", "vision_model.post_layernorm.{...}"),
-    KeyMapping("visual.proj", "visual_projection.weight", _transpose),
-    *_open_clip_block("visual.transformer.resblocks", "vision_model.encoder.layers"),
-    *_open_clip_block("transformer.resblocks", "text_model.encoder.layers"),
-)
-
-
-class Normalization(NamedTuple):
-    """Mean and standard deviation of each channel, of pixels in 0..1."""
-
-    mean: tuple[float, ...] = CLIP_MEAN
-    std: tuple[float, ...] = CLIP_STD
-
-
-CLIP_NORMALIZATION = Normalization()
 
 
 class ClipTowers(nn.Module):
@@ -114,14 +74,15 @@ class ClipTowers(nn.Module):
 class Clip(ClipTowers):
     """A published CLIP with its tokenizer and normalisation of pixels.
 
-    side: images are first reduced to centre squares of this size (see `squares`). tokenizer None: images only.
+    tokenizer None: images only. normalization: mean and standard deviation of each channel, of pixels in 0..1. side:
+    images are first reduced to centre squares of this size (see `squares`).
     """
 
     def __init__(
         self,
         config: CLIPConfig,
         tokenizer: CLIPTokenizer | None,
-        normalization: Normalization = CLIP_NORMALIZATION,
+        normalization: Normalization = (CLIP_MEAN, CLIP_STD),
         side: int | None = None,
     ) -> None:
         super().__init__(config)
@@ -152,12 +113,17 @@ def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = Non
     Raises:
         WeightsError: no such folder; one of its files is missing, damaged, or of another model; it is named.
     """
+    from transformers import CLIPConfig
+
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder; give a CLIP's folder with config.json and its weights")
     fields = read_json_object(folder / "config.json")
     if fields.get("model_type") != "clip":
         raise WeightsError(f"{folder / 'config.json'}: the model type is {fields.get('model_type')!r}, not clip")
-    config = _clip_config(fields, folder / "config.json")
+    try:
+        config = CLIPConfig(**fields)
+    except Exception as error:  # its validation raises errors of several libraries
+        raise WeightsError(f"{folder / 'config.json'}: not the config of a CLIP: {error}") from error
     weights = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
         raise WeightsError(f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}")
@@ -165,21 +131,6 @@ def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = Non
     return load_frozen(
         lambda: Clip(config, tokenizer, _normalization(folder), side), weights, _FOLDER_TABLE, part="clip"
     )
-
-
-def load_open_clip(path: Path, config: CLIPConfig, tokenizer: CLIPTokenizer) -> Clip:
-    """A checkpoint in open_clip's layout as a CLIPModel. Raises WeightsError (see `load_frozen`)."""
-    return load_frozen(lambda: Clip(config, tokenizer), path, _OPEN_CLIP_TABLE, part="clip", split=_split_qkv)
-
-
-def _clip_config(fields: Mapping[str, Any], where: Path) -> CLIPConfig:
-    """transformers' config from its fields. Raises WeightsError, naming `where`, when they are not a CLIP's."""
-    from transformers import CLIPConfig
-
-    try:
-        return CLIPConfig(**fields)
-    except Exception as error:  # its validation raises errors of several libraries
-        raise WeightsError(f"{where}: not the config of a CLIP: {error}") from error
 
 
 def load_tokenizer(kind: Any, folder: Path, names: Sequence[str], source: str) -> Any:
@@ -225,26 +176,13 @@ def folder_identity(name: str, folder: Path) -> str:
     return f"{name}@{hashlib.sha256(combined).hexdigest()[:16]}"
 
 
-def _split_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip keeps query, key and value in one matrix: split it into three with their own names."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        stem, joint, suffix = name.partition("attn.in_proj_")
-        if not joint:
-            result[name] = tensor
-            continue
-        for letter, weight in zip("qkv", tensor.chunk(3), strict=True):
-            result[f"{stem}attn.{letter}_proj.{suffix}"] = weight
-    return result
-
-
 def _normalization(folder: Path) -> Normalization:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
-        return CLIP_NORMALIZATION
+        return CLIP_MEAN, CLIP_STD
     fields = read_json_object(path)
     try:
         mean, std = (tuple(float(x) for x in fields[key]) for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: image_mean or image_std is missing; download it again") from error
-    return Normalization(mean, std)
+    return mean, std

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, block_groups, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_groups, count_groups, jackknife_error
 
 GROUPS = 25  # relative error of the error: 1 / sqrt(2 (G - 1)) = 14%; each group costs one d x d eigenproblem
 _CHUNK_ELEMENTS = 1 << 24  # float64 elements of matrices decomposed at a time: 128 MiB
@@ -113,11 +113,9 @@ class _Blocks:
     def __init__(self, features: Tensor, blocks: int | Tensor) -> None:
         rows = _check_features(features)
         n, dim = rows.shape
-        if isinstance(blocks, int):
-            groups, blocks = blocks, block_groups(n, blocks) if blocks > 1 else blocks
-        else:
-            groups = int(blocks[-1]) + 1
-        if isinstance(blocks, int) or groups < 2:
+        blocks = block_groups(n, blocks) if isinstance(blocks, int) else blocks
+        groups = count_groups(blocks)
+        if groups < 2:
             raise MetricUnavailable(f"a jackknife needs at least 2 groups, got {groups}")
         counts = torch.bincount(blocks, minlength=groups)
         if n - int(counts.max()) <= dim:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean, ratio_estimate
+from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, grouped_mean, ratio_estimate
 from workers.metrics.metric import TIMINGS, MetricInputs, register_metric
 
 
@@ -36,7 +36,7 @@ def _timed_ratio(inputs: MetricInputs, numerator: Tensor, denominator: Tensor) -
         MetricUnavailable: a single batch of captions was timed.
     """
     groups = inputs.timings.groups()
-    batches = int(groups.max()) + 1 if groups.numel() else 0
+    batches = count_groups(groups)
     if batches < 2:
         raise MetricUnavailable(
             f"{batches} batch of captions was timed, but a standard error needs at least 2 (repetitions do not count): "

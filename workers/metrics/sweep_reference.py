@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.data.real_images import SCENES
+from workers.data.captions import SCENES
 from workers.data.reference import FILE, build_reference, read_reference, reference_facts, write_reference
 from workers.data.storage import Storage
 from workers.metrics.extractors import Extractors

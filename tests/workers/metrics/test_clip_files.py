@@ -61,7 +61,7 @@ def test_the_identity_depends_on_all_files_of_the_folder(tmp_path: Path) -> None
     fields = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     (tmp_path / "b" / "preprocessor_config.json").write_text(json.dumps(fields))
     assert load_scorer("clip_score", {"clip": tmp_path / "b"}).identity != first
-    assert load_clip_folder(tmp_path / "b").normalization.mean == (0.5, 0.5, 0.5)
+    assert load_clip_folder(tmp_path / "b").normalization == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_folders_in_the_old_layout_load(images: Tensor, tmp_path: Path) -> None:
