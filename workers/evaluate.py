@@ -74,7 +74,7 @@ class Evaluator:
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
         target = self.models.target
-        target.check(texts)  # every caption, before the first is drawn
+        target.check(texts)  # every caption, before the first image is generated
         self._cancelled = threading.Event()
         self._running: dict[str, Any] | None = None
         self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)

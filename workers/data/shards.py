@@ -92,7 +92,7 @@ class Experiment(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class QualityShard(Serializable):
-    """Images of captions start..stop-1, `samples` of each, under a config with sampling; `batch` are drawn together.
+    """Images of captions start..stop-1, `samples` of each, under a config with sampling; `batch` are generated together.
 
     The batch is not part of the identity, because no image depends on it.
     """
@@ -119,7 +119,7 @@ class QualityShard(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class TimingShard(Serializable):
-    """Captions start..stop-1 drawn in turn by `baseline` and `config`, `batch` at a time, `repetitions` times over."""
+    """Captions start..stop-1 generated in turn by `baseline` and `config`, `batch` at a time, `repetitions` times over."""
 
     config: DecodingConfig
     baseline: DecodingConfig

@@ -131,7 +131,7 @@ class Extractors:
         return inputs if self.classifier is None else inputs | {CLASSIFIER}
 
     def score(self, images: Tensor, captions: Sequence[str]) -> ImageScores:
-        """Features and scores of images [n, 3, H, W] in [0, 1], drawn from captions.
+        """Features and scores of images [n, 3, H, W] in [0, 1], generated from captions.
 
         Raises:
             ValueError: there is not one caption per image.

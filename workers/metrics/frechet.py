@@ -97,7 +97,7 @@ def distance_between(a: Tensor, b: Tensor, *, groups: int | Tensor = GROUPS) -> 
 def difference(a: Tensor, b: Tensor, reference: Gaussian, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
     """Distance of a's images minus distance of b's, both to one reference; a, b [n, d] in the same order of captions.
 
-    The paired error separates two settings: difficult captions shift both distances alike and cancel.
+    The paired error separates two settings: difficult captions shift both distances equally and cancel.
     """
     _check_paired(a, b)
     first, second = _Blocks(a, groups), _Blocks(b, groups)

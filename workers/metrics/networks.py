@@ -91,7 +91,7 @@ def register_extractor(key: str, *, role: Role, architecture: str, load: Callabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreContext:
-    """What scores are computed for: images of `image_size` pixels, drawn from captions, on a device.
+    """What scores are computed for: images of `image_size` pixels, generated from captions, on a device.
 
     folder: of the model. weights: paths by key, from `metrics` of the models.yaml entry.
     """

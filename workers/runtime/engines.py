@@ -17,7 +17,7 @@ _MAX_ENGINES = 4  # their tables and shapes are worth keeping between the shards
 
 
 class Cancelled(RuntimeError):
-    """The task was cancelled; nothing of it is kept."""
+    """The task was cancelled; it leaves no results."""
 
 
 class CancellableEngine(Engine):
