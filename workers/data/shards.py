@@ -92,9 +92,9 @@ class Experiment(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class QualityShard(Serializable):
-    """Images of captions start..stop-1, `samples` of each, under a config with sampling; `batch` are generated together.
+    """Images of captions start..stop-1, `samples` of each, under a config with sampling.
 
-    The batch is not part of the identity, because no image depends on it.
+    `batch` images are generated together. The batch is not part of the identity, because no image depends on it.
     """
 
     config: DecodingConfig
@@ -119,7 +119,7 @@ class QualityShard(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class TimingShard(Serializable):
-    """Captions start..stop-1 generated in turn by `baseline` and `config`, `batch` at a time, `repetitions` times over."""
+    """Images of captions start..stop-1 by `baseline` and `config` in turn, `batch` at a time, `repetitions` times."""
 
     config: DecodingConfig
     baseline: DecodingConfig
