@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,9 +48,7 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
 def _load(context: ScoreContext) -> Scorer:
     extractor = load_features(own_or_builtin(context.folder, BUILTIN)).to(context.device)
     context.require_scenes("the scenes' feature extractor", extractor.side)
-    return Scorer(
-        extractor.identity, lambda images, captions: image_accuracies(extractor, extractor.extract(images), captions)
-    )
+    return Scorer(extractor.identity, partial(image_accuracies, extractor), extractor)
 
 
 register_score(

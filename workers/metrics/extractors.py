@@ -139,7 +139,12 @@ class Extractors:
         if len(images) != len(captions):
             raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
         columns = {extractor.name: extractor.extract(images) for extractor in self.by_role.values()}
-        scores = {name: scorer.score(images, captions).float().cpu() for name, scorer in self.scorers.items()}
+        scores = {}
+        for name, scorer in self.scorers.items():
+            inputs = images
+            if (extractor := scorer.extractor) is not None:
+                inputs = columns[extractor.name] if extractor.name in columns else extractor.extract(images)
+            scores[name] = scorer.score(inputs, captions).float().cpu()
         return ImageScores(columns, scores)
 
 

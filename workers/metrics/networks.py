@@ -119,10 +119,14 @@ class ScoreContext:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A loaded score. `score` maps images [n, 3, H, W] in [0, 1] and their captions to [n]."""
+    """A loaded score. `score` maps images [n, 3, H, W] in [0, 1] and their captions to [n].
+
+    extractor: if given, `score` takes this extractor's features [n, width] instead of images.
+    """
 
     identity: str
     score: Callable[[Tensor, Sequence[str]], Tensor]
+    extractor: Extractor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
