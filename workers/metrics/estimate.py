@@ -30,14 +30,6 @@ def jackknife_error(left_out: Tensor) -> Tensor:
     return ((groups - 1) / groups * (left_out - left_out.mean(0)).square().sum(0)).sqrt()
 
 
-def block_groups(n: int, groups: int) -> Tensor:
-    """Group [n] of each image: `groups` consecutive blocks whose sizes differ by at most one.
-
-    Blocks, not stripes: several images of one caption are adjacent and must be left out together.
-    """
-    return torch.arange(n) * groups // n
-
-
 def caption_groups(captions: Tensor, groups: int | None = None) -> Tensor:
     """Group [n] of each image from its caption's id [n], sorted: consecutive captions, all images of one together.
 

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, block_groups, count_groups, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, caption_groups, count_groups, jackknife_error
 
 GROUPS = 25  # relative error of the error: 1 / sqrt(2 (G - 1)) = 14%; each group costs one d x d eigenproblem
 _CHUNK_ELEMENTS = 1 << 24  # float64 elements of matrices decomposed at a time: 128 MiB
@@ -113,7 +113,7 @@ class _Blocks:
     def __init__(self, features: Tensor, blocks: int | Tensor) -> None:
         rows = _check_features(features)
         n, dim = rows.shape
-        blocks = block_groups(n, blocks) if isinstance(blocks, int) else blocks
+        blocks = caption_groups(torch.arange(n), blocks) if isinstance(blocks, int) else blocks
         groups = count_groups(blocks)
         if groups < 2:
             raise MetricUnavailable(f"a jackknife needs at least 2 groups, got {groups}")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import block_groups, jackknife_error
+from workers.metrics.estimate import caption_groups, jackknife_error
 from workers.metrics.frechet import (
     Gaussian,
     difference,
@@ -78,7 +78,7 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
 def test_leaving_out_equals_recomputing() -> None:
     x = torch.randn(103, 5, generator=torch.Generator().manual_seed(5)).double()
     reference = Gaussian.fit(torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3)
-    group = block_groups(103, 7)
+    group = caption_groups(torch.arange(103), 7)
     assert group.bincount().tolist() == [15, 15, 15, 14, 15, 15, 14]
     distances = [frechet_distance(reference, Gaussian.fit(x[group != g])) for g in range(7)]
     values = torch.tensor(distances, dtype=torch.float64)
