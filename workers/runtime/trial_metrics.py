@@ -112,8 +112,9 @@ def compute_trial_metrics(
         image_metrics = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
         history.append((half.images.count, _values(compute_metrics(half, image_metrics)[0])))
     history.append((full.images.count, _values(estimates)))
+    errors = {name: e.error if math.isfinite(e.error) else None for name, e in estimates.items()}  # as JSON has no NaN
     return {
-        "metrics": {name: {"value": e.value, "error": _finite(e.error), "n": e.n} for name, e in estimates.items()},
+        "metrics": {name: {"value": e.value, "error": errors[name], "n": e.n} for name, e in estimates.items()},
         "history": history,
         "skipped": skipped,
     }
@@ -141,11 +142,6 @@ def draw_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest
     for name, picture in files.items():
         shards.storage.write(name, png(picture))
     return list(files)
-
-
-def _finite(number: float) -> float | None:
-    """The number, or None if JSON cannot hold it."""
-    return number if math.isfinite(number) else None
 
 
 def _values(estimates: Mapping[str, Estimate]) -> dict[str, float]:
