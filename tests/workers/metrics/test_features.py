@@ -90,7 +90,7 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
         load_features(tmp_path / "missing.safetensors")
     net = SceneFeatures(TINY)
     save(tmp_path / "other.safetensors", net, {"dim": 8, "layers": 3})
-    with pytest.raises(WeightsError, match="not the config of a scenes feature extractor"):
+    with pytest.raises(WeightsError, match="does not describe the scenes' feature extractor"):
         load_features(tmp_path / "other.safetensors")
     save(tmp_path / "slots.safetensors", net, asdict(TINY) | {"slots": [2, 3]})
     with pytest.raises(WeightsError, match="train it again"):
