@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from search_spaces.params import as_tuples
 from workers.metrics.clip_files import ClipTowers, folder_identity, load_clip_folder
 from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, register_score
 from workers.metrics.pixels import SIDE
@@ -55,7 +56,7 @@ class ClipConfig:
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> ClipConfig:
         """Raises WeightsError when its vocabulary is not that of the scenes, TypeError for fields of another config."""
-        config = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        config = cls(**{key: as_tuples(value) for key, value in fields.items()})
         if config.words != WORDS:
             raise WeightsError("the CLIP's vocabulary is not that of the scenes: train it again")
         return config

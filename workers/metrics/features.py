@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from search_spaces.params import as_tuples
 from workers.metrics.networks import Extractor, ExtractorFactory
 from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.own_files import read_module
@@ -45,7 +46,7 @@ class FeatureConfig:
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> FeatureConfig:
         """Raises WeightsError when the slots are not those of the scenes, TypeError for fields of another config."""
-        config = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        config = cls(**{key: as_tuples(value) for key, value in fields.items()})
         if config.slots != SLOT_SIZES:
             raise WeightsError(
                 f"the extractor's attribute slots have {config.slots} values, the scenes' {SLOT_SIZES}: train it again"

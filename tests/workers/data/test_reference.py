@@ -16,6 +16,7 @@ from torch import Tensor
 from workers.data.real_images import real_images
 from workers.data.records import float_lists, write_shard
 from workers.data.reference import (
+    Extractor,
     Reference,
     build_reference,
     check_reference,
@@ -137,7 +138,7 @@ class Corners:
 
 def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    both = [Means(), Corners()]
+    both: list[Extractor] = [Means(), Corners()]
     made = build_reference(folder, both, size=8)
     alone = build_reference(folder, [Corners()], size=8)
     assert torch.equal(made.features[0], build_reference(folder, [Means()], size=8).features[0])
