@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
-
-if TYPE_CHECKING:
-    from orchestrator.run.training import TrainingOptions
+from workers.training import PIECES, SCENES_ONLY
 
 EPILOG = """\b
 Examples:
@@ -22,9 +22,6 @@ Examples:
   specfrontier train eagle --captions captions.txt --models runs/photos --out runs/drafter --workers 4
   specfrontier train eagle --captions captions.txt --models models.yaml#llamagen-xl-stage1 --out runs/drafter
 """
-# As in workers.training.recipes, which `--help` must not import: it needs torch.
-PIECES = ("tokenizer", "target", "eagle", "medusa", "independent", "features", "clip")
-SCENES_ONLY = ("features", "clip")
 ALL, EAGLE = "all", "eagle"
 
 Pieces = Annotated[list[str], typer.Argument(metavar="PIECE", help=f"{', '.join(PIECES)}; or {ALL}.")]
@@ -94,76 +91,58 @@ def train(
         raise CommandError(problem, WRONG_USAGE)
     if device is not None and (workers > 1 or address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    from orchestrator.run.training import TrainingOptions
-
-    options = TrainingOptions(
-        device=str(o.pick_device(device)), workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
-        resume=resume,
-    )  # fmt: skip
     recipe = {"steps": steps, "batch": batch, "rate": rate, "save_every": save_every, "seed": seed}
-    _train_drafter(captions, models or "builtin", out, count, recipe, options)
+    from orchestrator.run.training import drafter_job, train_drafter
+    from workers.training.eagle import EagleRecipe
+
+    place = o.pick_device(device)
+    with _exit_codes("resume with the same command and --resume"):
+        eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})  # type: ignore[arg-type]
+        job = drafter_job(models or "builtin", captions, Path(out), eagle, count=count)
+        path = train_drafter(
+            job, device=place, workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
+            resume=resume, log=typer.echo,
+        )  # fmt: skip
+    typer.echo(f"{EAGLE}: {path}")
 
 
 def _train_pieces(
     pieces: list[str], out: str, data: str | None, *, steps: int | None, seed: int, device: str | None, resume: bool
 ) -> None:
-    """Train the parts of a scenes model in order.
-
-    Raises:
-        CommandError: wrong usage (2), unreadable weights (1), interrupt (130).
-    """
+    """Train the parts of a scenes model in order."""
     ordered = ordered_pieces(pieces, with_data=data is not None)
-    from workers.models.checkpoint_files import WeightsError
     from workers.training.recipes import train_piece
 
     device_name = str(o.pick_device(device))
+    options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
+    words = [str(word) for option in options.items() if option[1] is not None for word in option]
     for index, piece in enumerate(ordered):
-        try:
+        again = shlex.join(["specfrontier", "train", *ordered[index:], *words, "--resume"])
+        with _exit_codes(f"resume with: {again}"):
             path = train_piece(
                 piece, Path(out), Path(data) if data is not None else None,
                 seed=seed, device=device_name, steps=steps, resume=resume, log=typer.echo,
             )  # fmt: skip
-        except KeyboardInterrupt:
-            options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
-            words = [str(word) for option in options.items() if option[1] is not None for word in option]
-            again = shlex.join(["specfrontier", "train", *ordered[index:], *words, "--resume"])
-            raise CommandError(f"interrupted; resume with: {again}", INTERRUPTED) from None
-        except WeightsError as error:
-            raise CommandError(str(error), FAILED) from error
-        except (ValueError, OSError) as error:
-            raise CommandError(str(error), WRONG_USAGE) from error
         typer.echo(f"{piece}: {path}")
 
 
-def _train_drafter(
-    captions: str,
-    models: str,
-    out: str,
-    count: int | None,
-    recipe: dict[str, Any],
-    options: TrainingOptions,
-) -> None:
-    """Train an EAGLE drafter for an existing target. `recipe`: fields of `EagleRecipe`, None for their defaults.
+@contextmanager
+def _exit_codes(advice: str) -> Iterator[None]:
+    """Turn errors inside into a `CommandError`: wrong usage (2), unreadable weights or no cluster (1), interrupt (130).
 
-    Raises:
-        CommandError: wrong usage (2), unreadable weights or no cluster (1), interrupt (130).
+    advice: how to resume.
     """
     from orchestrator.run.tasks import PoolError
-    from orchestrator.run.training import drafter_job, train_drafter
     from workers.models.checkpoint_files import WeightsError
-    from workers.training.eagle import EagleRecipe
 
     try:
-        eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})
-        job = drafter_job(models, captions, Path(out), eagle, count=count)
-        path = train_drafter(job, options, log=typer.echo)
+        yield
     except KeyboardInterrupt:
-        raise CommandError("interrupted; resume with the same command and --resume", INTERRUPTED) from None
+        raise CommandError(f"interrupted; {advice}", INTERRUPTED) from None
     except (WeightsError, PoolError) as error:
         raise CommandError(str(error), FAILED) from error
     except (ValueError, OSError) as error:
         raise CommandError(explain(error), WRONG_USAGE) from error
-    typer.echo(f"{EAGLE}: {path}")
 
 
 def ordered_pieces(pieces: list[str], *, with_data: bool) -> list[str]:

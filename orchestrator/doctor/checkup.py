@@ -11,7 +11,7 @@ import torch
 from orchestrator.doctor.machine import memory
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
-from workers.loading.dry_run import footprint, largest_batch
+from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_models_yaml
 from workers.loading.shape_only import metric_bytes
@@ -117,17 +117,21 @@ def _architecture(
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
         **capabilities.to_mapping(),
         "dtype": str(dtype).removeprefix("torch."),
-        "memory": {
-            "batch": batch,
-            "parameters": needed.parameters,
-            "cache": needed.cache,
-            "activations": needed.activations,
-            "pictures": needed.pictures,
-            "metric_nets": nets,
-            "total": needed.bytes + nets,
-            "largest_batch": largest,
-        },
+        "memory": memory_parts(needed, nets) | {"batch": batch, "largest_batch": largest},
     }
+
+
+def memory_parts(needed: Footprint, metric_nets: int = 0) -> dict[str, int]:
+    """Bytes by purpose, and their peak."""
+    parts = {kind: getattr(needed, kind) for kind in ("parameters", "cache", "activations", "pictures")}
+    return {**parts, "metric_nets": metric_nets, "total": needed.bytes + metric_nets}
+
+
+def describe_memory(parts: Mapping[str, int]) -> str:
+    """The peak of `memory_parts`, and the parts."""
+    kinds = [kind for kind in ("parameters", "cache", "activations", "pictures", "metric_nets") if parts[kind]]
+    shown = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in kinds)
+    return f"{format_bytes(parts['total'])} ({shown})"
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -149,14 +153,10 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
         parts = entry["memory"]
         grid = f"{entry['rows']} x {entry['cols']} tokens of {entry['vocab_size']} codes"
         shape = f"{entry['numbers']:,} parameters, {entry['image_size']} px, {grid}"
-        kinds = ", ".join(
-            f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}"
-            for kind in ("parameters", "cache", "activations", "pictures", "metric_nets")
-        )
         lines += [
             f"  {'target':<20} {entry['target']}: {shape}",
             f"  {'drafters':<20} {', '.join(entry['drafters']) or 'none'}",
-            f"  {'memory':<20} {format_bytes(parts['total'])} at batch {parts['batch']} in {entry['dtype']} ({kinds}); "
+            f"  {'memory':<20} at batch {parts['batch']} in {entry['dtype']}: {describe_memory(parts)}; "
             f"largest batch here: {'unknown' if parts['largest_batch'] is None else parts['largest_batch']}",
         ]
     problems = [f"PROBLEM: {problem}" for problem in found["problems"]]

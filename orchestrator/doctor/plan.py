@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.doctor.checkup import describe_memory, memory_parts
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
@@ -23,6 +24,7 @@ from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
 from workers.loading.models_yaml import BUILTIN_NAME, find_entry
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models, shape_only_models
 from workers.metrics.registry import uses_timings, weight_keys
+from workers.runtime.memory import format_bytes
 
 GIB = 2**30
 _BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet
@@ -112,7 +114,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": label,
         "batches": batches,
-        "memory": {"timing": _memory(small), "quality": _memory(big), "metric nets": nets},
+        "memory": {"timing": memory_parts(small), "quality": memory_parts(big), "metric nets": nets},
         "fits": big.bytes <= available and (small.bytes <= available or not uses_timings(sweep.requested_metrics)),
         "largest batch": largest_batch(
             (at, _decoding_bytes(other)), (batches["quality"], _decoding_bytes(big)), available
@@ -167,12 +169,6 @@ def _decoding_bytes(found: Footprint) -> int:
     return found.parameters + found.cache + found.activations
 
 
-def _memory(found: Footprint) -> dict[str, int]:
-    """Bytes by purpose, and the peak."""
-    kinds = ("parameters", "cache", "activations", "pictures", "bytes")
-    return {("total" if kind == "bytes" else kind): getattr(found, kind) for kind in kinds}
-
-
 def _heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, DecodingConfig, ShapeOnlyModels, list[str]]:
     """The config with the most drafted nodes that a sweep may try: label, config, models, notes on omitted configs.
 
@@ -223,7 +219,7 @@ def _assumptions(gpu: Gpu, label: str) -> list[str]:
         f"{_BANDWIDTH_SHARE:.0%} and {_COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
         f"{_KERNEL_LAUNCH_S * 1e6:.0f} µs; a step takes as long as the slowest of the three",
         f"every trial except vanilla costs as much as {label}, with full caches",
-        f"{_RESERVED_BYTES / GIB:.0f} GiB of each GPU are reserved for its context and fragmentation; loading time and "
+        f"{format_bytes(_RESERVED_BYTES)} of each GPU are reserved for its context and fragmentation; loading time and "
         "metric nets without files are not included",
     ]
 
@@ -232,17 +228,14 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
     """The plan as lines of text."""
     memory, images = found["memory"], found["images"]
     lines = [
-        f"{found['sweep']} on {found['gpus']} x {found['gpu']['memory'] / GIB:.0f} GiB ({found['gpu']['name']})",
+        f"{found['sweep']} on {found['gpus']} x {format_bytes(found['gpu']['memory'])} ({found['gpu']['name']})",
         f"  target      {found['target']}, {found['dtype']}; heaviest setting: {found['heaviest setting']}",
     ]
     for kind in ("timing", "quality"):
         parts = memory[kind]
-        shown = ", ".join(
-            f"{name} {parts[name] / GIB:.2f}" for name in ("parameters", "cache", "activations", "pictures")
-        )
-        lines.append(f"  memory      {kind}, batch {found['batches'][kind]}: {parts['total'] / GIB:.2f} GiB ({shown})")
+        lines.append(f"  memory      {kind}, batch {found['batches'][kind]}: {describe_memory(parts)}")
     if memory["metric nets"]:
-        lines.append(f"  memory      metric nets: another {memory['metric nets'] / GIB:.2f} GiB")
+        lines.append(f"  memory      metric nets: another {format_bytes(memory['metric nets'])}")
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
         f"  {fit:<11} largest batch that fits: {found['largest batch']}",

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+import torch
+
+from orchestrator.run.tasks import PoolError
 from orchestrator.tracking.client import Event
 from orchestrator.tracking.tracker import TrainingTracker
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
 from workers.loading.models import unreadable_captions
 from workers.loading.models_yaml import find_entry, load_on_meta
-from workers.runtime.device import pick_device
-from workers.training.eagle import JOURNAL, DrafterJob, EagleRecipe
+from workers.runtime.device import AUTO, pick_device
+from workers.training.eagle import JOURNAL, WEIGHTS, DrafterJob, EagleRecipe
 from workers.training.process_group import ProcessGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """Where a training runs, and whether MLflow gets its curve.
-
-    device: of a single process. workers: processes, on Ray if there are several or an address is given. address: a Ray
-    cluster (None: this machine). tracking_uri None: the same default as for sweeps.
-    """
-
-    device: str = "auto"
-    workers: int = 1
-    address: str | None = None
-    mlflow: bool = True
-    tracking_uri: str | None = None
-    resume: bool = False
+_RAY_FOLDER = "ray"  # Ray's own files
+_LOG_FILE = "eagle.log"  # written by the main process of a group
+_MAX_RESTARTS = 2
+_BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be drawing images
+_LOG_INTERVAL_S = 0.5
+_RAY_VARIABLES = {
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine takes minutes to import torch in every process
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # checkpoints are frequent enough
+}
 
 
 def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None) -> DrafterJob:
@@ -50,34 +51,44 @@ def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, c
         more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
         raise ValueError(f"{found[index].location or captions}: {problem}{more}")
     recipe.split(len(found))
-    return DrafterJob(models=entry.to_mapping(), captions=tuple(found), out=out, recipe=recipe)
+    return DrafterJob(entry=entry, captions=tuple(found), out=out, recipe=recipe)
 
 
-def train_drafter(job: DrafterJob, options: TrainingOptions, *, log: Callable[[str], None] = print) -> Path:
+def train_drafter(
+    job: DrafterJob,
+    *,
+    device: torch.device | None = None,
+    workers: int = 1,
+    address: str | None = None,
+    mlflow: bool = True,
+    tracking_uri: str | None = None,
+    resume: bool = False,
+    log: Callable[[str], None] = print,
+) -> Path:
     """Run the job; returns the weight file.
+
+    device: of a single process (None: a GPU if torch can use one). workers: processes, on Ray if there are several or
+    an address is given. address: a Ray cluster (None: this machine). mlflow: whether MLflow gets the curve.
+    tracking_uri None: the same default as for sweeps.
 
     Raises:
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
         PoolError: no cluster, or no room on it; the workers failed.
     """
-    ProcessGroup(0, options.workers).share(job.recipe.batch)
+    ProcessGroup(0, workers).share(job.recipe.batch)
     job.out.mkdir(parents=True, exist_ok=True)
-    with _tracked(job, options, log):
-        if options.workers == 1 and options.address is None:
-            return job.run(pick_device(options.device), resume=options.resume, log=log)
-        from orchestrator.run.training_group import train_in_group
-
-        return train_in_group(job, options.workers, options.address, resume=options.resume, log=log)
+    with _tracked(job, tracking_uri, resume, log) if mlflow else contextlib.nullcontext():
+        if workers == 1 and address is None:
+            return job.run(device or pick_device(AUTO), resume=resume, log=log)
+        return _train_in_group(job, workers, address, resume=resume, log=log)
 
 
 @contextlib.contextmanager
-def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], None]) -> Iterator[None]:
+def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str], None]) -> Iterator[None]:
     """MLflow follows the journal while the block runs. At the end, log what it could not take."""
-    if not options.mlflow:
-        yield
-        return
     journal, storage = job.out / JOURNAL, Storage(str(job.out))
-    tracker = TrainingTracker(journal, storage, uri=options.tracking_uri, params=_params(job), resume=options.resume)
+    params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
+    tracker = TrainingTracker(journal, storage, uri=uri, params=params, resume=resume)
     tracker.start()
     event: Event = "failed"
     try:
@@ -92,5 +103,90 @@ def _tracked(job: DrafterJob, options: TrainingOptions, log: Callable[[str], Non
             log(f"MLflow does not have all of the curve ({problem}); {journal} does")
 
 
-def _params(job: DrafterJob) -> dict[str, Any]:
-    return {"models": job.models["name"], "captions": len(job.captions), **asdict(job.recipe)}
+def _train_in_group(
+    job: DrafterJob, workers: int, address: str | None, *, resume: bool, log: Callable[[str], None]
+) -> Path:
+    """Train with Ray Train in `workers` processes of the cluster at `address` (None: this machine).
+
+    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and it resumes
+    from the checkpoint. Returns the weight file.
+
+    Raises:
+        ValueError: see `DrafterJob.open`.
+        PoolError: no cluster, no room on it, or the workers failed; the message has the cause.
+    """
+    for key, value in _RAY_VARIABLES.items():
+        os.environ.setdefault(key, value)
+    from orchestrator.run.cluster import Slots, connected
+
+    job.open(resume=resume)
+    with connected(address, Slots(workers), workers) as slots, _follow_log(job.out / _LOG_FILE, log):
+        import ray.train
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        resources = {"CPU": slots.cpus, **({"GPU": slots.gpus} if slots.gpus else {})}
+        trainer = TorchTrainer(
+            _run_process,
+            train_loop_config={"job": replace(job, out=job.out.absolute())},
+            torch_config=TorchConfig(timeout_s=_BARRIER_TIMEOUT_S),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
+            ),
+            run_config=ray.train.RunConfig(
+                name=f"eagle-{datetime.now():%Y%m%d-%H%M%S}",
+                storage_path=str((job.out / _RAY_FOLDER).absolute()),
+                failure_config=ray.train.FailureConfig(max_failures=_MAX_RESTARTS),
+            ),
+        )
+        try:
+            trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            raise PoolError(f"the training failed on its workers: {_cause(error)}") from error
+    return job.out / WEIGHTS
+
+
+def _run_process(config: dict[str, DrafterJob]) -> None:
+    """One process of the group; Ray has set up torch.distributed."""
+    from ray.train.torch import get_device
+
+    job, group = config["job"], ProcessGroup.current()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+
+    def log(line: str) -> None:
+        if group.is_main:
+            with (job.out / _LOG_FILE).open("a", encoding="utf-8") as lines:
+                lines.write(line + "\n")
+
+    job.run(get_device(), resume=True, group=group, log=log)  # the launcher has removed an earlier training
+
+
+@contextlib.contextmanager
+def _follow_log(path: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Pass on the lines that the main process writes, until the block ends."""
+    path.write_text("", encoding="utf-8")
+    stop = threading.Event()
+
+    def follow() -> None:
+        rest, stopped = "", False
+        with path.open(encoding="utf-8") as file:
+            while not stopped:
+                stopped = stop.wait(_LOG_INTERVAL_S)
+                *lines, rest = (rest + file.read()).split("\n")
+                for line in lines:
+                    log(line)
+
+    thread = threading.Thread(target=follow, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+
+
+def _cause(error: Exception) -> str:
+    """The last line of the first worker's traceback."""
+    failures = getattr(error, "worker_failures", None) or {0: error}
+    lines = [line.strip() for line in str(next(iter(failures.values()))).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

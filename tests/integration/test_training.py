@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from orchestrator.run.training import TrainingOptions, drafter_job, train_drafter
+from orchestrator.run.training import drafter_job, train_drafter
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
@@ -87,21 +87,21 @@ def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path)
 
     recipe = EagleRecipe(batch=4, steps=40, save_every=10)
     job = drafter_job(str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", recipe)
-    options = TrainingOptions(device="cpu", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    cpu, uri = torch.device("cpu"), f"sqlite:///{tmp_path}/mlflow.db"
 
     def interrupt(line: str) -> None:
         if "step 30/40" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(job, options, log=interrupt)
-    client = MlflowClient(tracking_uri=options.tracking_uri)
+        train_drafter(job, device=cpu, tracking_uri=uri, log=interrupt)
+    client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("specfrontier/train")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 30
-    train_drafter(job, replace(options, resume=True), log=lambda line: None)
+    train_drafter(job, device=cpu, tracking_uri=uri, resume=True, log=lambda line: None)
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     points = client.get_metric_history(run.info.run_id, "loss")
@@ -116,7 +116,7 @@ def test_training_finishes_without_its_mlflow_server(folder: Path, tmp_path: Pat
         str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", EagleRecipe(batch=4, steps=4)
     )
     messages: list[str] = []
-    options = TrainingOptions(device="cpu", tracking_uri="http://127.0.0.1:9")
-    path = train_drafter(job, options, log=messages.append)
+    uri = "http://127.0.0.1:9"
+    path = train_drafter(job, device=torch.device("cpu"), tracking_uri=uri, log=messages.append)
     assert path.exists()
     assert messages[-1].startswith("MLflow does not have all of the curve")

@@ -1,1 +1,5 @@
-"""Training code of the built-in model."""
+"""Training of targets, drafters and the metrics' nets; plain PyTorch."""
+
+#: What `specfrontier train` makes, in the order of dependence.
+PIECES = ("tokenizer", "target", "eagle", "medusa", "independent", "features", "clip")
+SCENES_ONLY = ("features", "clip")  # trained on procedural scenes, not on a user's images

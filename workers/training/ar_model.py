@@ -24,7 +24,7 @@ from workers.models.weights import KeyMapping, load_weights
 from workers.training.evaluate import evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import Figures, LossFunction, Progress, RunFiles, TrainConfig, train
+from workers.training.loop import Figures, LossFunction, Progress, TrainConfig, train
 
 _DROPPED = 0.1  # share of examples that see the null prompt (Ho & Salimans 2022)
 
@@ -123,16 +123,9 @@ def train_target(
 ) -> tuple[ARModel, Progress]:
     """Trains `model` in place; writes its averaged weights to out/<piece>.safetensors at every save and at the end."""
 
-    def on_save(average: nn.Module) -> Figures:
-        assert isinstance(average, ARModel)
+    def on_save(average: ARModel) -> Figures:
         save_model(average, out / f"{piece}.safetensors", name=name)
         return evaluate_target(average.as_target(), held_out, scales=())
 
-    out.mkdir(parents=True, exist_ok=True)
     loss = target_loss(model, data, compiled=config.compile)
-    average, progress = train(
-        model, loss, len(data), config, name=piece, files=RunFiles(out / f"{piece}.checkpoint.pt"), resume=resume,
-        on_save=on_save, log=log,
-    )  # fmt: skip
-    assert isinstance(average, ARModel)
-    return average, progress
+    return train(model, loss, len(data), config, out, name=piece, on_save=on_save, resume=resume, log=log)

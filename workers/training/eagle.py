@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.drafters.eagle import EagleLayer
-from workers.drafters.medusa import MedusaHeads
-from workers.loading.models import Models
 from workers.loading.models_yaml import Entry, load_entry
 from workers.models.own_files import read_config, save
 from workers.models.target import Target
 from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
-from workers.training.loop import Figures, RunFiles, TrainConfig, train
+from workers.training.loop import Figures, TrainConfig, train
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 WEIGHTS, CHECKPOINT, JOURNAL = "eagle.safetensors", "eagle.checkpoint.pt", "eagle.journal.jsonl"
@@ -87,7 +84,7 @@ def train_drafter(
     resume: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
-) -> nn.Module:
+) -> Drafter:
     """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
 
     The weights best at held-out top-3 go to out/<piece>.safetensors, the checkpoint and the journal lie beside them.
@@ -103,25 +100,21 @@ def train_drafter(
     group.share(config.batch)
     name = "eagle" if isinstance(drafter, EagleLayer) else "medusa"
     stem, weights = f"{name}-{phase + 1}" if phase else name, out / f"{name}.safetensors"
-    checkpoint = out / f"{stem}.checkpoint.pt"
     scales = dict.fromkeys((1.0, target.sampling.cfg))
 
-    def on_save(current: nn.Module) -> Figures:
-        assert isinstance(current, EagleLayer | MedusaHeads)
+    def on_save(current: Drafter) -> Figures:
         figures = evaluate_drafter(target, current, data[1], scales=tuple(scales), batch=config.batch)
         if not weights.exists() or figures[_BEST] >= _held_out(weights).get(_BEST, 0.0):
             facts = {"recipe": asdict(distillation), "held_out": figures}
             save(weights, current, {**header(target, current), **facts})
         return figures
 
-    resumed = resume and checkpoint.exists()
-    if group.is_main and not resumed and not phase:
+    if group.is_main and not phase and not (resume and (out / f"{stem}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
     loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
     average, _ = train(
-        drafter, loss, len(data[0]), config, name=name, resume=resumed,
-        files=RunFiles(checkpoint, out / f"{stem}.journal.jsonl"), on_save=on_save, log=log, group=group,
-    )  # fmt: skip
+        drafter, loss, len(data[0]), config, out, name=stem, on_save=on_save, resume=resume, log=log, group=group
+    )
     return average
 
 
@@ -132,34 +125,15 @@ def _held_out(weights: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """An EAGLE drafter for a target, trained on images that the target draws of `captions`.
+    """An EAGLE drafter for an entry's target, trained on images that the target draws of `captions`.
 
-    models: the target's entry as plain data (`Entry.to_mapping`); its drafters are not loaded. out: a folder for
-    weights, checkpoint, journal and drawn images; all processes of a group see it.
+    out: a folder for weights, checkpoint, journal and drawn images; all processes of a group see it.
     """
 
-    models: Mapping[str, Any]
+    entry: Entry
     captions: tuple[Caption, ...]
     out: Path
     recipe: EagleRecipe
-
-    def load(self, device: torch.device) -> Models:
-        """The target, with its weights' hashes.
-
-        Raises:
-            WeightsError: a weight file is missing, truncated or of another family.
-        """
-        return load_entry(replace(Entry.from_mapping(self.models), drafters={}), device)
-
-    def facts(self, models: Models) -> dict[str, Any]:
-        """What the result depends on, as plain data."""
-        return {
-            "target": models.target.name,
-            "models": dict(models.hashes),
-            "captions": captions_hash(self.captions),
-            "count": len(self.captions),
-            "recipe": asdict(self.recipe),
-        }
 
     def run(
         self,
@@ -175,16 +149,15 @@ class DrafterJob:
             ValueError: a resumed training was started with other models, captions or options; see `train_drafter`.
             WeightsError: the target's files cannot be read.
         """
-        models, recipe = self.load(device), self.recipe
-        facts = self.facts(models)
         if group.is_main:
-            self.open(facts, resume)
+            self.open(resume=resume)
         group.barrier()
+        models, recipe = load_entry(self.entry, device), self.recipe
         tokens = sample_images(
             models.target,
             self.captions,
             self.out / IMAGES,
-            identity=digest(facts["models"]),
+            identity=digest(dict(models.hashes)),
             seed=recipe.seed,
             batch=2 * recipe.batch,
             group=group,
@@ -193,13 +166,17 @@ class DrafterJob:
         data = Examples([caption.text for caption in self.captions], tokens)
         return train_eagle(models.target, data, self.out, recipe, resume=resume, group=group, log=log)
 
-    def open(self, facts: dict[str, Any], resume: bool) -> None:
-        """Checks a resumed training against the facts it was started with; otherwise removes an earlier training."""
+    def open(self, *, resume: bool) -> None:
+        """Checks a resumed training against what it was started with; otherwise removes an earlier training.
+
+        Raises:
+            ValueError: it was started with other models, captions or options.
+            WeightsError: a file of the target is missing.
+        """
         self.out.mkdir(parents=True, exist_ok=True)
-        path = self.out / FACTS
+        path, facts = self.out / FACTS, self._facts()
         if resume and path.exists():
-            now = json.loads(json.dumps(facts))
-            if difference := _difference(json.loads(path.read_text("utf-8")), now):
+            if difference := _difference(json.loads(path.read_text("utf-8")), facts):
                 raise ValueError(
                     f"{path}: this training was started with another {difference}; give the same, or omit --resume"
                 )
@@ -209,6 +186,18 @@ class DrafterJob:
         partial = path.with_suffix(".part")
         partial.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", "utf-8")
         os.replace(partial, path)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the result depends on, as JSON data."""
+        facts = {
+            "target": self.entry.name,
+            "models": self.entry.hashes,
+            "captions": captions_hash(self.captions),
+            "count": len(self.captions),
+            "recipe": asdict(self.recipe),
+        }
+        found: dict[str, Any] = json.loads(json.dumps(facts))
+        return found
 
 
 def train_eagle(

@@ -12,8 +12,10 @@ Shape legend: B images, N tokens of one, P prompt positions, V codes.
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +41,16 @@ _LEVELS = 4  # draft levels of an EAGLE layer that the command measures
 @torch.no_grad()
 def evaluate_target(target: Target, data: Examples, *, scales: Sequence[float] = _SCALES, batch: int = 64) -> Figures:
     """Cross-entropy in nats per token with and without the caption; mean probability of the most likely 1 and 10."""
-    sums: dict[str, Tensor] = {}
+    sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
     for captions, tokens in _batches(data, batch, target.device):
         logits = _logits(target, captions, tokens)
         weight = len(tokens) / len(data)
         for stream, rows in zip(("cond", "null"), logits.chunk(2), strict=True):
-            _add(sums, f"cross-entropy {stream}", F.cross_entropy(rows.flatten(0, 1), tokens.flatten()) * weight)
+            sums[f"cross-entropy {stream}"] += F.cross_entropy(rows.flatten(0, 1), tokens.flatten()) * weight
         for scale in scales:
             top = combine(logits, scale).softmax(-1).topk(10).values.mean((0, 1))
-            _add(sums, f"top-1{_suffix(scale)}", top[0] * weight)
-            _add(sums, f"top-10{_suffix(scale)}", top.sum() * weight)
+            sums[f"top-1{_suffix(scale)}"] += top[0] * weight
+            sums[f"top-10{_suffix(scale)}"] += top.sum() * weight
     return {name: float(value) for name, value in sums.items()}
 
 
@@ -67,7 +69,7 @@ def evaluate_drafter(
     top-k: share of positions where the target's most likely token is among the drafter's k most likely; TV: mean total
     variation between their probabilities (1 - TV is the exact rule's probability to accept a sampled draft).
     """
-    sums: dict[str, Tensor] = {}
+    sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
     for captions, tokens in _batches(data, batch, target.device):
         weight = len(tokens) / len(data)
         for level, (student, teacher) in enumerate(_pairs(target, drafter, captions, tokens, levels), start=1):
@@ -75,9 +77,9 @@ def evaluate_drafter(
                 p, q = combine(student, scale).softmax(-1), combine(teacher, scale).softmax(-1)
                 hit = (p.topk(3).indices == q.argmax(-1, keepdim=True)).float()
                 suffix = _suffix(scale) + (f" level {level}" if level > 1 else "")
-                _add(sums, f"top-1{suffix}", hit[..., 0].mean() * weight)
-                _add(sums, f"top-3{suffix}", hit.sum(-1).mean() * weight)
-                _add(sums, f"TV{suffix}", (p - q).abs().sum(-1).mean() / 2 * weight)
+                sums[f"top-1{suffix}"] += hit[..., 0].mean() * weight
+                sums[f"top-3{suffix}"] += hit.sum(-1).mean() * weight
+                sums[f"TV{suffix}"] += (p - q).abs().sum(-1).mean() / 2 * weight
     return {name: float(value) for name, value in sums.items()}
 
 
@@ -128,10 +130,6 @@ def _batches(data: Examples, batch: int, device: torch.device) -> Iterator[tuple
 
 def _suffix(scale: float) -> str:
     return "" if scale == 1 else f" cfg {scale:g}"
-
-
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
 
 
 def main() -> None:

@@ -76,7 +76,9 @@ def sample_images(
     """
     folder.mkdir(parents=True, exist_ok=True)
     chunks = [captions[start : start + _IMAGES_PER_FILE] for start in range(0, len(captions), _IMAGES_PER_FILE)]
-    files = [folder / f"{_file_name(target, chunk, identity, seed)}.safetensors" for chunk in chunks]
+    facts = [identity, target.name, asdict(target.sampling), seed]
+    names = [digest([*facts, [[c.id, c.text] for c in chunk]]) for chunk in chunks]
+    files = [folder / f"tokens-{name}.safetensors" for name in names]
     missing = [n for n, file in enumerate(files) if not file.exists()][group.rank :: group.size]
     started = time.monotonic()
     for done, number in enumerate(missing, start=1):
@@ -87,11 +89,6 @@ def sample_images(
         log(f"drew images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} min left")
     group.barrier()
     return torch.cat([load_tensors(file)["tokens"] for file in files])
-
-
-def _file_name(target: Target, chunk: Sequence[Caption], identity: str, seed: int) -> str:
-    facts = [identity, target.name, asdict(target.sampling), seed, [[c.id, c.text] for c in chunk]]
-    return f"tokens-{digest(facts)}"
 
 
 def _draw(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:

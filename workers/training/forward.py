@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workers.models.masks import additive_mask
 from workers.models.transformer import Attention, Layer, Transformer
 
 
@@ -51,12 +52,6 @@ def project(attention: Attention, x: Tensor, by: Rotation) -> tuple[Tensor, Tens
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def causal_bias(x: Tensor) -> Tensor:
-    """[S, S] for inputs x [R, S, D]: 0 where a position may look, -inf where it may not."""
-    size = x.shape[1]
-    return torch.full((size, size), float("-inf"), device=x.device, dtype=working_dtype(x)).triu(1)
-
-
 def finish(layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
     """The rest of a layer after attention: x [R, S, D], attended values [R, H, S, C]."""
     x = x + layer.attention.wo(mixed.transpose(1, 2).flatten(2))
@@ -66,21 +61,16 @@ def finish(layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
 
 def features(model: Transformer, x: Tensor, positions: Tensor) -> Tensor:
     """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast for bf16."""
-    by, bias = rotation(model, positions), causal_bias(x)
+    by, size = rotation(model, positions), x.shape[1]
+    causal = additive_mask(torch.ones(size, size, dtype=torch.bool, device=x.device).tril())
     for layer in model.layers:
         assert isinstance(layer, Layer)
         q, k, v = project(layer.attention, layer.attention_norm(x), by)
         if x.is_cuda:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
         else:
-            mixed = (q @ k.transpose(-1, -2) + bias).softmax(-1).to(v.dtype) @ v
+            scores = q @ k.transpose(-1, -2)
+            mixed = (scores + causal.to(scores.dtype)).softmax(-1).to(v.dtype) @ v
         x = finish(layer, x, mixed)
     out: Tensor = model.norm(x)
     return out
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer puts out here: autocast's type if it is on, else x's own."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype

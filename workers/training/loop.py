@@ -12,28 +12,33 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from workers.training.optim import build_optimisers, trapezoid
+from workers.training.optim import Muon
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 #: Loss of the examples `indices` [batch]; the generator serves every random choice inside (dropped captions, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
 Figures = dict[str, float]
+Model = TypeVar("Model", bound=nn.Module)
+
+#: Fields of `TrainConfig` that a resumed run may change.
+_FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """How long and how fast to train. Rates are peaks; over the last share `decay` of the steps they fall to zero.
 
-    optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`, or AdamW for all at `other_lr`.
-    clip bounds the norm of all gradients, clip_value each of their entries; 0 is no bound. ema 0: no average is kept.
+    optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`; or AdamW for all, at `other_lr`
+    with `betas`. clip bounds the norm of all gradients, clip_value each of their entries; 0 is no bound. ema 0: no
+    average is kept.
     """
 
     steps: int
@@ -46,6 +51,7 @@ class TrainConfig:
     clip: float = 1.0
     clip_value: float = 0.0
     optimiser: Literal["muon", "adamw"] = "muon"
+    betas: tuple[float, float] = (0.9, 0.95)
     ema: float = 0.995
     seed: int = 0
     bf16: bool = True
@@ -60,17 +66,6 @@ class TrainConfig:
             )
         if not 0 <= self.decay <= 1 or not 0 <= self.ema < 1:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
-
-
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """Where a run stores its state and its journal (None: nowhere)."""
-
-    checkpoint: Path | None = None
-    journal: Path | None = None
-
-
-_NO_FILES = RunFiles()
 
 
 @dataclass(slots=True)
@@ -94,36 +89,65 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
     return torch.cat(parts)
 
 
+def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices of linear layers, AdamW on embeddings, output heads ("head"), norms and biases; or AdamW.
+
+    A parameter that needs no gradient is left out.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if config.optimiser == "adamw":
+        return [torch.optim.AdamW(trainable, config.other_lr, config.betas, weight_decay=config.weight_decay)]
+    linear = {name: m.weight for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    hidden = {id(weight) for name, weight in linear.items() if name.split(".")[-1] != "head"}
+    matrices = [p for p in trainable if id(p) in hidden]
+    others = [p for p in trainable if id(p) not in hidden]
+    made: list[torch.optim.Optimizer] = []
+    if matrices:
+        made.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay))
+    if others:
+        made.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
+    return made
+
+
+def trapezoid(step: int, config: TrainConfig) -> float:
+    """Share of the peak rate at 0-based `step`: linear rise over `warmup`, flat, linear fall over `decay`."""
+    rise = (step + 1) / max(1, config.warmup)
+    fall = (config.steps - step) / max(1.0, config.decay * config.steps)
+    return min(1.0, rise, fall)
+
+
 def train(
-    model: nn.Module,
+    model: Model,
     loss_of: LossFunction,
     size: int,
     config: TrainConfig,
+    out: Path,
     *,
     name: str,
-    files: RunFiles = _NO_FILES,
+    on_save: Callable[[Model], Figures],
     resume: bool = False,
-    on_save: Callable[[nn.Module], Figures] | None = None,
     log: Callable[[str], None] = print,
     group: ProcessGroup = SINGLE_PROCESS,
-) -> tuple[nn.Module, Progress]:
+) -> tuple[Model, Progress]:
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
-    held-out figures. `files.checkpoint` stores the state as often; `resume` continues from it, on the same curve as an
-    uninterrupted run. `files.journal` gets a JSON line per step with its loss and per save with its held-out figures; a
-    resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets the whole batch and
-    takes its share, so that its random numbers do not depend on the number of processes.
+    held-out figures. out/<name>.checkpoint.pt stores the state as often; `resume` continues from it if it exists, on
+    the same curve as an uninterrupted run. out/<name>.journal.jsonl gets a line per step with its loss and per save
+    with its held-out figures; a resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets
+    the whole batch and takes its share, so that its random numbers do not depend on the number of processes.
 
     Raises:
-        ValueError: no examples; `resume` without a checkpoint file; a loss that is not finite.
+        ValueError: no examples; a checkpoint of another config; a loss that is not finite.
     """
     if size < 1:
         raise ValueError(f"{name}: no training examples")
-    run = _Run(model, config, name, files.journal if group.is_main else None)
-    if resume:
-        run.restore(files.checkpoint)
-    run.rewrite_journal()
+    out.mkdir(parents=True, exist_ok=True)
+    run, checkpoint = _Run(model, config, name, out / f"{name}.journal.jsonl"), out / f"{name}.checkpoint.pt"
+    if resume and checkpoint.exists():
+        run.restore(checkpoint)
+    if group.is_main:
+        run.rewrite_journal()
     started, first = time.monotonic(), len(run.progress.losses)
     losses: list[Tensor] = []  # on the device; read rarely, because reading waits for the device
     for step in range(first, config.steps):
@@ -136,27 +160,27 @@ def train(
         run.update(step)
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if saving or (step + 1) % config.log_every == 0:
-            run.record_losses(losses)
+            entries = run.read_losses(losses)
             if group.is_main:
+                run.write_journal(entries)
                 log(run.status((time.monotonic() - started) / (step + 1 - first)))
         if saving and group.is_main:
-            if on_save is not None:
-                run.record_figures(on_save(run.average), log)
-            if files.checkpoint is not None:
-                run.store(files.checkpoint)
+            run.copy_untrained()
+            run.record_figures(on_save(run.average), log)
+            run.store(checkpoint)
     return run.average, run.progress
 
 
-class _Run:
+class _Run(Generic[Model]):
     """The state of a run: model, average, optimisers and progress."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, name: str, journal: Path | None) -> None:
+    def __init__(self, model: Model, config: TrainConfig, name: str, journal: Path) -> None:
         self.model, self.average, self.config = model, copy.deepcopy(model), config
         self.name, self.journal, self.progress = name, journal, Progress()
-        only_adamw = config.optimiser == "adamw"
-        self.optimisers = build_optimisers(
-            model, config.matrix_lr, config.other_lr, config.weight_decay, only_adamw=only_adamw
-        )
+        self.optimisers = build_optimisers(model, config)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["peak_lr"] = group["lr"]
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
@@ -177,20 +201,27 @@ class _Run:
         with torch.no_grad():
             torch._foreach_lerp_(self.averaged, self.trainable, 1 - min(config.ema, (step + 1) / (step + 10)))
 
+    def copy_untrained(self) -> None:
+        """Gives the averaged model the buffers and frozen parameters of the model."""
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        current, average = self.model.state_dict(), self.average.state_dict()
+        for name in current.keys() - trained:
+            average[name].copy_(current[name])
+
     def rate(self, step: int) -> float:
         """Share of the peak learning rates at a step."""
-        return trapezoid(step, self.config.steps, self.config.warmup, self.config.decay)
+        return trapezoid(step, self.config)
 
-    def record_losses(self, losses: list[Tensor]) -> None:
-        """Moves the losses of the last steps from the device into the progress and the journal."""
+    def read_losses(self, losses: list[Tensor]) -> list[Figures]:
+        """Moves the losses of the last steps from the device into the progress; returns their journal entries."""
         values = torch.stack(losses).tolist()
         losses.clear()
         done = len(self.progress.losses)
         for step, value in enumerate(values, start=done):
             if not math.isfinite(value):
                 raise ValueError(f"{self.name}: the loss is {value} at step {step}; lower matrix_lr and other_lr")
-        self._write([{"step": step, "loss": value} for step, value in enumerate(values, start=done + 1)])
         self.progress.losses += values
+        return [{"step": step, "loss": value} for step, value in enumerate(values, start=done + 1)]
 
     def record_figures(self, figures: Figures, log: Callable[[str], None]) -> None:
         """Held-out figures of the last step, into the progress, the journal and the log."""
@@ -198,7 +229,7 @@ class _Run:
         self.progress.held_out[step] = figures
         if figures:
             log(f"{self.name} step {step} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-            self._write([{"step": step, **figures}])
+            self.write_journal([{"step": step, **figures}])
 
     def status(self, seconds: float) -> str:
         """The log's line, at so many seconds a step."""
@@ -212,26 +243,22 @@ class _Run:
 
     def rewrite_journal(self) -> None:
         """Cuts the journal back to the progress: later steps of a killed run are repeated."""
-        if self.journal is None:
-            return
-        entries: list[dict[str, float]] = []
+        entries: list[Figures] = []
         for step, loss in enumerate(self.progress.losses, start=1):
             entries.append({"step": step, "loss": loss})
             if figures := self.progress.held_out.get(step):
                 entries.append({"step": step, **figures})
-        self.journal.parent.mkdir(parents=True, exist_ok=True)
         self.journal.write_text("", encoding="utf-8")
-        self._write(entries)
+        self.write_journal(entries)
 
-    def _write(self, entries: list[dict[str, float]]) -> None:
-        if self.journal is not None:
-            with self.journal.open("a", encoding="utf-8") as lines:
-                lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
+    def write_journal(self, entries: list[Figures]) -> None:
+        with self.journal.open("a", encoding="utf-8") as lines:
+            lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
 
     def store(self, path: Path) -> None:
         """Writes the checkpoint under another name and renames it, so that a killed run leaves a whole file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         state = {
+            "config": self.fixed_settings(),
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
@@ -242,12 +269,20 @@ class _Run:
         torch.save(state, partial)
         os.replace(partial, path)
 
-    def restore(self, path: Path | None) -> None:
-        if path is None or not path.exists():
-            raise ValueError(f"{self.name}: no checkpoint at {path} to resume; start without --resume")
+    def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True, map_location="cpu")
+        for key, value in self.fixed_settings().items():
+            if state["config"][key] != value:
+                earlier = f"{key} ({state['config'][key]}, now {value})"
+                raise ValueError(
+                    f"{path}: this training was started with another {earlier}; use the same, or start again"
+                )
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.progress = Progress(state["losses"], state["held_out"])
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """The settings that decide the curve."""
+        return {key: value for key, value in asdict(self.config).items() if key not in _FREE_FIELDS}

@@ -1,4 +1,6 @@
-"""Optimisers and the learning-rate schedule: Muon for hidden matrices, AdamW for everything else."""
+"""Muon, the optimiser of hidden matrices. It is `torch.optim.Muon` with matrices of one shape updated together, which
+makes it 1.5 times as fast on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: pushes singular values to about 1 in five steps
 
@@ -27,10 +29,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised, scaled to the root mean square of AdamW's (0.2 sqrt(max(rows, cols))).
-
-    Matrices of one shape are stacked and updated together, which keeps the number of small products low.
-    """
+    """Momentum, orthogonalised, and scaled to the root mean square of AdamW's updates: by 0.2 sqrt(max(rows, cols))."""
 
     def __init__(
         self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -56,44 +55,3 @@ class Muon(torch.optim.Optimizer):
         updates = orthogonalise(torch.stack(list(nesterov))).to(members[0].dtype).unbind()
         torch._foreach_mul_(members, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(members, list(updates), alpha=-group["lr"] * scale)
-
-
-def build_optimisers(
-    model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float, *, only_adamw: bool = False
-) -> list[torch.optim.Optimizer]:
-    """Muon on the matrices of linear layers, AdamW on embeddings, output heads, norms and biases.
-
-    With `only_adamw`, AdamW on everything at `other_lr`, as EAGLE's authors train (betas 0.9 and 0.95). A parameter
-    that needs no gradient is left out. Output heads are recognised by their name ("head").
-    """
-    if only_adamw:
-        wanted = [p for p in model.parameters() if p.requires_grad]
-        return _with_peaks([torch.optim.AdamW(wanted, other_lr, betas=(0.9, 0.95), weight_decay=weight_decay)])
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    linear = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    for p in model.parameters():
-        if p.requires_grad:
-            name = linear.get(id(p))
-            (others if name is None or name.split(".")[-1] == "head" else matrices).append(p)
-    made: list[torch.optim.Optimizer] = []
-    if matrices:
-        made.append(Muon(matrices, matrix_lr, weight_decay=weight_decay))
-    if others:
-        made.append(torch.optim.AdamW(others, other_lr, betas=(0.9, 0.98), weight_decay=0.0))
-    return _with_peaks(made)
-
-
-def _with_peaks(optimisers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """The same; each group remembers the rate that schedules scale."""
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimisers
-
-
-def trapezoid(step: int, steps: int, warmup: int, decay: float) -> float:
-    """Share of the peak rate at 0-based `step`: linear rise over `warmup`, flat, linear fall over `decay`."""
-    rise = (step + 1) / max(1, warmup)
-    fall = (steps - step) / max(1.0, decay * steps)
-    return min(1.0, rise, fall)

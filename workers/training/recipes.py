@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from workers.data.captions import scene_captions
 from workers.data.folder import load_images, read_folder
@@ -29,41 +28,53 @@ from workers.models.families.conditioners import (
 from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
+from workers.training import PIECES, SCENES_ONLY
 from workers.training.ar_model import build_model, load_model, train_target
 from workers.training.drafters import Distillation, new_eagle, new_medusa
 from workers.training.eagle import train_drafter
 from workers.training.examples import Examples
 from workers.training.loop import TrainConfig
-from workers.training.scene_nets import ClipTraining, FeatureTraining, train_clip, train_features
+from workers.training.scene_nets import train_clip, train_features
 from workers.training.scene_set import scene_set
-from workers.training.tokenizer import TokenizerConfig, scene_images, tokenize_scenes, train_tokenizer
-
-#: Every piece, in the order of dependence.
-PIECES: Mapping[str, str] = {
-    "tokenizer": "VQ codec: images to tokens and back",
-    "target": "the autoregressive model that speculative decoding speeds up",
-    "eagle": "EAGLE drafter: one layer on the target's features",
-    "medusa": "Medusa drafter: heads on the target's last feature",
-    "independent": "independent drafter: a small autoregressive model of its own",
-    "features": "feature net for distances between images (scenes only)",
-    "clip": "tiny CLIP for the caption score (scenes only)",
-}
+from workers.training.tokenizer import scene_images, tokenize_scenes, train_tokenizer
 
 _SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
 _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
 _MAX_HELD_OUT = 128  # of them, for a drafter at every save
-_NET_SCENES = 20_000  # for the metrics' nets
+_TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000  # for the codec, and for the metrics' nets
 _MEDUSA_HEADS = 5
 _MAX_WORDS = 32  # of a caption
 
 _TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
 _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
-#: As the built-in pieces were trained, in phases: each starts from the averaged weights of the one before.
+_OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
+#: The recipes, some in phases: each starts from the averaged weights of the one before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
+    "tokenizer": (
+        replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, decay=0.9),
+    ),
     "target": (_TARGET,),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
+    "features": (
+        replace(
+            _OTHER,
+            steps=1200,
+            batch=128,
+            other_lr=4e-3,
+            betas=(0.9, 0.99),
+            weight_decay=0.02,
+            warmup=180,
+            decay=0.85,
+            clip=0.0,
+        ),
+    ),
+    "clip": (
+        replace(
+            _OTHER, steps=900, batch=128, other_lr=2.5e-3, betas=(0.9, 0.98), weight_decay=0.02, warmup=90, decay=0.9
+        ),
+    ),
 }
 #: Of the drafters that read features: the probabilities under guidance, and an EAGLE layer unrolled as it will draft.
 _DISTILLATION = Distillation(
@@ -81,9 +92,6 @@ class _Job:
     steps: int | None
     resume: bool
     log: Callable[[str], None]
-
-    def checkpoint(self) -> Path:
-        return self.out / f"{self.piece}.checkpoint.pt"
 
     def piece_file(self, piece: str) -> Path:
         """The file of a piece that this one builds on."""
@@ -137,7 +145,7 @@ def train_piece(
     if not resume:
         for stale in out.glob(f"{piece}*.checkpoint.pt"):
             stale.unlink()
-    if piece in ("features", "clip"):
+    if piece in SCENES_ONLY:
         return _scene_net(job)
     if piece == "tokenizer":
         return _tokenizer(job)
@@ -154,27 +162,18 @@ def _can_compile(device: str) -> bool:
 def _scene_net(job: _Job) -> Path:
     if job.data is not None:
         raise ValueError(f"{job.piece} reads the attributes of procedural scenes, not {job.data}; omit --data")
-    scenes = scene_set(0, _NET_SCENES, log=job.log)
-    if job.piece == "features":
-        features = FeatureTraining() if job.steps is None else FeatureTraining(steps=job.steps)
-        return train_features(features, scenes, job.out, job.seed, log=job.log)
-    clip = ClipTraining() if job.steps is None else ClipTraining(steps=job.steps)
-    return train_clip(clip, scenes, job.out, job.seed, log=job.log)
+    (config,) = job.phases()
+    train = train_features if job.piece == "features" else train_clip
+    return train(scene_set(0, _NET_SCENES, log=job.log), config, job.out, resume=job.resume, log=job.log)
 
 
 def _tokenizer(job: _Job) -> Path:
-    config = TokenizerConfig()
-    config = replace(config, steps=job.steps or config.steps)
-    if job.data is None:
-        source = scene_images(0, 32, 80_000, device=job.device)
-    else:
+    source, size = scene_images(0, device=job.device), _TOKENIZER_SCENES
+    if job.data is not None:
         images = load_images(read_folder(job.data).paths, IMAGE_SIZE)
-
-        def source(step: int) -> Tensor:
-            generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
-            return images[torch.randint(len(images), (min(32, len(images)),), generator=generator)].float() / 255
-
-    return train_tokenizer(config, source, job.out, job.seed, device=job.device, log=job.log)
+        source, size = (lambda indices: images[indices].float() / 255), len(images)
+    (config,) = job.phases()
+    return train_tokenizer(source, size, config, job.out, device=job.device, resume=job.resume, log=job.log)
 
 
 def _ar_model(job: _Job) -> Path:
@@ -188,7 +187,7 @@ def _ar_model(job: _Job) -> Path:
     (config,) = job.phases()
     train_target(
         build_model(body, settings, job.seed).to(job.device), data, held_out, config, job.out, name=name,
-        piece=job.piece, resume=job.resume and job.checkpoint().exists(), log=job.log,
+        piece=job.piece, resume=job.resume, log=job.log,
     )  # fmt: skip
     return job.out / f"{job.piece}.safetensors"
 

@@ -10,9 +10,8 @@ attributes from both embeddings.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,106 +23,94 @@ from workers.metrics.clip_score import ClipConfig, SceneClip
 from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures, attribute_loss
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS, caption
+from workers.training.loop import Figures, TrainConfig, batch_indices, train
 from workers.training.scene_set import SceneSet, amounts, corrupt
 
 _RELATION = [name for name, _ in SLOTS].index("relation")
 _FIRST_VALUE = torch.tensor([int(values[0] in ("none", "alone")) for _, values in SLOTS])
-_BATCH_NORM_BATCHES = 32  # over which the BatchNorm averages are taken at the end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureTraining:
-    """Everything that decides the result of `train_features`, except the scenes and the seed.
-
-    quality: weight of the corruption amounts' squared error beside the attributes' cross-entropy.
-    """
-
-    net: FeatureConfig = field(default_factory=FeatureConfig)
-    steps: int = 1200
-    batch: int = 128
-    learning_rate: float = 4e-3
-    weight_decay: float = 0.02
-    quality: float = 1.0
-    bf16: bool = True
-    log_every: int = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipTraining:
-    """Everything that decides the result of `train_clip`, except the scenes and the seed.
-
-    reading: weight of the attribute heads' loss.
-    """
-
-    model: ClipConfig = field(default_factory=ClipConfig)
-    steps: int = 900
-    batch: int = 128
-    learning_rate: float = 2.5e-3
-    weight_decay: float = 0.02
-    reading: float = 1.0
-    bf16: bool = True
-    log_every: int = 50
+_BATCH_NORM_BATCHES = 32  # over which the BatchNorm averages are taken at a save
 
 
 def train_features(
-    config: FeatureTraining, scenes: SceneSet, out_dir: Path, seed: int, *, log: Callable[[str], None] = print
+    scenes: SceneSet,
+    config: TrainConfig,
+    out: Path,
+    *,
+    net: FeatureConfig | None = None,
+    resume: bool = False,
+    log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains on the CPU (about two minutes) and writes `out_dir/features.safetensors`, fp16; returns its path.
+    """Trains on the CPU (about two minutes) and writes out/features.safetensors, fp16; returns its path.
 
-    The seed decides weights, order and corruptions; the same threads and machine give the same file.
+    The loss is the attributes' cross-entropy plus the squared error of the corruption amounts. The same seed, threads
+    and machine give the same file.
     """
-    torch.manual_seed(seed)
-    generator = Generator().manual_seed(seed)
-    net: SceneFeatures = SceneFeatures(config.net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    torch.manual_seed(config.seed)
+    shape, path = net or FeatureConfig(), out / "features.safetensors"
+    model: SceneFeatures = SceneFeatures(shape).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def loss() -> tuple[Tensor, dict[str, Tensor]]:
-        images, amount, rows = _batch(scenes, config.batch, generator)
-        images = images.contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
-            features = net(images)
-            logits, quality = net.attribute_logits(features), net.quality(features)
-        reading = attribute_loss(tuple(part.float() for part in logits), rows)
-        error = F.mse_loss(quality.float(), amount)
-        return reading + config.quality * error, {"attributes": reading, "squared corruption error": error}
+    def loss(indices: Tensor, generator: Generator) -> Tensor:
+        images, amount = _corrupted(scenes, indices, generator)
+        features = model(images)
+        logits, quality = model.attribute_logits(features), model.quality(features)
+        reading = attribute_loss(tuple(part.float() for part in logits), scenes.rows[indices])
+        return reading + F.mse_loss(quality.float(), amount)
 
-    parameters = list(net.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    _train("features", config, loss, optimizer, warmup=0.15, log=log)
-    batches = range(min(config.steps, _BATCH_NORM_BATCHES))
-    _set_batch_norm(net, (_batch(scenes, config.batch, generator)[0] for _ in batches))
-    return _save(out_dir / "features.safetensors", net, config.net)
+    def on_save(average: SceneFeatures) -> Figures:
+        _set_batch_norm(average, scenes, config)
+        save(path, average, asdict(shape))
+        return {}
+
+    train(model, loss, len(scenes), config, out, name="features", on_save=on_save, resume=resume, log=log)
+    return path
+
+
+class _ClipReader(nn.Module):
+    """The CLIP, and heads that read a scene's attributes from either of its embeddings."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        self.model = SceneClip(config).train()
+        # the fused kernel's backward pass is slow on a CPU at these lengths
+        self.model.clip.set_attn_implementation("eager")
+        self.heads = nn.Linear(config.projection, sum(SLOT_SIZES))
 
 
 def train_clip(
-    config: ClipTraining, scenes: SceneSet, out_dir: Path, seed: int, *, log: Callable[[str], None] = print
+    scenes: SceneSet,
+    config: TrainConfig,
+    out: Path,
+    *,
+    net: ClipConfig | None = None,
+    resume: bool = False,
+    log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains on the CPU (about two minutes) and writes `out_dir/clip.safetensors`, fp16; returns its path.
+    """Trains on the CPU (about two minutes) and writes out/clip.safetensors, fp16; returns its path.
 
-    The seed decides weights, order and corruptions; the same threads and machine give the same file.
+    The loss is CLIP's plus the attributes' cross-entropy. The same seed, threads and machine give the same file.
     """
-    torch.manual_seed(seed)
-    generator = Generator().manual_seed(seed)
-    model = SceneClip(config.model).train()
-    model.clip.set_attn_implementation("eager")  # the fused kernel's backward pass is slow on a CPU at these lengths
-    heads = nn.Linear(config.model.projection, sum(SLOT_SIZES))
+    torch.manual_seed(config.seed)
+    shape, path = net or ClipConfig(), out / "clip.safetensors"
+    reader = _ClipReader(shape)
+    model = reader.model
 
-    def loss() -> tuple[Tensor, dict[str, Tensor]]:
-        images, _, rows = _batch(scenes, config.batch, generator)
+    def loss(indices: Tensor, generator: Generator) -> Tensor:
+        images, _ = _corrupted(scenes, indices, generator)
+        rows = scenes.rows[indices]
         ids, mask = model.tokens([caption(row) for row in torch.cat([rows, altered(rows, generator)]).tolist()])
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
-            image, text = model.embed_images(images), model.embed_tokens(ids, mask)
-        contrast = _contrastive_loss(image, text, model.clip.logit_scale)
-        scale = math.sqrt(config.model.projection)  # embeddings have length 1; heads learn from entries of about 1
-        logits = heads(torch.cat([image, text[: len(rows)]]) * scale)
-        reading = attribute_loss(logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1))
-        return contrast + config.reading * reading, {"contrast": contrast, "attributes": reading}
+        image, text = model.embed_images(images), model.embed_tokens(ids, mask)
+        with torch.autocast("cpu", enabled=False):
+            contrast = _contrastive_loss(image, text, model.clip.logit_scale)
+            # embeddings have length 1; heads learn from entries of about 1
+            logits = reader.heads(torch.cat([image, text[: len(rows)]]) * math.sqrt(shape.projection))
+            return contrast + attribute_loss(logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1))
 
-    parameters = [*model.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
-    _train("clip", config, loss, optimizer, warmup=0.1, max_norm=1.0, log=log)
-    return _save(out_dir / "clip.safetensors", model, config.model)
+    def on_save(average: _ClipReader) -> Figures:
+        save(path, average.model, asdict(shape))
+        return {}
+
+    train(reader, loss, len(scenes), config, out, name="clip", on_save=on_save, resume=resume, log=log)
+    return path
 
 
 def altered(rows: Tensor, generator: Generator) -> Tensor:
@@ -140,51 +127,17 @@ def altered(rows: Tensor, generator: Generator) -> Tensor:
     return changed
 
 
-def _train(
-    name: str,
-    config: FeatureTraining | ClipTraining,
-    loss: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
-    optimizer: torch.optim.Optimizer,
-    *,
-    warmup: float,
-    max_norm: float | None = None,
-    log: Callable[[str], None],
-) -> None:
-    """Steps of the one-cycle schedule, rising over the share `warmup`. `loss` gives the loss and its named parts."""
-    parameters = optimizer.param_groups[0]["params"]
-    one_cycle = torch.optim.lr_scheduler.OneCycleLR
-    schedule = one_cycle(optimizer, config.learning_rate, total_steps=config.steps, pct_start=warmup)
-    started = time.perf_counter()
-    for step in range(1, config.steps + 1):
-        total, parts = loss()
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, max_norm)
-        optimizer.step()
-        schedule.step()
-        if step % config.log_every == 0:
-            left = (time.perf_counter() - started) / step * (config.steps - step)
-            figures = ", ".join(f"{part} {value.item():.3f}" for part, value in parts.items())
-            log(f"{name} step {step}/{config.steps}  {figures}, {left:.0f} s left")
-
-
-def _save(path: Path, net: nn.Module, config: FeatureConfig | ClipConfig) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(path, net, asdict(config))
-    return path
-
-
-def _batch(scenes: SceneSet, size: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Corrupted images [B, 3, H, W], their corruption amounts [B, 3], and attribute rows of randomly drawn scenes."""
-    chosen = torch.randint(len(scenes), (size,), generator=generator)
-    amount = amounts(size, generator)
-    return corrupt(scenes.floats(chosen), amount, generator), amount, scenes.rows[chosen]
+def _corrupted(scenes: SceneSet, indices: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    """The scenes [B, 3, H, W], corrupted (channels last), and the corruption amounts [B, 3]."""
+    amount = amounts(len(indices), generator)
+    with torch.autocast("cpu", enabled=False):
+        images = corrupt(scenes.floats(indices), amount, generator)
+    return images.contiguous(memory_format=torch.channels_last), amount
 
 
 @torch.no_grad()
-def _set_batch_norm(net: SceneFeatures, batches: Iterable[Tensor]) -> None:
-    """Sets the BatchNorm averages to exact ones over some batches [B, 3, H, W], for the final weights and in fp32.
+def _set_batch_norm(net: SceneFeatures, scenes: SceneSet, config: TrainConfig) -> None:
+    """Sets the BatchNorm averages to exact ones over some batches, for the final weights and in fp32.
 
     Features then have mean 0 and variance 1 over the training scenes, corruptions included.
     """
@@ -192,9 +145,10 @@ def _set_batch_norm(net: SceneFeatures, batches: Iterable[Tensor]) -> None:
         if isinstance(norm, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
             norm.reset_running_stats()
             norm.momentum = None  # a plain average over batches
-    net.train()
-    for images in batches:
-        net(images.contiguous(memory_format=torch.channels_last))
+    generator = Generator().manual_seed(config.seed)
+    for step in range(min(config.steps, _BATCH_NORM_BATCHES)):
+        indices = batch_indices(config.seed, step, config.batch, len(scenes))
+        net(_corrupted(scenes, indices, generator)[0])
 
 
 def _contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:

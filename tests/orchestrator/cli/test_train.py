@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import workers.training.recipes as recipes
-from orchestrator.cli.train import ALL, PIECES, SCENES_ONLY, ordered_pieces
+from orchestrator.cli.train import ALL, ordered_pieces
 from orchestrator.run import training
 from orchestrator.run.tasks import PoolError
-from orchestrator.run.training import TrainingOptions
 from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models
@@ -21,6 +20,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_entry, read_entry
 from workers.models.checkpoint_files import WeightsError
+from workers.training import PIECES, SCENES_ONLY
 from workers.training.eagle import DrafterJob, EagleRecipe
 
 
@@ -29,9 +29,10 @@ def train(*arguments: str) -> CommandResult:
 
 
 def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[DrafterJob, TrainingOptions]] = []
+    calls: list[tuple[DrafterJob, dict[str, Any]]] = []
 
-    def fake_train_drafter(job: DrafterJob, options: TrainingOptions, *, log: Any) -> Path:
+    def fake_train_drafter(job: DrafterJob, **options: Any) -> Path:
+        options.pop("log")
         calls.append((job, options))
         return job.out / "eagle.safetensors"
 
@@ -43,12 +44,14 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
     assert result.code == 0, result.err
     ((job, options),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
-    assert (job.models["name"], len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
-    uri = "sqlite:///x.db"
-    assert options == TrainingOptions(device="cpu", workers=2, address="auto", tracking_uri=uri, resume=True)
+    assert (job.entry.name, len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
+    assert options == {
+        "device": torch.device("cpu"), "workers": 2, "address": "auto", "mlflow": True,
+        "tracking_uri": "sqlite:///x.db", "resume": True,
+    }  # fmt: skip
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out
     assert train("eagle", *words.split(), "--no-mlflow").code == 0
-    assert (calls[1][1].mlflow, calls[1][1].resume) == (False, False)
+    assert (calls[1][1]["mlflow"], calls[1][1]["resume"]) == (False, False)
 
 
 def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
@@ -90,11 +93,6 @@ def test_exit_codes_of_a_drafters_training(
 
     monkeypatch.setattr(training, "train_drafter", fail)
     assert part in error_of("train", "eagle", "--captions", "scenes", "--count", "4", code=code)
-
-
-def test_the_pieces_equal_the_recipes() -> None:
-    assert tuple(recipes.PIECES) == PIECES
-    assert set(SCENES_ONLY) < set(PIECES)
 
 
 def test_pieces_are_ordered() -> None:

@@ -280,7 +280,7 @@ def test_metric_nets_take_memory_beside_the_models(
     assert parts["total"] == drawing + (8 << 20)
     _, plan = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert plan["memory"]["metric nets"] == 8 << 20
-    assert any("metric nets: another 0.01 GiB" in line for line in describe_plan(plan))
+    assert any("metric nets: another 8.0 MiB" in line for line in describe_plan(plan))
     text = SPACE + "\nmetrics: [speedup]\n"
     _, fewer = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes", text=text)
     assert fewer["memory"]["metric nets"] == 3 << 20, "no metric that is asked for needs CLIP"

@@ -18,8 +18,8 @@ from workers.training.ar_model import ARModel, build_model, load_model, save_mod
 from workers.training.evaluate import evaluate_drafter, evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import TrainConfig, batch_indices
-from workers.training.optim import orthogonalise, trapezoid
+from workers.training.loop import TrainConfig, batch_indices, trapezoid
+from workers.training.optim import orthogonalise
 
 SMALL = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
@@ -81,10 +81,10 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
         if "held out" in line:
             raise Killed
 
-    with pytest.raises(Killed):  # dies after the first save's evaluation, before its checkpoint: nothing to resume
+    with pytest.raises(Killed):  # dies after the first save's evaluation, before its checkpoint: starts again
         train_target(model(), data, data, RUN, tmp_path / "b", name="toy", log=kill)
-    with pytest.raises(ValueError, match="no checkpoint at"):
-        train_target(model(), data, data, RUN, tmp_path / "b", name="toy", resume=True, log=quiet)
+    _, started_again = train_target(model(), data, data, RUN, tmp_path / "b", name="toy", resume=True, log=quiet)
+    assert started_again.losses == curve.losses
 
     def kill_later(line: str) -> None:
         if "step 12/" in line:
@@ -94,6 +94,9 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
         train_target(model(), data, data, RUN, tmp_path / "c", name="toy", log=kill_later)
     again, resumed = train_target(model(1), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
     assert resumed.losses == curve.losses
+    other = dataclasses.replace(RUN, steps=24, save_every=3)
+    with pytest.raises(ValueError, match=r"another steps \(12, now 24\)"):
+        train_target(model(), data, data, other, tmp_path / "c", name="toy", resume=True, log=quiet)
     for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -128,7 +131,8 @@ def test_every_epoch_shows_every_example_once() -> None:
 
 
 def test_schedule_rises_stays_and_falls_to_zero() -> None:
-    rates = [trapezoid(step, 100, 10, 0.4) for step in range(100)]
+    config = dataclasses.replace(RUN, steps=100, warmup=10, decay=0.4)
+    rates = [trapezoid(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[10:60] == [1.0] * 50
     assert rates[-1] == pytest.approx(1 / 40)

@@ -89,8 +89,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 def job(tmp_path: Path, recipe: EagleRecipe = QUICK, captions: int = 70) -> DrafterJob:
     weights = tiny_folder(tmp_path / "weights")
     found = read_captions(captions_file(tmp_path / "captions.txt", captions))
-    models = folder_entry(weights).to_mapping()
-    return DrafterJob(models=models, captions=tuple(found), out=tmp_path / "out", recipe=recipe)
+    return DrafterJob(entry=folder_entry(weights), captions=tuple(found), out=tmp_path / "out", recipe=recipe)
 
 
 def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ print(group.rank, group.size)
 
 def job(folder: Path, out: str) -> DrafterJob:
     captions = tuple(read_captions(folder / "captions.txt"))
-    models = folder_entry(folder / "weights").to_mapping()
-    return DrafterJob(models=models, captions=captions, out=folder / out, recipe=RECIPE)
+    models = folder_entry(folder / "weights")
+    return DrafterJob(entry=models, captions=captions, out=folder / out, recipe=RECIPE)
 
 
 def curve(folder: Path, key: str) -> list[float]:
