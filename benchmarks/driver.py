@@ -1,4 +1,4 @@
-"""The driver's own cost: shards a second and memory with workers that return at once, and ask/tell late in a study.
+"""The driver's own cost: shards a second and memory with workers that return at once; ask/tell with many trials.
 
     python -m benchmarks.driver [--shards 100000]
 
@@ -30,7 +30,7 @@ WAYS: tuple[Direction, ...] = ("maximize", "minimize")
 
 
 def memory() -> float:
-    """Most memory so far, MB."""
+    """Peak memory so far, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

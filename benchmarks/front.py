@@ -2,8 +2,7 @@
 
     python -m benchmarks.front [--images 384]
 
-One drafter and tree (an EAGLE chain, which suits a CPU at batch 1), the acceptance rules swept over their knobs, and
-vanilla at other sampling parameters beside them, because what relaxation promises a lower temperature may already buy.
+The drafter is an EAGLE chain, which suits a CPU at batch 1. The acceptance rules are swept over their parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def setting(acceptance: dict[str, Any], length: int = 5) -> DecodingConfig:
 
 
 def settings() -> dict[str, DecodingConfig]:
-    """The swept settings by family and knob."""
+    """The swept settings by family and parameter."""
     chosen = {"exact": setting({"neighbourhood": "none"}, length=3)}
     for budget in (1.1, 1.5, 2.0):
         chosen[f"uniform {budget:g}"] = setting({"schedule": "constant", "budget": budget}, length=4)
@@ -89,8 +88,8 @@ def line(name: str, row: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def keep(out: Path, images: int, rows: Rows) -> None:
-    """Write the rows and their picture so far, so that an interrupted run leaves what it measured."""
+def save(out: Path, images: int, rows: Rows) -> None:
+    """Write the rows measured so far and their plot, so that an interrupted run keeps them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"images": images, "rows": rows}, indent=1))
     plot(rows, out.with_suffix(".png"))
@@ -121,7 +120,7 @@ def main() -> None:
             "quality": quality_row(judge(drawn.tokens)),
         }
         print(line(name, rows[name]), flush=True)
-        keep(args.out, args.images, rows)
+        save(args.out, args.images, rows)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Full-size models without their files: what a decoding round takes on a GPU, in seconds and in memory.
+"""Full-size models without their files: time and memory of a decoding round on a GPU.
 
     python -m benchmarks.full_size                                # in bfloat16 on a GPU, to benchmarks/results
     python -m benchmarks.full_size --models anole-7b --batch 8
     python -m benchmarks.full_size --scale tiny                   # the same models, shrunk: seconds on a CPU
 
-Targets of published shapes and EAGLE layers of the usual size hold random numbers. Their laws are flat and alike, so
-what a round accepts, and with it tokens/s, means nothing, except for vanilla; divided by tokens a round, tokens/s are
-those that remain where every draft fails. What counts is the time of a round, which depends on shapes alone (an
-adjacency tree's follow what was accepted: see its nodes).
+Targets have published shapes and EAGLE layers the usual size; their weights are random, so their distributions are flat
+and similar. What a round accepts, and with it tokens/s, is meaningful for vanilla only; tokens/s divided by tokens per
+round is the rate at which every draft is rejected. The result is the time of a round, which depends on shapes alone (an
+adjacency tree's shape depends on what was accepted: see its nodes).
 
-The floor of a round: each of its passes (the target's one, the EAGLE layer's one a level) reads its weights and its
-cache once, as fast as a large copy in the same process moves bytes. Prefill counts nowhere. The prediction of memory is
-`workers.loading.dry_run.footprint`'s, without images and T5: none are made, and captions are random features.
+The minimum time of a round: each pass (one of the target, one of the EAGLE layer per level) reads its weights and its
+cache once, at the bandwidth of a large copy in the same process. Prefill is not counted. Memory is predicted by
+`workers.loading.dry_run.footprint`, without images and T5: none are made, and captions are random features.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 
 from benchmarks.common import within_memory
 from benchmarks.floor import copy_bandwidth, round_bytes
-from benchmarks.random_models import NAMES, filled, sketch, with_usual_drafter
+from benchmarks.random_models import NAMES, published_shape, randomise, with_usual_drafter
 from search_spaces.presets import preset
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Eagle
@@ -60,7 +60,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """seconds: until the host knows what was accepted. bytes: the least it reads. nodes: drafted for each image."""
+    """seconds: until the host knows what was accepted. bytes: the minimum that it reads. nodes: drafted per image."""
 
     seconds: float
     bytes: int
@@ -69,8 +69,8 @@ class Round:
 
 @torch.inference_mode()
 def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[Round], int]:
-    """Rounds until each of `batch` images has `tokens` tokens beside the prefill's, and how many these are in all. What
-    the last round draws beyond does not count.
+    """Rounds until each of `batch` images has `tokens` tokens after the prefill's, and the number of these tokens; those
+    that the last round emits beyond `tokens` are not counted.
     """
     state, _ = engine.open(deque(Request(number, "0") for number in range(batch)))
     rounds, emitted = [], [1] * batch
@@ -115,15 +115,15 @@ def measure(models: Models, config: DecodingConfig, batch: int, tokens: int, ban
 def rows_of(name: str, device: torch.device, *, batch: int, tokens: int, bandwidth: float, tiny: bool) -> Iterator[Row]:
     """A model's rows, setting by setting, each with a drafter of its own."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shapes = sketch(name, dtype, tiny=tiny)
-    target = within_memory(lambda: filled(sketch(name, dtype, tiny=tiny), device))
+    shapes = published_shape(name, dtype, tiny=tiny)
+    target = within_memory(lambda: randomise(published_shape(name, dtype, tiny=tiny), device))
 
     def measured(config: DecodingConfig) -> Row | None:
         if target is None:
             return None
         models = with_usual_drafter(target, config)
         for drafter in models.drafters.values():
-            filled(drafter, device)
+            randomise(drafter, device)
         return measure(models, config, batch, tokens, bandwidth)
 
     for setting, config in SETTINGS.items():
@@ -147,7 +147,7 @@ def line(row: Row) -> str:
 
 
 def gib(number: int | None) -> str:
-    """Bytes in GiB; None: not known."""
+    """Bytes in GiB; None: unknown."""
     return "-" if number is None else f"{number / 2**30:.3g}"
 
 
@@ -155,10 +155,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=NAMES, default=MODELS, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--batch", type=int, default=1, help="images at once")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each image that are drawn")
-    parser.add_argument("--device", help="default: the GPU, where there is one")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to draw of each image")
+    parser.add_argument("--device", help="default: the GPU if there is one")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/full_size.json; nothing for --scale tiny")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/full_size.json; none for --scale tiny")
     args = parser.parse_args()
     device, tiny = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")), args.scale == "tiny"
     if device.type == "cpu" and not (tiny or args.device):

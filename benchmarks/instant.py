@@ -1,4 +1,4 @@
-"""Workers that return at once, with numbers that follow from the setting: what remains is the driver's own cost."""
+"""Workers that return at once, with metrics computed from the config: what remains is the driver's own cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Numbers = Callable[[DecodingConfig], dict[str, float]]
 
 
 def plausible(config: DecodingConfig) -> dict[str, float]:
-    """A speed-up and a distance that trade off along the relaxation; the same for the same setting, everywhere."""
+    """A speed-up and a distance that trade off along the relaxation; a function of the config alone."""
     numbers = [value for value in config.flat().values() if isinstance(value, int | float)]
     relaxed = math.tanh(sum(math.log1p(abs(value)) for value in numbers) / 20)
     wobble = int(config.digest(), 16) % 1000 / 1e4
@@ -22,7 +22,7 @@ def plausible(config: DecodingConfig) -> dict[str, float]:
 
 
 class InstantWorkers:
-    """Stands in for the pool: nothing runs, everything is done. `first`: which of the waiting tasks comes back next."""
+    """Replaces the pool: every task is finished at once. `first`: which of the waiting tasks is returned next."""
 
     alive = 1
 
@@ -45,7 +45,7 @@ class InstantWorkers:
         return [TaskResult(task, self.answer(task))]
 
     def answer(self, task: Task) -> Mapping[str, Any]:
-        """What a worker would return."""
+        """The result that a worker would return."""
         payload = task.payload
         if task.kind != "measure":
             images = payload["stop"] - payload["start"]

@@ -1,12 +1,12 @@
-"""Every published method on the built-in model: speed at batch 1 and 16, accepted length, where the time goes, and
+"""Every published method on the built-in model: speed at batch 1 and 16, accepted length, time by phase, and
 quality.
 
     python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
-    python -m benchmarks.methods --images 0 --merge    # the timings alone, beside what has been measured before
+    python -m benchmarks.methods --images 0 --merge    # the timings alone, added to earlier results
     python -m benchmarks.methods --only eagle1 lantern --images 256
 
 Speed is paired: vanilla and the method in turn on the same captions in one process; the speed-up is the median of the
-repetitions' ratios, with their range. Quality is measured on other, more captions, at batch 64. Results go to stdout
+repetitions' ratios, with their range. Quality is measured on more, other captions, at batch 64. Results go to stdout
 as a table and to benchmarks/results/methods.json.
 """
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
-    parser.add_argument("--merge", action="store_true", help="keep what FILE holds of other methods and measurements")
+    parser.add_argument("--merge", action="store_true", help="keep FILE's other methods and measurements")
     args = parser.parse_args()
     models, presets = load_folder(), chosen(args.only)
     merge = args.merge and args.out.exists()
@@ -129,7 +129,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(name: str, measured: dict[str, Any]) -> None:
-        """Written at once: an interrupted run leaves what it has measured."""
+        """Write at once, so that an interrupted run keeps what it has measured."""
         rows.setdefault(name, {}).update(measured)
         found = {"machine": machine, "sampling": str(models.target.sampling), "rows": rows}
         args.out.write_text(json.dumps(found, indent=1))

@@ -1,10 +1,10 @@
-"""What a step costs outside the models' own forwards, and vanilla against a bare loop of its forwards.
+"""The cost of a step outside the models' forward passes, and vanilla against a loop of its forward passes alone.
 
     python -m benchmarks.overhead [--only chain eagle1 ...] [--images 4]
 
-Every forward of the target, its embedding and head, and of the drafter's networks is timed; the rest of the wall
-clock, what an image costs once and the timing itself included, is the share printed. Acceptance: at most 12% of a
-step; vanilla within 10% of the bare loop. With --check the exit status is 1 if a row fails.
+Every forward pass of the target, its embedding and head, and of the drafter's networks is timed; the printed share is
+the rest of the wall clock, including the timing itself and the fixed cost of an image. Bounds: at most 12% of a step;
+vanilla within 10% of the bare loop. With --check the exit status is 1 if a row exceeds its bound.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def share_outside(models: Models, config: DecodingConfig, images: int, repetitio
 
 @torch.inference_mode()
 def bare_loop(engine: Engine, models: Models) -> float:
-    """Seconds of the forwards alone that vanilla makes for one image: embedding, transformer and head, one token a
+    """Seconds of vanilla's forward passes alone for one image: embedding, transformer and head, one token a
     pass.
     """
     target, length = models.target, models.target.grid.tokens

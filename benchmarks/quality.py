@@ -38,7 +38,7 @@ class Quality:
 
 
 class Judge:
-    """Holds the nets and the reference, so that each setting costs only its own images."""
+    """The nets and the reference, computed once for all settings."""
 
     def __init__(self, target: Target, requests: Sequence[Request]) -> None:
         self.target, self.captions = target, [request.caption for request in requests]

@@ -1,4 +1,4 @@
-"""Published models without their files: the true shapes, random numbers."""
+"""Published models without their files: the true shapes, random weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def sketch(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
-    """A published target in shape, on the meta device. A tiny one has few codes and no codec."""
+def published_shape(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
+    """A published target on the meta device. A tiny one has few codes and no codec."""
     published = published_models(name, dtype).models.target
     config = replace(published.transformer.config, **(TINY if tiny else {}))
     body = skip_init(lambda: Transformer(config)).to("meta", dtype)
@@ -37,11 +37,11 @@ def sketch(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
     return target.eval().requires_grad_(False)
 
 
-def conditioner_like(outlined: nn.Module, dim: int) -> nn.Module:
-    """The family's own conditioner, which reads captions without T5 and without a tokenizer: words are their bytes."""
-    if isinstance(outlined, CaptionConditioner):
+def conditioner_like(shape: nn.Module, dim: int) -> nn.Module:
+    """The family's own conditioner, which reads captions without T5 and without a tokenizer: the tokens are bytes."""
+    if isinstance(shape, CaptionConditioner):
         return CaptionConditioner(dim, random_features)
-    if isinstance(outlined, ClassConditioner):
+    if isinstance(shape, ClassConditioner):
         return ClassConditioner(dim)
     return chameleon.ANOLE.conditioner(
         chameleon.VOCABULARY_7B, dim, chameleon.PROMPT_TOKENS, lambda text: list(text.encode())
@@ -49,13 +49,13 @@ def conditioner_like(outlined: nn.Module, dim: int) -> nn.Module:
 
 
 def random_features(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """In T5's place: features of its shape, all of them there."""
-    shape, dice = (len(captions), CAPTION_TOKENS), torch.Generator().manual_seed(0)
-    return torch.randn(*shape, CAPTION_DIM, generator=dice), torch.ones(shape, dtype=torch.bool)
+    """Replaces T5: random features of its shape, all valid."""
+    shape, generator = (len(captions), CAPTION_TOKENS), torch.Generator().manual_seed(0)
+    return torch.randn(*shape, CAPTION_DIM, generator=generator), torch.ones(shape, dtype=torch.bool)
 
 
 def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
-    """The target and the drafter that a setting needs; that one is on the meta device.
+    """The target, and on the meta device the drafter that a config needs.
 
     Raises:
         ValueError: that kind of drafter has no usual size.
@@ -67,17 +67,17 @@ def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
 
 
 @torch.no_grad()
-def filled(module: Module, device: torch.device) -> Module:
-    """A module of the meta device on a real one: norms 1, biases 0, all else small random numbers, so that logits are
-    finite. Rotation tables are the true ones, for a transformer computes them wherever it goes.
+def randomise(module: Module, device: torch.device) -> Module:
+    """Moves a module from the meta device to a real one: norms 1, biases 0, all else small random numbers, so that logits
+    are finite. Rotation tables are the true ones: a transformer computes them on every device.
     """
     module.to_empty(device=device)
-    dice = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     for name, tensor in module.state_dict().items():
         if name.endswith("bias"):
             tensor.zero_()
         elif "norm" in name:
             tensor.fill_(1)
         else:
-            tensor.normal_(0, 0.02, generator=dice)
+            tensor.normal_(0, 0.02, generator=generator)
     return module

@@ -1,10 +1,10 @@
-"""Vanilla's own curve over the sampling parameters: where is the built-in target at its best?
+"""Vanilla over the sampling parameters: which are best for the built-in target?
 
     python -m benchmarks.sampling [--images 384]
 
-Relaxation can look free, or even like a gain, when the target itself is sampled at a poor setting. The built-in model's
-defaults are chosen from this table: the lowest fid among the settings whose caption accuracy is within noise of the
-best.
+Relaxation can look free, or even like a gain, when the target itself is sampled with poor settings. The built-in
+model's defaults are chosen from this table: the lowest fid among the settings whose caption accuracy is within error of
+the best.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GRID = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=384)
-    parser.add_argument("--settings", type=int, default=len(GRID), help="how many settings, from the front of the list")
+    parser.add_argument("--settings", type=int, default=len(GRID), help="the first N settings of the list")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sampling.json")
     args = parser.parse_args()
     models = load_folder()

@@ -1,18 +1,18 @@
-"""Theorem 2 of Cool-SD beside the engine: what theory says of each rule, and what the engine does with it.
+"""Theorem 2 of Cool-SD against the engine: what it predicts for each rule, and what the engine measures.
 
     python -m benchmarks.theory [--images 32] [--drafter independent]
 
-The engine draws held-out captions with a chain of L drafts under each rule; at every round the drafter's laws p and the
-target's q along the chain are noted. From the exact rule's rounds `benchmarks.bounds` predicts for every rule the
-drafts accepted in a round, E[N], and bounds the total variation between such a round's tokens and the target's own: B
-with the rule's resampling, B* with the best. A relaxed rule commits other tokens and then meets other laws, so that
-prediction and measurement agree within error for the exact rule, for others approximately; on a rule's own rounds
-theory must be right about every rule.
+The engine draws held-out captions with a chain of L drafts under each rule and records, at every round, the drafter's
+probabilities p and the target's q along the chain. From the exact rule's rounds `benchmarks.bounds` predicts for every
+rule E[N], the drafts accepted per round, and bounds the total variation between such a round's tokens and the target's
+own: B with the rule's resampling, B* with the best. A relaxed rule commits other tokens and then meets other
+probabilities. So prediction and measurement agree within error for the exact rule and approximately for others; on a
+rule's own rounds the theorem must hold for every rule.
 
-Theorem 2 knows no end of the image: rounds with fewer than L + 1 tokens missing, whose chains cannot be accepted whole,
-are left out on both sides (known before anything is drafted in them, so nothing is favoured). Errors are one standard
-error over images. The papers' resampling looks at the rejected token, so that B takes V residuals a row: every 16th
-round's only.
+Theorem 2 has no end of the image: rounds with fewer than L + 1 tokens missing, whose chains cannot be accepted whole,
+are left out on both sides (this is known before anything is drafted, so it causes no bias). Errors are one standard
+error over images. The papers' resampling depends on the rejected token, so B takes V residuals a row; it uses every
+16th round only.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 class Rounds(NamedTuple):
-    """M rounds: what theory reads, and what the engine made of them."""
+    """M recorded rounds: the inputs of the theorem, and what the engine accepted."""
 
-    q: Tensor  # [M, L, V] the target's laws along the drafted chain
+    q: Tensor  # [M, L, V] the target's probabilities along the drafted chain
     p: Tensor  # [M, L, V] the drafter's
-    drafts: Tensor  # [M, L] as drawn from p, whatever became of them
-    accepted: Tensor  # [M] how many of them stood
+    drafts: Tensor  # [M, L] as sampled from p, accepted or not
+    accepted: Tensor  # [M] how many of them were accepted
     image: Tensor  # [M] rounds of one image are not independent
 
     def every(self, n: int) -> Rounds:
@@ -68,7 +68,7 @@ class Rounds(NamedTuple):
 
 
 class Recorder(Acceptor):
-    """The engine's own acceptor, which also notes every round that could accept all its drafts."""
+    """The engine's own acceptor, which also records every round that could accept all its drafts."""
 
     def __init__(self, engine: Engine) -> None:
         rule, tables = engine.acceptor.rule, engine.acceptor.tables
@@ -78,9 +78,9 @@ class Recorder(Acceptor):
     def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         accepted, residual = super().verify_chain(tree, probs, batch)
         assert tree.probs is not None, "drafts are sampled"
-        whole = batch.remaining > tree.shape.max_depth
-        noted = probs[:, :-1], tree.probs, tree.tokens, accepted, batch.keys
-        self.rounds.append(Rounds(*(field[whole] for field in noted)))
+        has_room = batch.remaining > tree.shape.max_depth
+        recorded = probs[:, :-1], tree.probs, tree.tokens, accepted, batch.keys
+        self.rounds.append(Rounds(*(field[has_room] for field in recorded)))
         return accepted, residual
 
 
@@ -91,7 +91,7 @@ def setting(acceptance: dict[str, Any], drafter: str, length: int) -> DecodingCo
 
 
 def record(models: Models, config: DecodingConfig, requests: Sequence[Request]) -> tuple[Rounds, NeighbourTables]:
-    """The whole rounds of these captions, and what the rule looks up."""
+    """The complete rounds of these captions, and the rule's tables."""
     engine = engine_for(models, config, batch=min(32, len(requests)))
     engine.acceptor = recorder = Recorder(engine)
     draw(engine, requests)
@@ -100,7 +100,7 @@ def record(models: Models, config: DecodingConfig, requests: Sequence[Request]) 
 
 
 def theory(rule: AcceptanceRule, rounds: Rounds, tables: NeighbourTables) -> Bounds:
-    """What theory says of a rule on these rounds, whichever rule they were drawn under."""
+    """The prediction for a rule on these rounds, whichever rule they were drawn with."""
     return estimate_bounds(rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import full_size
 from benchmarks.floor import copy_bandwidth, pass_bytes, round_bytes
-from benchmarks.random_models import NAMES, filled, sketch, with_usual_drafter
+from benchmarks.random_models import NAMES, published_shape, randomise, with_usual_drafter
 from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import Footprint, footprint
@@ -75,7 +75,7 @@ def test_every_model_draws_by_every_policy(
 
 def test_the_floor_is_the_bytes_counted_by_hand() -> None:
     """Width 64, 2 layers, feed-forward 128, 2048 codes; numbers of 4 bytes; 10 columns of the cache."""
-    target = sketch("llamagen-3b-c2i", torch.float32, tiny=True)
+    target = published_shape("llamagen-3b-c2i", torch.float32, tiny=True)
     layer, norms, head = 4 * 64 * 64 + 3 * 64 * 128, 2 * 64, 2048 * 64
     vanilla = 4 * (2 * (layer + norms) + 64 + head) + 4 * 10 * 2 * 2 * 64
     assert pass_bytes(target.transformer, 10) == vanilla
@@ -84,19 +84,19 @@ def test_the_floor_is_the_bytes_counted_by_hand() -> None:
     level = 4 * (layer + 64 + (2 * 64 * 64 + 64) + head) + 4 * 10 * 2 * 64
     assert round_bytes(models, 10, 3) == vanilla + 3 * level
     assert round_bytes(with_usual_drafter(target, full_size.SETTINGS["jacobi window"]), 10, 15) == vanilla
-    half = sketch("llamagen-3b-c2i", torch.bfloat16, tiny=True)
+    half = published_shape("llamagen-3b-c2i", torch.bfloat16, tiny=True)
     assert 2 * pass_bytes(half.transformer, 10) == vanilla
     assert copy_bandwidth(CPU) > 1e6
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sketches_have_the_published_shapes(name: str) -> None:
-    """And a filled one is finite, its rotations true, its norms 1."""
-    whole, tiny = sketch(name, torch.bfloat16), sketch(name, torch.bfloat16, tiny=True)
+def test_targets_have_the_published_shapes(name: str) -> None:
+    """A randomised one is finite, its rotations true, its norms 1."""
+    whole, tiny = published_shape(name, torch.bfloat16), published_shape(name, torch.bfloat16, tiny=True)
     assert whole.embed.weight.is_meta
     assert whole.codec is not None
     assert (tiny.grid, tiny.prompt_len, tiny.sampling) == (whole.grid, whole.prompt_len, whole.sampling)
-    target = filled(tiny, CPU)
+    target = randomise(tiny, CPU)
     assert all(bool(value.isfinite().all()) for value in target.state_dict().values())
     body = target.transformer
     assert torch.equal(body.get_buffer("rotations"), rotation_table(body.config))
