@@ -69,8 +69,8 @@ class Round:
 
 @torch.inference_mode()
 def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[Round], int]:
-    """Rounds until each of `batch` images has `tokens` tokens after the prefill's, and the number of these tokens; those
-    that the last round emits beyond `tokens` are not counted.
+    """Rounds until each of `batch` images has `tokens` tokens after the prefill's, and the number of these tokens,
+    without those that the last round emits beyond `tokens`.
     """
     state, _ = engine.open(deque(Request(number, "0") for number in range(batch)))
     rounds, emitted = [], [1] * batch

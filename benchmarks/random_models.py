@@ -68,8 +68,8 @@ def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
 
 @torch.no_grad()
 def randomise(module: Module, device: torch.device) -> Module:
-    """Moves a module from the meta device to a real one: norms 1, biases 0, all else small random numbers, so that logits
-    are finite. Rotation tables are the true ones: a transformer computes them on every device.
+    """Moves a module from the meta device to a real one: norms 1, biases 0, all else small random numbers, so that
+    logits are finite. Rotation tables are the true ones: a transformer computes them on every device.
     """
     module.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)

@@ -32,7 +32,7 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
     is_file = Path(source).expanduser().is_file()
     entries = list(read_models_yaml(source).values()) if is_file else [find_entry(source)]
     device = pick_device(AUTO)
-    free = free_memory(device)
+    free = available_memory(device)
     found = [_check_entry(entry, batch, device, free) for entry in entries]
     return {
         "file": source,
@@ -134,7 +134,7 @@ def describe_memory(parts: Mapping[str, int]) -> str:
     return f"{format_bytes(parts['total'])} ({shown})"
 
 
-def free_memory(device: torch.device) -> int | None:
+def available_memory(device: torch.device) -> int | None:
     """Free bytes on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

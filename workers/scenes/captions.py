@@ -78,8 +78,11 @@ def parse(text: str) -> tuple[int, ...]:
     """
     words = " ".join(_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+", text.lower()))
     chosen = {"background": "smooth", "background_colour": "grey", "relation": "alone", "position": "centre"}
-    words, background = _take_background(words, text)
-    chosen |= background
+    if found := _BACKGROUND.search(words):
+        tables = {"background": BACKGROUNDS, "background_colour": BACKGROUND_COLOURS}
+        # "plain" is the word that people use for a background without texture
+        chosen |= _classify(found.group(1).replace("plain", "smooth"), tables, "the background", text)
+        words = words[: found.start()] + " " + words[found.end() :]
     related = _RELATION.search(words)
     if related is None:
         first, second = words, None
@@ -94,17 +97,6 @@ def parse(text: str) -> tuple[int, ...]:
     else:
         chosen |= _object(second, "second", text, placed=False)
     return tuple(values.index(chosen[name]) for name, values in SLOTS)
-
-
-def _take_background(words: str, text: str) -> tuple[str, dict[str, str]]:
-    """Cuts the background phrase out of `words`: what is left, and the background's slots that it names."""
-    found = _BACKGROUND.search(words)
-    if found is None:
-        return words, {}
-    tables = {"background": BACKGROUNDS, "background_colour": BACKGROUND_COLOURS}
-    # "plain" is the word that people use for a background without texture.
-    phrase = found.group(1).replace("plain", "smooth")
-    return words[: found.start()] + " " + words[found.end() :], _classify(phrase, tables, "the background", text)
 
 
 def _object(words: str, which: str, text: str, *, placed: bool) -> dict[str, str]:

@@ -62,15 +62,9 @@ def _uniform(seed: int, indices: Tensor, purpose: int, k: int) -> Tensor:
     return ((_hash(seed, indices, purpose, k) >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
-def _indices(indices: range | Tensor) -> Tensor:
-    if isinstance(indices, range):
-        return torch.arange(indices.start, indices.stop, indices.step)
-    return indices.to(torch.int64)
-
-
 def sample_attributes(seed: int, indices: range | Tensor) -> Tensor:
     """Random attribute rows, int64 [n, 12], of scenes `indices` of `seed`; no object has its background's colour."""
-    index = _indices(indices)
+    index = torch.as_tensor(indices, dtype=torch.int64)
     u = _uniform(seed, index, _ATTRIBUTES, len(SLOTS) + 1)
     sizes = torch.tensor([len(values) for _, values in SLOTS], device=index.device)
     rows = (u[:, : len(SLOTS)] * sizes).long()
@@ -109,7 +103,7 @@ def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: boo
     Raises:
         ValueError: attributes and indices differ in number, or the rows are not 12 wide.
     """
-    index = _indices(indices).to(attributes.device)
+    index = torch.as_tensor(indices, dtype=torch.int64, device=attributes.device)
     if attributes.dim() != 2 or attributes.shape != (len(index), len(SLOTS)):
         shape, needed = list(attributes.shape), [len(index), len(SLOTS)]
         raise ValueError(f"render: attributes have shape {shape} for {len(index)} indices; needed: {needed}")

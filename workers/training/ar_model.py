@@ -24,7 +24,7 @@ from workers.models.weights import KeyMapping, load_weights
 from workers.training.evaluate import evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import Figures, LossFunction, Progress, TrainConfig, train
+from workers.training.loop import Figures, LossFunction, TrainConfig, train
 
 _DROPPED = 0.1  # share of examples that see the null prompt (Ho & Salimans 2022)
 
@@ -120,7 +120,7 @@ def train_target(
     piece: str = "target",
     resume: bool = False,
     log: Callable[[str], None] = print,
-) -> tuple[ARModel, Progress]:
+) -> tuple[ARModel, list[Figures]]:
     """Trains `model` in place; writes its averaged weights to out/<piece>.safetensors at every save and at the end."""
 
     def on_save(average: ARModel) -> Figures:

@@ -104,7 +104,7 @@ def train_drafter(
 
     def on_save(current: Drafter) -> Figures:
         figures = evaluate_drafter(target, current, data[1], scales=tuple(scales), batch=config.batch)
-        if not weights.exists() or figures[_BEST] >= _held_out(weights).get(_BEST, 0.0):
+        if not weights.exists() or figures[_BEST] >= read_config(weights)["held_out"][_BEST]:
             facts = {"recipe": asdict(distillation), "held_out": figures}
             save(weights, current, {**header(target, current), **facts})
         return figures
@@ -116,11 +116,6 @@ def train_drafter(
         drafter, loss, len(data[0]), config, out, name=stem, on_save=on_save, resume=resume, log=log, group=group
     )
     return average
-
-
-def _held_out(weights: Path) -> dict[str, float]:
-    figures: dict[str, float] = read_config(weights).get("held_out", {})
-    return figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -68,14 +68,6 @@ class TrainConfig:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
 
 
-@dataclass(slots=True)
-class Progress:
-    """What a run has done so far: one loss per step, and held-out figures by step."""
-
-    losses: list[float] = field(default_factory=list)
-    held_out: dict[int, Figures] = field(default_factory=dict)
-
-
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, size: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
@@ -128,8 +120,8 @@ def train(
     resume: bool = False,
     log: Callable[[str], None] = print,
     group: ProcessGroup = SINGLE_PROCESS,
-) -> tuple[Model, Progress]:
-    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model too.
+) -> tuple[Model, list[Figures]]:
+    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model, the journal.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
     held-out figures. out/<name>.checkpoint.pt stores the state as often; `resume` continues from it if it exists, on
@@ -143,12 +135,13 @@ def train(
     if size < 1:
         raise ValueError(f"{name}: no training examples")
     out.mkdir(parents=True, exist_ok=True)
-    run, checkpoint = _Run(model, config, name, out / f"{name}.journal.jsonl"), out / f"{name}.checkpoint.pt"
+    run = _Run(model, config, name, out / f"{name}.journal.jsonl" if group.is_main else None)
+    checkpoint = out / f"{name}.checkpoint.pt"
     if resume and checkpoint.exists():
         run.restore(checkpoint)
-    if group.is_main:
-        run.rewrite_journal()
-    started, first = time.monotonic(), len(run.progress.losses)
+    if run.journal is not None:
+        run.journal.write_text("".join(json.dumps(entry) + "\n" for entry in run.entries), encoding="utf-8")
+    started, first = time.monotonic(), run.steps
     losses: list[Tensor] = []  # on the device; read rarely, because reading waits for the device
     for step in range(first, config.steps):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
@@ -160,23 +153,25 @@ def train(
         run.update(step)
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if saving or (step + 1) % config.log_every == 0:
-            entries = run.read_losses(losses)
+            run.record_losses(losses)
             if group.is_main:
-                run.write_journal(entries)
                 log(run.status((time.monotonic() - started) / (step + 1 - first)))
         if saving and group.is_main:
             run.copy_untrained()
-            run.record_figures(on_save(run.average), log)
+            if figures := on_save(run.average):
+                log(f"{name} step {step + 1} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+                run.record([{"step": step + 1, **figures}])
             run.store(checkpoint)
-    return run.average, run.progress
+    return run.average, run.entries
 
 
 class _Run(Generic[Model]):
-    """The state of a run: model, average, optimisers and progress."""
+    """The state of a run: model, average, optimisers, and the journal's entries of the steps that are done."""
 
-    def __init__(self, model: Model, config: TrainConfig, name: str, journal: Path) -> None:
+    def __init__(self, model: Model, config: TrainConfig, name: str, journal: Path | None) -> None:
         self.model, self.average, self.config = model, copy.deepcopy(model), config
-        self.name, self.journal, self.progress = name, journal, Progress()
+        self.name, self.journal, self.steps = name, journal, 0
+        self.entries: list[Figures] = []
         self.optimisers = build_optimisers(model, config)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -187,7 +182,7 @@ class _Run(Generic[Model]):
 
     def update(self, step: int) -> None:
         """One step of the optimisers and of the averaged weights, from the parameters' gradients."""
-        config, rate = self.config, self.rate(step)
+        config, rate = self.config, trapezoid(step, self.config)
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:
@@ -208,52 +203,33 @@ class _Run(Generic[Model]):
         for name in current.keys() - trained:
             average[name].copy_(current[name])
 
-    def rate(self, step: int) -> float:
-        """Share of the peak learning rates at a step."""
-        return trapezoid(step, self.config)
+    def record(self, entries: list[Figures]) -> None:
+        """Adds entries to the journal."""
+        self.entries += entries
+        if self.journal is not None:
+            with self.journal.open("a", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(entry) + "\n" for entry in entries)
 
-    def read_losses(self, losses: list[Tensor]) -> list[Figures]:
-        """Moves the losses of the last steps from the device into the progress; returns their journal entries."""
+    def record_losses(self, losses: list[Tensor]) -> None:
+        """Moves the losses of the last steps from the device into the journal."""
         values = torch.stack(losses).tolist()
         losses.clear()
-        done = len(self.progress.losses)
-        for step, value in enumerate(values, start=done):
+        for step, value in enumerate(values, start=self.steps):
             if not math.isfinite(value):
                 raise ValueError(f"{self.name}: the loss is {value} at step {step}; lower matrix_lr and other_lr")
-        self.progress.losses += values
-        return [{"step": step, "loss": value} for step, value in enumerate(values, start=done + 1)]
-
-    def record_figures(self, figures: Figures, log: Callable[[str], None]) -> None:
-        """Held-out figures of the last step, into the progress, the journal and the log."""
-        step = len(self.progress.losses)
-        self.progress.held_out[step] = figures
-        if figures:
-            log(f"{self.name} step {step} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-            self.write_journal([{"step": step, **figures}])
+        self.record([{"step": step, "loss": value} for step, value in enumerate(values, start=self.steps + 1)])
+        self.steps += len(values)
 
     def status(self, seconds: float) -> str:
         """The log's line, at so many seconds a step."""
-        config, losses = self.config, self.progress.losses
-        step, recent = len(losses), losses[-config.log_every :]
+        config, step = self.config, self.steps
+        recent = [entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry]
+        recent = recent[-config.log_every :]
         return (
             f"{self.name} step {step}/{config.steps} loss {sum(recent) / len(recent):.4f} "
-            f"rate x{self.rate(step - 1):.2f} {config.batch / seconds:.0f} examples/s, "
+            f"rate x{trapezoid(step - 1, config):.2f} {config.batch / seconds:.0f} examples/s, "
             f"{(config.steps - step) * seconds / 60:.1f} min left"
         )
-
-    def rewrite_journal(self) -> None:
-        """Cuts the journal back to the progress: later steps of a killed run are repeated."""
-        entries: list[Figures] = []
-        for step, loss in enumerate(self.progress.losses, start=1):
-            entries.append({"step": step, "loss": loss})
-            if figures := self.progress.held_out.get(step):
-                entries.append({"step": step, **figures})
-        self.journal.write_text("", encoding="utf-8")
-        self.write_journal(entries)
-
-    def write_journal(self, entries: list[Figures]) -> None:
-        with self.journal.open("a", encoding="utf-8") as lines:
-            lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
 
     def store(self, path: Path) -> None:
         """Writes the checkpoint under another name and renames it, so that a killed run leaves a whole file."""
@@ -262,8 +238,8 @@ class _Run(Generic[Model]):
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "losses": self.progress.losses,
-            "held_out": self.progress.held_out,
+            "steps": self.steps,
+            "journal": self.entries,
         }
         partial = path.with_name(path.name + ".part")
         torch.save(state, partial)
@@ -281,7 +257,7 @@ class _Run(Generic[Model]):
         self.average.load_state_dict(state["average"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.progress = Progress(state["losses"], state["held_out"])
+        self.steps, self.entries = state["steps"], state["journal"]
 
     def fixed_settings(self) -> dict[str, Any]:
         """The settings that decide the curve."""

@@ -19,7 +19,7 @@ import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.cli.doctor import describe_ray_access, describe_workers
 from orchestrator.doctor import checkup, machine
-from orchestrator.doctor.checkup import free_memory
+from orchestrator.doctor.checkup import available_memory
 from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
 from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
@@ -188,7 +188,7 @@ def test_whole_checkpoints_are_checked(
     needed = classes["memory"]
     assert needed["batch"] == 4
     assert needed["parameters"] >= 4 * numbers
-    room = free_memory(torch.device(found["device"]))
+    room = available_memory(torch.device(found["device"]))
     assert room is not None
     assert needed["total"] < room
     assert needed["largest_batch"] > 4
@@ -237,7 +237,7 @@ def test_problems_of_checkpoints_end_with_one(
 def test_memory_that_is_not_there(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkup, "free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(checkup, "available_memory", lambda device: 1 << 20)
     assert doctor(monkeypatch, "--models", f"{made}#classes") == 1
     out = capsys.readouterr().out
     assert "PROBLEM: " in out
