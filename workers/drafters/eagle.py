@@ -19,7 +19,7 @@ The file shows which optional tensors there are. Every tensor is used; an error 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from workers.models.checkpoint_files import PICKLED, WeightsError, load_tensors,
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
-from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
+from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _CONFIG = "config.json"
 _CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4  # targets count codes, not the whole vocabulary
@@ -139,7 +139,13 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
             f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was made for another target"
         )
     layer = skip_init(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
-    load_weights(layer, tensors, _weight_table(config), where=path)
+    halves = config.channels if config.rope == "line" else None  # LlamaGen's converted files rotate adjacent channels
+    mappings = [
+        KeyMapping("embed_tokens.weight", "embed.weight"),
+        KeyMapping("fc.{part}", "fc.{part}"),
+        *hf_layer_mappings("layers.0", "decoder.layers.0", halves),
+    ]
+    load_weights(layer, tensors, mappings, where=path)
     if layer.embed is not None and codes != target.vocab_size:  # keep the image codes of the whole vocabulary
         codes_range = slice(_CHAMELEON_FIRST_CODE, _CHAMELEON_FIRST_CODE + target.vocab_size)
         layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[codes_range].clone())  # type: ignore[no-untyped-call]
@@ -199,42 +205,6 @@ def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: Transformer
         input_norm="layers.0.input_layernorm.weight" in tensors,
         final_norm=False,
     )
-
-
-def _weight_table(config: TransformerConfig) -> list[KeyMapping]:
-    """Published names to the layer's. Chameleon's heads rotate halves, ours rotate neighbouring channels, so their rows
-    are permuted; LlamaGen's converted files kept the neighbours.
-    """
-
-    def permute(weight: Tensor) -> Tensor:
-        # a size that does not fit is left for the comparison of shapes to report
-        fits = config.rope == "line" and weight.shape[0] % config.channels == 0
-        return interleave_rotary(weight, config.channels) if fits else weight
-
-    def stack(parts: Sequence[Tensor]) -> Tensor:
-        q, k, v = parts
-        return torch.cat([permute(q), permute(k), v])
-
-    def permute_norm(parts: Sequence[Tensor]) -> Tensor:
-        (weight,) = parts
-        return permute(weight.flatten()).view(weight.shape)
-
-    source, own = "layers.0.self_attn", "decoder.layers.0.attention"
-    return [
-        KeyMapping("embed_tokens.weight", "embed.weight"),
-        KeyMapping("fc.{part}", "fc.{part}"),
-        KeyMapping(tuple(f"{source}.{part}_proj.weight" for part in "qkv"), f"{own}.wqkv.weight", stack),
-        KeyMapping(f"{source}.o_proj.weight", f"{own}.wo.weight"),
-        KeyMapping(f"{source}.q_norm.{{part}}", f"{own}.q_norm.{{part}}", permute_norm),
-        KeyMapping(f"{source}.k_norm.{{part}}", f"{own}.k_norm.{{part}}", permute_norm),
-        KeyMapping(
-            ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight"),
-            "decoder.layers.0.feed_forward.w13.weight",
-        ),
-        KeyMapping("layers.0.mlp.down_proj.weight", "decoder.layers.0.feed_forward.w2.weight"),
-        KeyMapping("layers.0.input_layernorm.weight", "decoder.layers.0.attention_norm.weight"),
-        KeyMapping("layers.0.post_attention_layernorm.weight", "decoder.layers.0.ffn_norm.weight"),
-    ]
 
 
 def _equal(own: Tensor, other: Tensor) -> bool:

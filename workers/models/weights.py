@@ -7,6 +7,8 @@ name and `{...}` for any part of it; the matched text is put into the target's t
     KeyMapping(("{...}.w1.weight", "{...}.w3.weight"), "transformer.{...}.w13.weight")   # concatenates two
     KeyMapping("quantize.codebook_used", None)                                           # known and unused
 
+A tensor of the module may have several mappings: the first one with a source in the checkpoint counts.
+
 A checkpoint of another origin needs other mappings, never another model.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from workers.models.checkpoint_files import WeightsError, is_shapes_only, preview
 
 M = TypeVar("M", bound=nn.Module)
+Merge = Callable[[Sequence[Tensor]], Tensor]
 
 # Names that occur in only one kind of file: error messages say what a wrong file is.
 _KNOWN_FILES = (
@@ -54,24 +57,11 @@ class KeyMapping(NamedTuple):
 
     source: str | tuple[str, ...]
     target: str | None
-    merge: Callable[[Sequence[Tensor]], Tensor] | None = None
+    merge: Merge | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,) if isinstance(self.source, str) else self.source
-
-
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    """What becomes one tensor of the module: checkpoint names in order (None: missing), as expected, and the merge."""
-
-    names: list[str | None]
-    expected: list[str]
-    merge: Callable[[Sequence[Tensor]], Tensor] | None
-
-    @property
-    def present(self) -> list[str]:
-        return [name for name in self.names if name is not None]
 
 
 def interleave_rotary(weight: Tensor, channels: int) -> Tensor:
@@ -80,6 +70,40 @@ def interleave_rotary(weight: Tensor, channels: int) -> Tensor:
     LLaMA and Chameleon in Hugging Face's layout rotate halves; this project's transformer rotates pairs (2i, 2i + 1).
     """
     return weight.reshape(-1, 2, channels // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> list[KeyMapping]:
+    """The tensors of a decoder layer in Hugging Face's layout, for a `Layer` of this project's transformer.
+
+    source, target: the layer's name, such as "model.layers.{l}". channels: of a head, if the file rotates halves (see
+    `interleave_rotary`).
+    """
+
+    def interleave(weight: Tensor) -> Tensor:
+        # a size that does not fit is left for the comparison of shapes to report
+        fits = channels is not None and weight.shape[0] % channels == 0
+        return interleave_rotary(weight, channels) if fits else weight
+
+    def merge_qkv(parts: Sequence[Tensor]) -> Tensor:
+        query, key, value = parts
+        return torch.cat([interleave(query), interleave(key), value])
+
+    def merge_norm(parts: Sequence[Tensor]) -> Tensor:
+        return interleave(parts[0].flatten()).view(parts[0].shape)
+
+    projections = tuple(f"{source}.self_attn.{part}_proj.weight" for part in "qkv")
+    return [
+        KeyMapping(projections, f"{target}.attention.wqkv.weight", merge_qkv),
+        KeyMapping(f"{source}.self_attn.o_proj.weight", f"{target}.attention.wo.weight"),
+        KeyMapping(f"{source}.self_attn.q_norm.{{part}}", f"{target}.attention.q_norm.{{part}}", merge_norm),
+        KeyMapping(f"{source}.self_attn.k_norm.{{part}}", f"{target}.attention.k_norm.{{part}}", merge_norm),
+        KeyMapping(
+            (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), f"{target}.feed_forward.w13.weight"
+        ),
+        KeyMapping(f"{source}.mlp.down_proj.weight", f"{target}.feed_forward.w2.weight"),
+        KeyMapping(f"{source}.input_layernorm.weight", f"{target}.attention_norm.weight"),
+        KeyMapping(f"{source}.post_attention_layernorm.weight", f"{target}.ffn_norm.weight"),
+    ]
 
 
 class _SkipInit(TorchFunctionMode):
@@ -123,37 +147,31 @@ def load_weights(
         WeightsError: tensors without a mapping, parameters without a tensor, other shapes, values that are not finite.
             The module must not be used then.
     """
-    slots = module.state_dict(keep_vars=True)
-    assignments, unknown = _match(tensors, mappings)
-    missing = [_describe_key(name, mappings) for name in slots if name not in assignments]
-    missing += [
-        w
-        for assignment in assignments.values()
-        for name, w in zip(assignment.names, assignment.expected, strict=True)
-        if name is None
-    ]
-    extra = unknown + [
-        name for target, assignment in assignments.items() if target not in slots for name in assignment.present
-    ]
+    slots, names = module.state_dict(keep_vars=True), set(tensors)
+    found = {slot: _find_sources(slot, mappings, names) for slot in slots}
+    used = {source for _, sources in found.values() for source in sources}
+    missing = [line for slot, (_, sources) in found.items() for line in _describe_missing(slot, sources, names)]
+    unused = [_pattern(source) for mapping in mappings if mapping.target is None for source in mapping.sources]
+    extra = [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in unused)]
     if missing or extra:
         raise WeightsError(f"{where}: {_mismatch(missing, extra, tensors)}")
-    for target, assignment in assignments.items():
-        slot = slots[target]
-        names = " + ".join(assignment.present)
-        parts = [tensors[name] for name in assignment.present]
-        value = assignment.merge(parts) if assignment.merge else parts[0] if len(parts) == 1 else torch.cat(parts)
+    for target, (merge, sources) in found.items():
+        slot, label = slots[target], " + ".join(sources)
+        parts = [tensors[name] for name in sources]
+        value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:
             raise WeightsError(
-                f"{where}: {names} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
+                f"{where}: {label} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
                 f"the file is of another size than requested{_origin(tensors)}"
             )
         if slot.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
-            raise WeightsError(f"{where}: {names} holds NaN or infinite values; the file is damaged")
+            raise WeightsError(f"{where}: {label} holds NaN or infinite values; the file is damaged")
         _set(module, target, slot, value, dtype)
     unset = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
     assert not unset or is_shapes_only(), f"still without storage: {unset}"
 
 
+@lru_cache(maxsize=4096)
 def _pattern(template: str) -> re.Pattern[str]:
     """The regular expression of a template; {i} becomes a group of that name, {...} the group `rest`."""
     rule = ""
@@ -169,41 +187,24 @@ def _substitute(template: str, match: re.Match[str]) -> str:
     return re.sub(r"\{(\w+|\.\.\.)\}", lambda slot: match["rest" if slot[1] == "..." else slot[1]], template)
 
 
-def _match(tensors: Mapping[str, Tensor], mappings: Sequence[KeyMapping]) -> tuple[dict[str, _Assignment], list[str]]:
-    """What assignments which name of the module, and the tensors without a row. The first row that matches counts."""
-    patterns = [
-        (mapping, index, _pattern(source)) for mapping in mappings for index, source in enumerate(mapping.sources)
+def _find_sources(slot: str, mappings: Sequence[KeyMapping], names: set[str]) -> tuple[Merge | None, list[str]]:
+    """How a tensor of the module is merged, and from which of a checkpoint's names: by the first mapping to it with a
+    source among `names`, else by the first one.
+    """
+    candidates = [
+        (mapping.merge, [_substitute(source, match) for source in mapping.sources])
+        for mapping in mappings
+        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(slot))
     ]
-    assignments: dict[str, _Assignment] = {}
-    unknown = []
-    for name in tensors:
-        found = next(
-            ((mapping, index, hit) for mapping, index, rule in patterns if (hit := rule.fullmatch(name))), None
-        )
-        if found is None:
-            unknown.append(name)
-            continue
-        mapping, index, match = found
-        if mapping.target is None:
-            continue
-        expected = [_substitute(source, match) for source in mapping.sources]
-        assignment = assignments.setdefault(
-            _substitute(mapping.target, match), _Assignment([None] * len(expected), expected, mapping.merge)
-        )
-        if assignment.names[index] is None:
-            assignment.names[index] = name
-        else:  # two tensors map to the same parameter
-            unknown.append(name)
-    return assignments, unknown
+    present = (candidate for candidate in candidates if not names.isdisjoint(candidate[1]))
+    return next(present, candidates[0] if candidates else (None, [slot]))
 
 
-def _describe_key(target: str, mappings: Sequence[KeyMapping]) -> str:
-    """A name of the module, with the checkpoint's name in brackets if it differs."""
-    for mapping in mappings:
-        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(target)):
-            sources = " + ".join(_substitute(source, match) for source in mapping.sources)
-            return target if sources == target else f"{target} ({sources})"
-    return target
+def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[str]:
+    """The sources that `names` lack; if it has none of them, the module's own name with its sources in brackets."""
+    if names.isdisjoint(sources):
+        return [slot if sources == [slot] else f"{slot} ({' + '.join(sources)})"]
+    return [source for source in sources if source not in names]
 
 
 def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor]) -> str:

@@ -7,11 +7,9 @@ images; the embedding keeps all ids, because prompts need them. Sizes come from 
 from __future__ import annotations
 
 import re
-from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,13 +18,12 @@ from workers.models.checkpoint_files import WeightsError, load_tensors, read_jso
 from workers.models.families.vq_shapes import infer_config
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import CHAMELEON, VQConfig, VQModel
-from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
+from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4
 IMAGE_IDS = slice(FIRST_IMAGE_ID, FIRST_IMAGE_ID + CODES)
 
 _EMBEDDING, _HEAD, _VQ = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
-_IMAGE_EMBEDDING = f"{_EMBEDDING}[image ids]"  # rows of the embedding, mapped like a tensor of their own
 _LAYER = "model.layers.{l}"
 
 
@@ -53,34 +50,14 @@ def _vq_mappings(levels: int) -> list[KeyMapping]:
 
 
 def _transformer_mappings(channels: int, levels: int) -> list[KeyMapping]:
-    """Hugging Face's names. Queries, keys and their norms use half-split rotation there: see `interleave_rotary`."""
-
-    def interleave_qkv(parts: Sequence[Tensor]) -> Tensor:
-        query, key, value = parts
-        return torch.cat([interleave_rotary(query, channels), interleave_rotary(key, channels), value])
-
-    def interleave_norm(parts: Sequence[Tensor]) -> Tensor:
-        return interleave_rotary(parts[0].reshape(-1), channels).view(parts[0].shape)
-
-    attention, layer = f"{_LAYER}.self_attn", "transformer.layers.{l}"
-    projections = tuple(f"{attention}.{part}_proj.weight" for part in "qkv")
+    """Hugging Face's names of the transformer, with those of the codec, which `codec` loads."""
     return [
         KeyMapping(_EMBEDDING, "conditioner.words.weight"),
-        KeyMapping(_IMAGE_EMBEDDING, "transformer.embed.weight"),
+        KeyMapping(_EMBEDDING, "transformer.embed.weight", lambda parts: parts[0][IMAGE_IDS]),
         KeyMapping(_HEAD, "transformer.head.weight", lambda parts: parts[0][IMAGE_IDS]),
         KeyMapping("model.norm.weight", "transformer.norm.weight"),
-        KeyMapping(projections, f"{layer}.attention.wqkv.weight", interleave_qkv),
-        KeyMapping(f"{attention}.q_norm.{{part}}", f"{layer}.attention.q_norm.{{part}}", interleave_norm),
-        KeyMapping(f"{attention}.k_norm.{{part}}", f"{layer}.attention.k_norm.{{part}}", interleave_norm),
-        KeyMapping(f"{attention}.o_proj.weight", f"{layer}.attention.wo.weight"),
-        KeyMapping(
-            (f"{_LAYER}.mlp.gate_proj.weight", f"{_LAYER}.mlp.up_proj.weight"),
-            f"{layer}.feed_forward.w13.weight",
-        ),
-        KeyMapping(f"{_LAYER}.mlp.down_proj.weight", f"{layer}.feed_forward.w2.weight"),
-        KeyMapping(f"{_LAYER}.input_layernorm.weight", f"{layer}.attention_norm.weight"),
-        KeyMapping(f"{_LAYER}.post_attention_layernorm.weight", f"{layer}.ffn_norm.weight"),
-        *(KeyMapping(f"{_VQ}{mapping.source}", None) for mapping in _vq_mappings(levels)),  # `codec` loads these
+        *hf_layer_mappings(_LAYER, "transformer.layers.{l}", channels),
+        *(KeyMapping(f"{_VQ}{mapping.source}", None) for mapping in _vq_mappings(levels)),
     ]
 
 
@@ -141,10 +118,8 @@ class ChameleonCheckpoint:
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
         """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""
-        image = {_IMAGE_EMBEDDING: self.tensors[_EMBEDDING][IMAGE_IDS]}
-        tensors = ChainMap(image, cast("MutableMapping[str, Tensor]", self.tensors))
         mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan()).multipliers))
-        load_weights(parts, tensors, mappings, where=self.path, dtype=dtype)
+        load_weights(parts, self.tensors, mappings, where=self.path, dtype=dtype)
 
     def codec(self, vq: str | Path | None) -> VQModel | None:
         """The codec from a VQGAN file or, without one, from the checkpoint; None if that has no decoder.

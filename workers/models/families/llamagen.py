@@ -33,7 +33,7 @@ from workers.models.target import Target
 from workers.models.text import T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import VQConfig, VQModel
-from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,47 +66,32 @@ TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
 
-def _key_mappings(sources: Mapping[str, str | tuple[str, ...]], condition: str) -> list[KeyMapping]:
-    """A transformer's key mappings from the family's names for its parts, `{l}` standing for a layer."""
+def _condition_mappings(condition: str) -> list[KeyMapping]:
     return [
-        *(KeyMapping(source, f"transformer.{target}.weight") for target, source in sources.items()),
         KeyMapping(f"{condition}.embedding_table.weight", "conditioner.classes.weight"),
         KeyMapping(f"{condition}.cap_proj.{{fc}}.weight", "conditioner.{fc}.weight"),
         KeyMapping(f"{condition}.uncond_embedding", "conditioner.uncond_embedding"),
     ]
 
 
-_OFFICIAL = _key_mappings(
-    {
-        "embed": "tok_embeddings.weight",
-        "layers.{l}.attention.wqkv": "layers.{l}.attention.wqkv.weight",
-        "layers.{l}.attention.wo": "layers.{l}.attention.wo.weight",
-        "layers.{l}.feed_forward.w13": ("layers.{l}.feed_forward.w1.weight", "layers.{l}.feed_forward.w3.weight"),
-        "layers.{l}.feed_forward.w2": "layers.{l}.feed_forward.w2.weight",
-        "layers.{l}.attention_norm": "layers.{l}.attention_norm.weight",
-        "layers.{l}.ffn_norm": "layers.{l}.ffn_norm.weight",
-        "norm": "norm.weight",
-        "head": "output.weight",
-    },
-    "cls_embedding",
-)
-
+_OFFICIAL = [
+    KeyMapping("tok_embeddings.weight", "transformer.embed.weight"),
+    KeyMapping("output.weight", "transformer.head.weight"),
+    *_condition_mappings("cls_embedding"),
+    KeyMapping(
+        ("layers.{l}.feed_forward.w1.weight", "layers.{l}.feed_forward.w3.weight"),
+        "transformer.layers.{l}.feed_forward.w13.weight",
+    ),
+    KeyMapping("{...}.weight", "transformer.{...}.weight"),
+]
 # Converted files split wqkv and still rotate adjacent channels, so no permutation is needed.
-_ATTENTION, _MLP = "model.layers.{l}.self_attn", "model.layers.{l}.mlp"
-_CONVERTED = _key_mappings(
-    {
-        "embed": "model.embed_tokens.weight",
-        "layers.{l}.attention.wqkv": tuple(f"{_ATTENTION}.{part}_proj.weight" for part in "qkv"),
-        "layers.{l}.attention.wo": f"{_ATTENTION}.o_proj.weight",
-        "layers.{l}.feed_forward.w13": (f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight"),
-        "layers.{l}.feed_forward.w2": f"{_MLP}.down_proj.weight",
-        "layers.{l}.attention_norm": "model.layers.{l}.input_layernorm.weight",
-        "layers.{l}.ffn_norm": "model.layers.{l}.post_attention_layernorm.weight",
-        "norm": "model.norm.weight",
-        "head": "lm_head.weight",
-    },
-    "model.cls_embedding",
-)
+_CONVERTED = [
+    KeyMapping("model.embed_tokens.weight", "transformer.embed.weight"),
+    KeyMapping("lm_head.weight", "transformer.head.weight"),
+    *_condition_mappings("model.cls_embedding"),
+    KeyMapping("model.norm.weight", "transformer.norm.weight"),
+    *hf_layer_mappings("model.layers.{l}", "transformer.layers.{l}"),
+]
 
 # VQModel has the official names. The buffer is a usage counter of training.
 _VQ = [KeyMapping("quantize.codebook_used", None), KeyMapping("{...}", "{...}")]
