@@ -19,7 +19,7 @@ from workers.models.vq import VQConfig
 
 DIM, LAYERS, HEADS, KV_HEADS, CHANNELS, FFN, VOCABULARY = 32, 2, 4, 2, 8, 48, 8880
 VQ = VQConfig(
-    codebook_size=8192, code_dim=6, l2_normalised=False, channels=32, multipliers=(1, 2, 1), z_channels=10,
+    codebook_size=8192, code_dim=256, l2_normalised=False, channels=32, multipliers=(1, 2, 1, 1, 1), z_channels=10,
     level_attention=False,
 )  # fmt: skip
 SIZE = f"{DIM}x{LAYERS}"

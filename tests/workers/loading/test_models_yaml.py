@@ -26,7 +26,7 @@ from workers.loading.models_yaml import (
 )
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
 from workers.models.families.catalogue import families
-from workers.models.families.llamagen import SIZES, load_llamagen
+from workers.models.families.llamagen import SIZES, LlamaGen
 from workers.models.families.llamagen_prompts import FlanT5XLShapes
 from workers.models.families.scenes import BUILTIN
 from workers.models.vq import VQConfig
@@ -90,15 +90,9 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
     entry = read_entry(made / "models.yaml", name)
     models = load_entry(entry, CPU)
     kind, text = ("c2i", None) if name == "classes" else ("t2i", made / "ckpt/t5")
-    from workers.models.families.llamagen import LlamaGenSize
-
-    by_hand = load_llamagen(
-        made / f"ckpt/{kind}.pt",
-        made / "ckpt/vq.pt",
-        image_size=48,
-        text=text,
-        size=LlamaGenSize(32, 2, 2),
-    )
+    keys = {"transformer": made / f"ckpt/{kind}.pt", "vq": made / "ckpt/vq.pt", "text": text}
+    files = {key: str(path) for key, path in keys.items() if path is not None}
+    by_hand = LlamaGen.from_mapping({**files, "image_size": 48, "heads": 2}).load(CPU, torch.float32)
     caption = "7" if kind == "c2i" else "a red ball"
     prompts = [target.encode([caption], guided=True) for target in (models.target, by_hand)]
     torch.testing.assert_close(prompts[0].embeds, prompts[1].embeds)

@@ -4,9 +4,11 @@ decoder, which transformers lacks, against the documented layers written out."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -33,11 +35,11 @@ from tests.fakes.tiny_chameleon import (
 )
 from tests.fakes.watched import Replay, draw
 from workers.models.checkpoint_files import WeightsError
-from workers.models.families.chameleon import ANOLE, Anole, Tokenizer, load_target, load_tokenizer
-from workers.models.families.chameleon_files import load_vqgan
+from workers.models.families.chameleon import ANOLE, Anole, ImageFormat, load_tokenizer
 from workers.models.target import Target
+from workers.models.vq import VQModel
 
-SIDE, ROOM = 4, 12
+SIDE, ROOM, CPU = 4, 12, torch.device("cpu")
 CAPTIONS = ["a red ball", "a blue cat : a ball"]
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0}
 
@@ -62,26 +64,44 @@ def target(folder: Path) -> Target:
     return load_anole(folder)
 
 
-def load_anole(
-    path: Path,
-    vq: Path | None = None,
-    tokenizer: Tokenizer | None = None,
-    *,
-    side: int = SIDE,
-    prompt_tokens: int = ROOM,
-    dtype: torch.dtype = torch.float32,
-) -> Target:
-    return load_target(
-        replace(ANOLE, rows=side, cols=side), path, vq, tokenizer, prompt_tokens=prompt_tokens, dtype=dtype
-    )
+class SmallAnole(Anole):
+    """Anole for images of fewer codes."""
+
+    side: ClassVar[int] = SIDE
+
+    @property
+    def image(self) -> ImageFormat:
+        return replace(ANOLE, rows=self.side, cols=self.side)
+
+
+class SquareAnole(SmallAnole):
+    side = 32
+
+
+def load_anole(path: Path, vq: Path | None = None, tokenizer: Path | None = None, **options: Any) -> Target:
+    dtype, kind = options.pop("dtype", torch.float32), options.pop("kind", SmallAnole)
+    files = {"vq": None if vq is None else str(vq), "tokenizer": None if tokenizer is None else str(tokenizer)}
+    target: Target = kind(str(path), **files, **{"prompt_tokens": ROOM, **options}).load(CPU, dtype)
+    return target
 
 
 def read(text: str) -> list[int]:
     return [WORD_IDS[word] for word in text.split()]
 
 
-def attempt(path: Path, **options: object) -> Target:
-    return load_anole(path, None, read, **options)  # type: ignore[arg-type]
+def write_codec(folder: Path, state: State) -> Path:
+    torch.save({"state_dict": state}, folder / "vqgan.ckpt")
+    return folder / "vqgan.ckpt"
+
+
+@pytest.fixture(scope="module")
+def attempt(
+    tmp_path_factory: pytest.TempPathFactory, reference: ChameleonForConditionalGeneration
+) -> Callable[..., Target]:
+    """Load a checkpoint with another file's codec and tokenizer."""
+    files = tmp_path_factory.mktemp("parts")
+    vq, tokenizer = write_codec(files, vqgan(reference)), write_tokenizer(files)
+    return lambda path, **options: load_anole(path, vq, tokenizer, **options)
 
 
 # loading
@@ -103,14 +123,16 @@ def test_official_names(language: State, reference: ChameleonForConditionalGener
     assert {"quantize.embedding.weight", "post_quant_conv.weight", "encoder.conv_out.weight"} < vq
 
 
-def test_shards_one_file_and_pickles_give_the_same_model(folder: Path, language: State, tmp_path: Path) -> None:
+def test_shards_one_file_and_pickles_give_the_same_model(
+    folder: Path, language: State, tmp_path: Path, attempt: Callable[..., Target]
+) -> None:
     whole = load_anole(folder).state_dict()
     save_file(language, tmp_path / "one.safetensors")
     torch.save(language, tmp_path / "one.pt")
     torch.save({"state_dict": language, "epoch": 3}, tmp_path / "wrapped.bin")
     for name in ("one.safetensors", "one.pt", "wrapped.bin"):
         other = attempt(tmp_path / name).state_dict()
-        assert other.keys() == {name for name in whole if not name.startswith("codec.")}
+        assert other.keys() == whole.keys()
         assert all(torch.equal(value, whole[name]) for name, value in other.items())
 
 
@@ -250,11 +272,11 @@ def vqgan(reference: ChameleonForConditionalGeneration) -> State:
     return encoder_state(reference) | decoder_state()
 
 
-def test_codec(target: Target, reference: ChameleonForConditionalGeneration, tmp_path: Path) -> None:
+def test_codec(folder: Path, target: Target, reference: ChameleonForConditionalGeneration, tmp_path: Path) -> None:
     """Its own file and the model's give the same codec; it encodes as transformers' and decodes as the plain layers."""
     trained = {**vqgan(reference), "loss.discriminator.main.0.bias": torch.ones(2)}
-    torch.save({"state_dict": trained, "global_step": 7}, tmp_path / "vqgan.ckpt")
-    codec = load_vqgan(tmp_path / "vqgan.ckpt")
+    codec = load_anole(folder, write_codec(tmp_path, trained)).codec
+    assert isinstance(codec, VQModel)
     assert target.codec is not None
     own = target.codec.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in codec.state_dict().items())
@@ -267,39 +289,54 @@ def test_codec(target: Target, reference: ChameleonForConditionalGeneration, tmp
         expected = Plain(decoder_state())(z)
         assert expected.std() > 0.1
         torch.testing.assert_close(codec.decode_latents(codec.codebook[codes]), expected, atol=2e-4, rtol=1e-4)
-        images = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(3)) * 2 - 1
+        images = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(3)) * 2 - 1
         theirs = reference.model.vqmodel.encode(images).image_tokens
         assert torch.equal(codec.encode(images).flatten(), theirs.flatten())
     pixels = target.decode(codes.flatten(1))
     torch.testing.assert_close(pixels, (expected.clamp(-1, 1) + 1) / 2, atol=2e-4, rtol=1e-4)
 
 
-def test_codecs_that_do_not_fit(folder: Path, reference: ChameleonForConditionalGeneration, tmp_path: Path) -> None:
-    path = tmp_path / "vqgan.pt"
-
-    def refuse(state: State, match: str) -> None:
-        torch.save({"state_dict": state}, path)
+def test_codecs_that_do_not_fit(
+    folder: Path, language: State, reference: ChameleonForConditionalGeneration, tmp_path: Path
+) -> None:
+    def refuse(state: State, match: str, checkpoint: Path = folder) -> None:
         with pytest.raises(WeightsError, match=match):
-            load_anole(folder, path, read)
+            load_anole(checkpoint, write_codec(tmp_path, state), folder / "tokenizer.json")
 
     state = vqgan(reference)
-    small = {**state, "quantize.embedding.weight": state["quantize.embedding.weight"][:1024]}
-    refuse(small, r"vqgan\.pt: quantize\.embedding\.weight has shape \[1024, 6\].*needs \[8192, 6\].*another size")
-    refuse({**state, "quantize.embedding.weight": torch.randn(8192, 6)}, "its codebook differs from the one in")
+    codebook = state["quantize.embedding.weight"]
+    small = {**state, "quantize.embedding.weight": codebook[:1024]}
+    refuse(small, r"vqgan\.ckpt: this codec has 1024 codes, the target needs 8192; give `vq`")
+    refuse({**state, "quantize.embedding.weight": torch.randn(8192, 256)}, "its codebook differs from the one in")
+    alone = tmp_path / "alone.pt"  # without a codebook of its own
+    torch.save(language, alone)
+    narrow = {
+        **state,
+        "quantize.embedding.weight": codebook[:, :8],
+        "quant_conv.weight": state["quant_conv.weight"][:8],
+        "quant_conv.bias": state["quant_conv.bias"][:8],
+        "post_quant_conv.weight": state["post_quant_conv.weight"][:, :8],
+    }
+    for path in (folder, alone):
+        refuse(narrow, r"vqgan\.ckpt: .* 8 numbers per code, the target needs 256; give `vq`", path)
+    shallow = {  # levels 2 to 4 are equally wide: without one of them, this is a whole codec
+        name.replace("down.4", "down.3"): value
+        for name, value in state.items()
+        if not re.match(r"encoder\.down\.3|decoder\.up\.4", name)
+    }
+    refuse(shallow, r"vqgan\.ckpt: .* 8 pixels per code along a side, the target needs 16; give `vq`")
     short = {name: value for name, value in state.items() if name != "decoder.up.2.block.1.conv1.bias"}
     refuse(short, r"missing weights \(1\): .*\(decoder\.up\.2\.block\.1\.conv1\.bias\)")
     refuse(
         {**state, "decoder.up.0.attn.0.q.bias": torch.ones(1)},
         r"unknown to this model.*\(1\): decoder\.up\.0\.attn\.0\.q\.bias",
     )
-    torch.save(state, path)
-    assert load_anole(folder, path, read).codec is not None
 
 
 # the family and its files
 
 
-def test_an_entry_of_the_family(folder: Path, language: State, tmp_path: Path) -> None:
+def test_an_entry_of_the_family(folder: Path, language: State, tmp_path: Path, attempt: Callable[..., Target]) -> None:
     write_sharded(tmp_path / "hf", language)
     write_tokenizer(tmp_path / "hf")
     whole = Anole(transformer=str(folder)).load(torch.device("cpu"), torch.float32)
@@ -311,7 +348,7 @@ def test_an_entry_of_the_family(folder: Path, language: State, tmp_path: Path) -
         entry.load(torch.device("cpu"), torch.bfloat16)
     with pytest.raises(ValueError, match="prompt_tokens"):
         Anole(transformer="x", prompt_tokens=2)
-    loaded = attempt(tmp_path / "hf", dtype=torch.bfloat16, side=32)
+    loaded = attempt(tmp_path / "hf", dtype=torch.bfloat16, kind=SquareAnole)
     assert loaded.head.weight.dtype == loaded.conditioner.words.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
     assert loaded.grid.tokens == 1024
 
@@ -362,7 +399,9 @@ FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_refused_in_words(language: State, tmp_path: Path, fault: str) -> None:
+def test_faults_are_refused_in_words(
+    language: State, tmp_path: Path, fault: str, attempt: Callable[..., Target]
+) -> None:
     change, words = FAULTS[fault]
     path = tmp_path / "model.pt"
     torch.save(change(dict(language)), path)
@@ -370,7 +409,7 @@ def test_faults_are_refused_in_words(language: State, tmp_path: Path, fault: str
         attempt(path)
 
 
-def test_broken_shards_are_refused_in_words(language: State, tmp_path: Path) -> None:
+def test_broken_shards_are_refused_in_words(language: State, tmp_path: Path, attempt: Callable[..., Target]) -> None:
     folder = write_sharded(tmp_path / "hf", language)
     shard, index = folder / "model-00002-of-00002.safetensors", folder / "model.safetensors.index.json"
     whole, listing = shard.read_bytes(), json.loads(index.read_text())
@@ -410,5 +449,3 @@ def test_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(WeightsError, match="not a tokenizer"):
         load_tokenizer(tmp_path / "text.json")
-    with pytest.raises(ValueError, match="prompt_tokens 2: the template alone takes 3"):
-        attempt(tmp_path, prompt_tokens=2)

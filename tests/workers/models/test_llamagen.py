@@ -19,12 +19,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from tests.fakes.watched import Replay, draw
 from workers.models import text
 from workers.models.checkpoint_files import WeightsError
+from workers.models.families import llamagen
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,
     SIZES,
     TEXT_SAMPLING,
-    LlamaGenSize,
-    load_llamagen,
+    LlamaGen,
 )
 from workers.models.families.llamagen_prompts import ClassConditioner, pad_left
 from workers.models.target import Target
@@ -34,7 +34,7 @@ from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import skip_init
 
 DIM, LAYERS, HEADS, FFN, CODES, SIDE, PROMPT, FEATURES = 32, 2, 2, 256, 48, 3, 120, 2048
-SIZE = LlamaGenSize(DIM, LAYERS, HEADS)
+CPU = torch.device("cpu")
 VQ = VQConfig(codebook_size=CODES, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
 State = dict[str, Tensor]
 
@@ -97,6 +97,10 @@ def converted(state: State) -> State:
 class Words:
     """A text encoder for tests: a fixed random feature per word."""
 
+    width = FEATURES
+
+    def __init__(self, *args: object, **options: object) -> None: ...
+
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         features, valid = torch.full((len(captions), PROMPT, FEATURES), 7.0), torch.zeros(len(captions), PROMPT).bool()
         for row, caption in enumerate(captions):
@@ -107,6 +111,25 @@ class Words:
         return features, valid
 
 
+@pytest.fixture(autouse=True)
+def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Words` in place of T5, but in tests of T5."""
+    if "t5" not in request.node.name:
+        monkeypatch.setattr(llamagen, "T5Encoder", Words)
+
+
+def write_codec(path: Path, codec: VQModel | None = None) -> Path:
+    with torch.random.fork_rng():
+        codec = codec or VQModel(VQ)
+    torch.save({"model": {**codec.state_dict(), "quantize.codebook_used": torch.zeros(9)}}, path)
+    return path
+
+
+def load_file_of(path: Path, vq: Path | None = None, **keys: Any) -> Target:
+    vq = vq or write_codec(path.with_name("vq.pt"))
+    return LlamaGen(str(path), str(vq), **{"image_size": 16 * SIDE, "heads": HEADS, **keys}).load(CPU, torch.float32)
+
+
 def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None) -> Target:
     state = official(kind)
     if hf:
@@ -115,8 +138,7 @@ def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None)
     else:
         path = tmp_path / f"{kind}.pt"
         torch.save({"model": state, "steps": 1}, path)
-    text = Words() if kind == "t2i" else None
-    return load_llamagen(path, vq, image_size=16 * SIDE, text=text, size=SIZE)
+    return load_file_of(path, vq, text="words" if kind == "t2i" else None)
 
 
 # the formulas
@@ -231,7 +253,7 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
     def attempt(state: State, **options: object) -> Target:
         path = tmp_path / "x.pt"
         torch.save(state, path)
-        return load_llamagen(path, None, **{"image_size": 48, "size": SIZE, **options})  # type: ignore[arg-type]
+        return load_file_of(path, **options)
 
     state = official("c2i")
     attempt(state)
@@ -240,42 +262,34 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"missing weights \(1\): layers\.1\.feed_forward\.w3\.weight"):
         attempt({name: value for name, value in state.items() if name != "layers.1.feed_forward.w3.weight"})
     with pytest.raises(WeightsError, match=r"missing weights \(5\): transformer\.layers\.2"):
-        attempt({**state, "layers.2.attention.wo.weight": rand(DIM, DIM)}, size=LlamaGenSize(DIM, 3, HEADS))
+        attempt({**state, "layers.2.attention.wo.weight": rand(DIM, DIM)})
     with pytest.raises(WeightsError, match="another size"):
-        attempt(state, size=LlamaGenSize(64, LAYERS, HEADS))
+        attempt({**state, "norm.weight": torch.ones(64)})
     with pytest.raises(WeightsError, match="not a published LlamaGen size"):
-        attempt(state, size=None)
+        attempt(state, heads=None)
     with pytest.raises(WeightsError, match="width 32 and 2 layers are not size XL"):
-        attempt(state, size="XL")
-    with pytest.raises(ValueError, match="unknown LlamaGen size 'XS'; known: B, L"):
-        attempt(state, size="XS")
+        attempt(state, heads=None, size="XL")
     with pytest.raises(ValueError, match="multiple of 16"):
         attempt(state, image_size=250)
     with pytest.raises(ValueError, match="draws from captions"):
         attempt(official("t2i"))
     with pytest.raises(WeightsError, match="swapped"):
         attempt(VQModel(VQ).state_dict())
-    torch.save(state, tmp_path / "x.pt")
-    torch.save({"model": VQModel(VQConfig(codebook_size=9, channels=32)).state_dict()}, tmp_path / "vq.pt")
-    with pytest.raises(WeightsError, match=r"x\.pt has 48 codes, .*vq\.pt has 9"):
-        load_llamagen(tmp_path / "x.pt", tmp_path / "vq.pt", image_size=48, size=SIZE)
+    vq = write_codec(tmp_path / "vq9.pt", VQModel(VQConfig(codebook_size=9, channels=32)))
+    with pytest.raises(WeightsError, match=r"vq9\.pt: this codec has 9 codes, the target needs 48; give `vq`"):
+        attempt(state, vq=vq)
 
 
 def test_tokens_become_images(tmp_path: Path) -> None:
     torch.manual_seed(0)
     codec = VQModel(VQ)
-    torch.save({"model": {**codec.state_dict(), "quantize.codebook_used": torch.zeros(9)}}, tmp_path / "vq.pt")
-    target = load(tmp_path, "c2i", vq=tmp_path / "vq.pt")
+    target = load(tmp_path, "c2i", vq=write_codec(tmp_path / "vq.pt", codec))
     tokens = torch.arange(2 * SIDE * SIDE).view(2, -1)
     images = target.decode(tokens)
     assert images.shape == (2, 3, 48, 48)
     expected = (codec.decode_ids(tokens.view(2, SIDE, SIDE)) + 1) / 2
     torch.testing.assert_close(images, expected)
     torch.testing.assert_close(target.codebook, F.normalize(codec.quantize.embedding.weight, dim=1))
-    big = VQConfig(codebook_size=49, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1))
-    torch.save(VQModel(big).state_dict(), tmp_path / "vq49.pt")
-    with pytest.raises(WeightsError, match="48 codes"):
-        load_llamagen(tmp_path / "c2i.pt", tmp_path / "vq49.pt", image_size=48, size=SIZE)
 
 
 # conditions
@@ -459,7 +473,7 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(fresh(["a ball", "cat"])[0], again[:2], atol=1e-5, rtol=1e-4)
     assert len(passes) == 2
     torch.save(official("t2i"), tmp_path / "x.pt")
-    target = load_llamagen(tmp_path / "x.pt", None, image_size=48, text=folder, size=SIZE)
+    target = load_file_of(tmp_path / "x.pt", text=str(folder))
     prompt = target.encode(["cat"], guided=True)
     assert prompt.valid.sum(1).tolist() == [2, 2]
     expected = cap_proj(official("t2i"), features[1, :2])
@@ -475,15 +489,15 @@ def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: py
     assert list(encoder._cache) == ["a", "ball"]
 
 
-def test_captions_are_checked_without_their_encoder(tmp_path: Path) -> None:
-    torch.save(official("t2i"), tmp_path / "x.pt")
-    target = load_llamagen(tmp_path / "x.pt", None, image_size=48, text=unread, size=SIZE)
+def test_captions_are_checked_without_their_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "__call__", unread)
+    target = load(tmp_path, "t2i")
     target.check(["a cat", "a ball"])
     with pytest.raises(ValueError, match="caption 1 is empty"):
         target.check(["a cat", " "])
 
 
-def unread(captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def unread(_: Words, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     raise AssertionError(f"{captions} were encoded")
 
 
@@ -491,7 +505,7 @@ def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
     torch.save(official("t2i"), tmp_path / "x.pt")
     folder = t5_folder(tmp_path / "t5-large", width=1024)
     with pytest.raises(WeightsError, match=r"t5-large: this T5 gives features of width 1024, LlamaGen reads 2048"):
-        load_llamagen(tmp_path / "x.pt", None, image_size=48, text=folder, size=SIZE)
+        load_file_of(tmp_path / "x.pt", text=str(folder))
 
 
 def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:

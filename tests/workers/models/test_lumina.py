@@ -20,7 +20,6 @@ from workers.decoding.engine import Result
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
-from workers.models.families.chameleon import load_target
 from workers.models.families.lumina import Lumina, image_format, sequence, size_token
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
@@ -55,7 +54,9 @@ def reference() -> ChameleonForConditionalGeneration:
 
 
 def load(folder: Path, size: tuple[int, int]) -> Target:
-    return load_target(image_format(*size), folder, prompt_tokens=28)
+    width, height = size
+    entry = Lumina(transformer=str(folder), prompt_tokens=28, width=width, height=height)
+    return entry.load(torch.device("cpu"), torch.float32)
 
 
 def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.llamagen import load_vq16
 from workers.models.own_files import save
-from workers.models.vq import VQConfig
+from workers.models.vq import VQConfig, VQModel
 
 CH, MULT, ENCODER_BLOCKS, DECODER_BLOCKS, Z, CODES, D, GROUPS = 32, (1, 1, 2, 2, 4), 2, 3, 48, 64, 8, 32
 CONFIG = VQConfig(codebook_size=CODES, code_dim=D, channels=CH, z_channels=Z)
@@ -161,7 +162,7 @@ class Plain:
 
 
 def test_every_tensor_of_the_official_layout_is_used(file: Path, state: State) -> None:
-    codec = load_vq16(file)
+    codec = load_vq16(file, CODES)
     loaded = codec.state_dict()
     assert loaded.keys() == state.keys() - {"quantize.codebook_used"}
     for name, value in loaded.items():
@@ -172,7 +173,7 @@ def test_every_tensor_of_the_official_layout_is_used(file: Path, state: State) -
 def test_decode_is_the_plain_functions(file: Path, state: State) -> None:
     ids = torch.randint(CODES, (2, 3, 4), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        codec = load_vq16(file)
+        codec = load_vq16(file, CODES)
         expected = Plain(state).decode(ids)
         images = codec.decode_latents(codec.codebook[ids])
     assert images.shape == (2, 3, 48, 64)
@@ -187,7 +188,7 @@ def test_encode_is_the_plain_functions(file: Path, state: State) -> None:
         latents = Plain(state).latents(images)
         codes = Plain(state).unit(state["quantize.embedding.weight"])
         ids = (latents @ codes.T).argmax(-1)  # on the sphere: the nearest is the best aligned
-        codec = load_vq16(file)
+        codec = load_vq16(file, CODES)
         torch.testing.assert_close(codec.latents(images), latents, atol=1e-4, rtol=1e-4)
         assert torch.equal(codec.encode(images), ids)
 
@@ -197,10 +198,24 @@ def test_faults_are_refused(file: Path, state: State, tmp_path: Path) -> None:
     short = {name: value for name, value in state.items() if name != "decoder.mid.1.q.weight"}
     save(path, short, {})
     with pytest.raises(WeightsError, match=r"missing weights \(1\): decoder\.mid\.1\.q\.weight"):
-        load_vq16(path)
+        load_vq16(path, CODES)
     save(path, {**state, "quantize.ema_count": torch.ones(CODES)}, {})  # only the documented buffer may be left over
     with pytest.raises(WeightsError, match=r"tensors unknown to this model \(1\): quantize\.ema_count"):
-        load_vq16(path)
+        load_vq16(path, CODES)
     save(path, {"tok_embeddings.weight": torch.ones(2, 2)}, {})
     with pytest.raises(WeightsError, match="the file is an official LlamaGen transformer"):
-        load_vq16(path)
+        load_vq16(path, CODES)
+
+
+def test_a_codec_of_another_size_than_the_target_needs_is_refused(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=rf"{file.name}: this codec has 48 codes, the target needs 16384; give `vq`"):
+        load_vq16(file, 16384)
+    others = {
+        "16 numbers per code, the target needs 8": replace(CONFIG, code_dim=16),
+        "8 pixels per code along a side, the target needs 16": replace(CONFIG, multipliers=(1, 1, 2, 4)),
+    }
+    for words, config in others.items():
+        path = tmp_path / "other.safetensors"
+        save(path, VQModel(config), {})
+        with pytest.raises(WeightsError, match=rf"other\.safetensors: this codec has {words}; give `vq`"):
+            load_vq16(path, CODES)

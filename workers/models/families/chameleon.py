@@ -32,7 +32,6 @@ from workers.models.weights import skip_init
 BEGIN_TEXT, PADDING, END_IMAGE, BEGIN_IMAGE, END_TURN = 0, 1, 8196, 8197, 8710
 SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}  # tokenizer spelling
 SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)  # LANTERN's, for all models of this architecture
-PROMPT_TOKENS = 128
 VOCABULARY_7B = 65536
 
 Tokenizer = Callable[[str], list[int]]
@@ -65,11 +64,20 @@ class ImageFormat:
     row_end: int | None = None
     special_tokens: Mapping[str, int] = field(default_factory=SPECIAL_TOKENS.copy)
 
-    def conditioner(self, vocabulary: int, dim: int, prompt_tokens: int, tokenizer: Tokenizer) -> TokenPrompts:
-        words, template = nn.Embedding(vocabulary, dim), self.template
-        return TokenPrompts(words, prompt_tokens, lambda text: template.encode(text, tokenizer), template.null, PADDING)
+    def parts(self, config: TransformerConfig, vocabulary: int, tokenizer: Tokenizer) -> nn.ModuleDict:
+        """A `transformer` and its `conditioner`, without weights."""
+        template = self.template
 
-    def target(self, size: str, parts: nn.ModuleDict, codec: VQModel | None) -> Target:
+        def build() -> nn.ModuleDict:
+            words = nn.Embedding(vocabulary, config.dim)
+            conditioner = TokenPrompts(
+                words, config.prompt_len, lambda text: template.encode(text, tokenizer), template.null, PADDING
+            )
+            return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
+
+        return skip_init(build)
+
+    def target(self, size: str, parts: nn.ModuleDict, codec: VQModel) -> Target:
         """The target of a loaded `transformer` and `conditioner`."""
         body, conditioner = parts["transformer"], parts["conditioner"]
         assert isinstance(body, Transformer)
@@ -112,64 +120,6 @@ def load_tokenizer(path: str | Path, special_tokens: Mapping[str, int] = SPECIAL
     return tokenizer
 
 
-def load_target(
-    image: ImageFormat,
-    transformer: str | Path,
-    vq: str | Path | None = None,
-    tokenizer: Tokenizer | str | Path | None = None,
-    *,
-    prompt_tokens: int = PROMPT_TOKENS,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Target:
-    """A target of this architecture from local files; its name is the image format's, followed by the size.
-
-    tokenizer: a tokenizer or its file; None: the file is in the transformer's folder. Without `vq`, and without a
-    decoder in the checkpoint, the target has no codec.
-
-    Raises:
-        WeightsError: a file is missing, damaged, or of another family or size.
-        ValueError: prompt_tokens leaves no space for a caption.
-    """
-    template = image.template
-    fixed = len(template.suffix) + 1
-    if prompt_tokens < max(fixed + 1, len(template.null)):
-        raise ValueError(f"prompt_tokens {prompt_tokens}: the template alone takes {fixed}; give 64 or more")
-    highest = max(END_TURN, image.row_end or 0, *template.suffix)
-    checkpoint = ChameleonCheckpoint(transformer, highest_id=highest)
-    if tokenizer is None:
-        tokenizer = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    tokenize = load_tokenizer(tokenizer, image.special_tokens) if isinstance(tokenizer, str | Path) else tokenizer
-    row_ends = image.row_end is not None
-    config = checkpoint.config(prompt_len=prompt_tokens, rows=image.rows, cols=image.cols, row_ends=row_ends)
-
-    def build() -> nn.ModuleDict:
-        conditioner = image.conditioner(checkpoint.vocabulary, config.dim, prompt_tokens, tokenize)
-        return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
-
-    parts = skip_init(build)
-    checkpoint.fill(parts, config.channels, dtype)
-    size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
-    return image.target(size, parts, checkpoint.codec(vq)).to(device)
-
-
-def build_on_meta(image: ImageFormat, prompt_tokens: int, dtype: torch.dtype) -> Target:
-    """The 7B target on the meta device, without files: 32 layers of width 4096 (Chameleon Team, 2024). Its tokenizer
-    ignores the caption.
-    """
-    config = TransformerConfig(
-        dim=4096, n_layers=32, n_heads=32, ffn_dim=11008, vocab_size=CODES, rope="line", qk_norm=True,
-        prompt_len=prompt_tokens, rows=image.rows, cols=image.cols, row_ends=image.row_end is not None,
-    )  # fmt: skip
-
-    def build() -> nn.ModuleDict:
-        conditioner = image.conditioner(VOCABULARY_7B, config.dim, prompt_tokens, lambda text: [])
-        return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
-
-    codec = skip_init(lambda: VQModel(CHAMELEON)).to("meta")
-    return image.target("7b", skip_init(build).to("meta", dtype), codec)
-
-
 @dataclass(frozen=True, slots=True)
 class ChameleonFamily(Family):
     """Keys and loading of all models of this architecture."""
@@ -177,7 +127,7 @@ class ChameleonFamily(Family):
     transformer: Annotated[str, "folder (or file) of the model in Hugging Face's layout"]
     vq: Annotated[str | None, "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder"] = None
     tokenizer: Annotated[str | None, "tokenizer.json, or its folder; default: in the model's folder"] = None
-    prompt_tokens: Annotated[int, "longest prompt", Range(8)] = PROMPT_TOKENS
+    prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 128
 
     @property
     @abstractmethod
@@ -185,20 +135,36 @@ class ChameleonFamily(Family):
         """The image's template and row ends, and its size in codes."""
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
-        """The target, which must have a codec. Raises as `load_target` does; WeightsError without a VQGAN decoder."""
-        target = load_target(
-            self.image, self.transformer, self.vq, self.tokenizer,
-            prompt_tokens=self.prompt_tokens, dtype=dtype, device=device,
-        )  # fmt: skip
-        if target.codec is None:
-            raise WeightsError(
-                f"{self.transformer}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, "
-                "the path of vqgan.ckpt"
-            )
-        return target
+        """The target; its name is the image format's, followed by the size.
+
+        Raises:
+            WeightsError: a file is missing, damaged, or of another family or size.
+        """
+        image = self.image
+        highest = max(END_TURN, image.row_end or 0, *image.template.suffix)
+        checkpoint = ChameleonCheckpoint(self.transformer, highest_id=highest)
+        tokenizer = load_tokenizer(self.tokenizer or checkpoint.folder, image.special_tokens)
+        config = checkpoint.config(**self._geometry)
+        parts = image.parts(config, checkpoint.vocabulary, tokenizer)
+        checkpoint.fill(parts, config.channels, dtype)
+        size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
+        return image.target(size, parts, checkpoint.codec(self.vq)).to(device)
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
-        return build_on_meta(self.image, self.prompt_tokens, dtype)
+        """The 7B target: 32 layers of width 4096 (Chameleon Team, 2024). Its tokenizer ignores the caption."""
+        config = TransformerConfig(
+            dim=4096, n_layers=32, n_heads=32, ffn_dim=11008, vocab_size=CODES, rope="line", qk_norm=True,
+            **self._geometry,
+        )  # fmt: skip
+        parts = self.image.parts(config, VOCABULARY_7B, lambda text: []).to("meta", dtype)
+        return self.image.target("7b", parts, skip_init(lambda: VQModel(CHAMELEON)).to("meta"))
+
+    @property
+    def _geometry(self) -> dict[str, Any]:
+        """The transformer's config as far as prompts and images determine it."""
+        image = self.image
+        row_ends = image.row_end is not None
+        return {"prompt_len": self.prompt_tokens, "rows": image.rows, "cols": image.cols, "row_ends": row_ends}
 
 
 @FAMILIES.register

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object
-from workers.models.families.vq_shapes import infer_config
+from workers.models.families.vq_shapes import infer_config, load_codec
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import CHAMELEON, VQConfig, VQModel
-from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
+from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights
 
 FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4
 IMAGE_IDS = slice(FIRST_IMAGE_ID, FIRST_IMAGE_ID + CODES)
@@ -71,8 +71,10 @@ class ChameleonCheckpoint:
             WeightsError: the file is missing, damaged, or not a Chameleon model in Hugging Face's layout.
         """
         self.path = Path(path)
+        self.folder = self.path if self.path.is_dir() else self.path.parent
         self.tensors = load_tensors(path)
-        self._shapes: dict[str, torch.Size] = {}
+        #: The VQGAN's tensors in the checkpoint, under the names of its own file.
+        self._own_vqgan = {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
                 raise WeightsError(
@@ -118,37 +120,39 @@ class ChameleonCheckpoint:
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
         """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""
-        mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan()).multipliers))
+        mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan).multipliers))
         load_weights(parts, self.tensors, mappings, where=self.path, dtype=dtype)
 
-    def codec(self, vq: str | Path | None) -> VQModel | None:
-        """The codec from a VQGAN file or, without one, from the checkpoint; None if that has no decoder.
+    def codec(self, vq: str | Path | None) -> VQModel:
+        """The codec, in fp32, from a VQGAN file (`vqgan.ckpt`) or, without one, from the checkpoint.
 
         Raises:
-            WeightsError: the file is not usable, or its codebook differs from the checkpoint's.
+            WeightsError: the file is not usable, its sizes do not fit the target, or its codebook differs from the
+                checkpoint's; there is no file, and the checkpoint contains no decoder.
         """
-        own = self._own_vqgan()
-        if vq is None:
-            return _fill_codec(own, self.path) if "decoder.conv_in.weight" in own else None
-        codec = load_vqgan(vq)
-        codebook, other = own.get("quantize.embedding.weight"), codec.quantize.embedding.weight
-        if codebook is not None and (codebook.shape != other.shape or _differ(codebook.float(), other)):
+        own = self._own_vqgan
+        if vq is None and "decoder.conv_in.weight" not in own:
+            raise WeightsError(
+                f"{self.path}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, the path "
+                "of vqgan.ckpt"
+            )
+        tensors, where = (own, self.path) if vq is None else (load_tensors(vq), vq)
+        codebook, config = own.get("quantize.embedding.weight"), _vqgan_config(tensors)
+        defaults = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
+        training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
+        mappings = [*_vq_mappings(len(config.multipliers)), training]
+        codec = load_codec(tensors, config, mappings, codes=CODES, defaults=defaults, where=where)
+        if codebook is not None and _differ(codebook.float(), codec.quantize.embedding.weight):
             raise WeightsError(f"{vq}: its codebook differs from the one in {self.path}: the two do not match")
         return codec
-
-    def _own_vqgan(self) -> dict[str, Tensor]:
-        """The VQGAN's tensors in the checkpoint, under the names of its own file."""
-        return {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
 
     def _shape(self, name: str) -> torch.Size:
         if name not in self.tensors:
             raise WeightsError(f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint")
-        if name not in self._shapes:  # reading a large tensor reads the disk
-            self._shapes[name] = self.tensors[name].shape
-        return self._shapes[name]
+        return self.tensors[name].shape
 
     def _check_norms(self) -> None:
-        folder = self.path if self.path.is_dir() else self.path.parent
+        folder = self.folder
         if (folder / "config.json").is_file() and read_json_object(folder / "config.json").get("swin_norm"):
             raise WeightsError(
                 f"{folder / 'config.json'}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; "
@@ -156,27 +160,8 @@ class ChameleonCheckpoint:
             )
 
 
-def load_vqgan(path: str | Path) -> VQModel:
-    """Chameleon's VQGAN from its own file (`vqgan.ckpt`, the names under `state_dict`), in fp32.
-
-    Raises:
-        WeightsError: the file is missing, damaged, of another kind, or has another number of codes.
-    """
-    return _fill_codec(load_tensors(path), path)
-
-
 def _vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:
-    """A VQGAN's sizes from its tensors; the number of codes is always the vocabulary's."""
-    config = infer_config(tensors, CHAMELEON, "encoder.down", "decoder.up", "block")
-    return replace(config, codebook_size=CODES)
-
-
-def _fill_codec(tensors: Mapping[str, Tensor], where: str | Path) -> VQModel:
-    config = _vqgan_config(tensors)
-    codec = skip_init(lambda: VQModel(config))
-    training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
-    load_weights(codec, tensors, [*_vq_mappings(len(config.multipliers)), training], where=where)
-    return codec.eval()
+    return infer_config(tensors, CHAMELEON, "encoder.down", "decoder.up", "block")
 
 
 def _differ(left: Tensor, right: Tensor) -> bool:

@@ -28,7 +28,7 @@ from workers.models.families.llamagen_prompts import (
     FlanT5XLShapes,
     read_class_names,
 )
-from workers.models.families.vq_shapes import infer_config
+from workers.models.families.vq_shapes import infer_config, load_codec
 from workers.models.target import Target
 from workers.models.text import T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
@@ -97,50 +97,6 @@ _CONVERTED = [
 _VQ = [KeyMapping("quantize.codebook_used", None), KeyMapping("{...}", "{...}")]
 
 
-def load_llamagen(
-    transformer: str | Path,
-    vq: str | Path | None,
-    *,
-    image_size: int,
-    text: TextEncoder | str | Path | None = None,
-    size: str | LlamaGenSize | None = None,
-    class_names: Sequence[str] = (),
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Target:
-    """A target from local files: the transformer's checkpoint, the VQ-16 tokenizer's, and T5 for captions.
-
-    The checkpoint determines whether the target is class- or text-conditional, and its size; `size` is for unpublished
-    ones. `text` is an encoder or the folder of flan-t5-xl. Without `vq`, the target has no codec. The VQ decoder stays
-    in fp32, as in the official code.
-
-    Raises:
-        WeightsError: a file is missing, damaged, or of another family or size.
-        ValueError: options that cannot be combined.
-    """
-    tensors = load_tensors(transformer)
-    embedding, mappings = _naming(tensors, transformer)
-    label, sizes = _find_size(size, tensors, embedding, transformer)
-    text_conditional = any(".cap_proj." in name for name in tensors)
-    if text_conditional and text is None:
-        raise ValueError(f"{transformer} draws from captions: give `text`, the folder of its T5 encoder (flan-t5-xl)")
-    if isinstance(text, str | Path):
-        text = T5Encoder(folder := text, dtype=dtype, device=device)
-        if text.width != CAPTION_DIM:
-            raise WeightsError(
-                f"{folder}: this T5 gives features of width {text.width}, LlamaGen reads {CAPTION_DIM}; give flan-t5-xl"
-            )
-    codec = None if vq is None else load_vq16(vq)
-    codes, config = tensors[embedding].shape[0], VQConfig() if codec is None else codec.config
-    side = _grid_side(image_size, config)
-    encoder = text if text_conditional else None
-    parts = skip_init(lambda: build_parts(sizes, codes, side, encoder, class_names))
-    load_weights(parts, tensors, mappings, where=transformer, dtype=dtype)
-    if codec is not None and config.codebook_size != codes:
-        raise WeightsError(f"{transformer} has {codes} codes, {vq} has {config.codebook_size}: they do not match")
-    return _assemble(parts, codec, label, image_size).to(device)
-
-
 def build_parts(
     size: LlamaGenSize, codes: int, side: int, text: TextEncoder | None, class_names: Sequence[str] = ()
 ) -> nn.ModuleDict:
@@ -155,31 +111,23 @@ def build_parts(
     return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
 
 
-def load_vq16(path: str | Path) -> VQModel:
-    """LlamaGen's tokenizer from its official file, of any width, in fp32.
+def load_vq16(path: str | Path, codes: int) -> VQModel:
+    """LlamaGen's tokenizer from its official file, of any width, in fp32, for a target that draws `codes` codes.
 
     Raises:
-        WeightsError: the file is missing, damaged or of another kind.
+        WeightsError: the file is missing, damaged or of another kind, or does not fit the target.
     """
     tensors = load_tensors(path)
     config = infer_config(tensors, VQConfig(), "encoder.conv_blocks", "decoder.conv_blocks", "res")
-    codec = skip_init(lambda: VQModel(config))
-    load_weights(codec, tensors, _VQ, where=path)
-    return codec.eval()
+    return load_codec(tensors, config, _VQ, codes=codes, defaults=VQConfig(), where=path)
 
 
-def _assemble(parts: nn.ModuleDict, codec: VQModel | None, label: str, image_size: int) -> Target:
+def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int) -> Target:
     body, conditioner = parts["transformer"], parts["conditioner"]
     assert isinstance(body, Transformer)
     kind, sampling = ("c2i", CLASS_SAMPLING) if isinstance(conditioner, ClassConditioner) else ("t2i", TEXT_SAMPLING)
     target = Target(f"llamagen-{kind}-{label}-{image_size}", body, conditioner, codec, sampling)
     return target.eval().requires_grad_(False)
-
-
-def _grid_side(image_size: int, config: VQConfig) -> int:
-    if image_size < config.factor or image_size % config.factor:
-        raise ValueError(f"image_size {image_size} must be a multiple of {config.factor} (LlamaGen: 256, 384 or 512)")
-    return image_size // config.factor
 
 
 def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list[KeyMapping]]:
@@ -191,23 +139,6 @@ def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list
         f"{where}: not a LlamaGen transformer: it has neither {_OFFICIAL[0].source} nor {_CONVERTED[0].source}. "
         f"Its first tensor is {next(iter(tensors), 'missing')}; are the VQ file and the transformer's swapped?"
     )
-
-
-def _find_size(
-    size: str | LlamaGenSize | None, tensors: Mapping[str, Tensor], embedding: str, where: str | Path
-) -> tuple[str, LlamaGenSize]:
-    """Label and sizes: the given ones, or the published ones with the checkpoint's width and depth."""
-    if isinstance(size, LlamaGenSize):
-        return f"{size.dim}x{size.layers}", size
-    if size is not None and size not in SIZES:
-        raise ValueError(f"unknown LlamaGen size {size!r}; known: {', '.join(SIZES)}")
-    dim, layers = tensors[embedding].shape[1], _count_layers(tensors)
-    label = next((label for label, known in SIZES.items() if (known.dim, known.layers) == (dim, layers)), None)
-    if size is not None and size != label:
-        raise WeightsError(f"{where}: width {dim} and {layers} layers are not size {size} ({SIZES[size]})")
-    if label is None:
-        raise WeightsError(f"{where}: width {dim} and {layers} layers are not a published LlamaGen size; give `heads`")
-    return label, SIZES[label]
 
 
 def _count_layers(tensors: Mapping[str, Tensor]) -> int:
@@ -248,30 +179,63 @@ class LlamaGen(Family):
             raise ConfigError(("heads",), f"size {self.size} already determines the heads; remove one of the two")
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
-        return load_llamagen(
-            self.transformer, self.vq, image_size=self.image_size, text=self.text,
-            size=self.size if self.heads is None else self._unpublished_size(self.heads),
-            class_names=() if self.class_names is None else read_class_names(self.class_names),
-            dtype=dtype, device=device,
-        )  # fmt: skip
+        """The target, class- or text-conditional as its checkpoint. The VQ decoder stays in fp32, as in the official
+        code.
+
+        Raises:
+            WeightsError: a file is missing, damaged, or of another family or size.
+            ValueError: options that cannot be combined.
+        """
+        tensors = load_tensors(self.transformer)
+        embedding, mappings = _naming(tensors, self.transformer)
+        codes, width = tensors[embedding].shape
+        label, size = self._find_size(width, _count_layers(tensors))
+        text = self._text_encoder(device, dtype) if any(".cap_proj." in name for name in tensors) else None
+        names = () if self.class_names is None else read_class_names(self.class_names)
+        parts = skip_init(lambda: build_parts(size, codes, self._grid_side, text, names))
+        load_weights(parts, tensors, mappings, where=self.transformer, dtype=dtype)
+        return _assemble(parts, load_vq16(self.vq, codes), label, self.image_size).to(device)
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
         """A published size; text-conditional if the entry names `text`."""
         if self.size is None:
             raise ValueError(f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}")
-        config, label = VQConfig(), self.size
-        side, text = _grid_side(self.image_size, config), None if self.text is None else FlanT5XLShapes(dtype)
-        parts = skip_init(lambda: build_parts(SIZES[label], config.codebook_size, side, text)).to("meta", dtype)
-        return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), label, self.image_size)
+        config, size, text = VQConfig(), SIZES[self.size], None if self.text is None else FlanT5XLShapes(dtype)
+        parts = skip_init(lambda: build_parts(size, config.codebook_size, self._grid_side, text)).to("meta", dtype)
+        return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), self.size, self.image_size)
 
-    def _unpublished_size(self, heads: int) -> LlamaGenSize:
-        """Width and depth as in the checkpoint.
+    @property
+    def _grid_side(self) -> int:
+        pixels = VQConfig().factor
+        if self.image_size % pixels:
+            raise ValueError(f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 or 512)")
+        return self.image_size // pixels
 
-        Raises:
-            WeightsError: the width is not divisible by the heads, or the file is not a LlamaGen transformer.
-        """
-        tensors = load_tensors(self.transformer)
-        width = tensors[_naming(tensors, self.transformer)[0]].shape[1]
-        if width % heads:
-            raise WeightsError(f"{self.transformer}: its width {width} is not divisible by heads {heads}; fix `heads`")
-        return LlamaGenSize(width, _count_layers(tensors), heads)
+    def _text_encoder(self, device: torch.device, dtype: torch.dtype) -> T5Encoder:
+        if self.text is None:
+            raise ValueError(
+                f"{self.transformer} draws from captions: give `text`, the folder of its T5 encoder (flan-t5-xl)"
+            )
+        encoder = T5Encoder(self.text, dtype=dtype, device=device)
+        if encoder.width != CAPTION_DIM:
+            raise WeightsError(
+                f"{self.text}: this T5 gives features of width {encoder.width}, LlamaGen reads {CAPTION_DIM}; give "
+                "flan-t5-xl"
+            )
+        return encoder
+
+    def _find_size(self, dim: int, layers: int) -> tuple[str, LlamaGenSize]:
+        """Label and sizes: with the given heads, or the published ones of the checkpoint's width and depth."""
+        found = f"{self.transformer}: width {dim} and {layers} layers are not"
+        if self.heads is not None:
+            if dim % self.heads:
+                raise WeightsError(
+                    f"{self.transformer}: its width {dim} is not divisible by heads {self.heads}; fix `heads`"
+                )
+            return f"{dim}x{layers}", LlamaGenSize(dim, layers, self.heads)
+        label = next((label for label, size in SIZES.items() if (size.dim, size.layers) == (dim, layers)), None)
+        if self.size is not None and self.size != label:
+            raise WeightsError(f"{found} size {self.size} ({SIZES[self.size]})")
+        if label is None:
+            raise WeightsError(f"{found} a published LlamaGen size; give `heads`")
+        return label, SIZES[label]

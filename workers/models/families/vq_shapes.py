@@ -1,14 +1,48 @@
-"""Sizes of a VQ codec from the names and shapes of its tensors."""
+"""Official files of VQ codecs: sizes from the names and shapes of the tensors, checked against the target."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
-from workers.models.vq import VQConfig
+from workers.models.checkpoint_files import WeightsError
+from workers.models.vq import VQConfig, VQModel
+from workers.models.weights import KeyMapping, load_weights, skip_init
+
+
+def load_codec(
+    tensors: Mapping[str, Tensor],
+    config: VQConfig,
+    mappings: Sequence[KeyMapping],
+    *,
+    codes: int,
+    defaults: VQConfig,
+    where: str | Path,
+) -> VQModel:
+    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that draws `codes` codes.
+
+    defaults: the family's published codec, whose down-sampling and code width the target needs.
+
+    Raises:
+        WeightsError: tensors do not fit `config`, or the codec does not fit the target.
+    """
+    codec = skip_init(lambda: VQModel(config))
+    load_weights(codec, tensors, mappings, where=where)
+    for found, needed, unit in (
+        (config.codebook_size, codes, "codes"),
+        (config.code_dim, defaults.code_dim, "numbers per code"),
+        (config.factor, defaults.factor, "pixels per code along a side"),
+    ):
+        if found != needed:
+            raise WeightsError(
+                f"{where}: this codec has {found} {unit}, the target needs {needed}; give `vq`, the file of the codec "
+                "that the target was trained with"
+            )
+    return codec.eval()
 
 
 def infer_config(tensors: Mapping[str, Tensor], defaults: VQConfig, down: str, up: str, block: str) -> VQConfig:
