@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Mapping
@@ -108,21 +107,17 @@ def examine() -> dict[str, Any]:
 
 def examine_weights(path: Path) -> dict[str, Any]:
     """The state of a weight file: "complete" with size, hash and number of parameters, else "missing" or "damaged"."""
-    from safetensors import safe_open
-
-    from workers.models.checkpoint_files import WeightsError, content_hash, safetensors_names
+    from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
 
     found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
     if not path.is_file():
         return found | {"problem": "missing; restore it with git, or train it (specfrontier train)"}
     found |= {"bytes": path.stat().st_size, "hash": content_hash(path)}
     try:
-        names = safetensors_names(path)
+        tensors = load_tensors(path)
     except WeightsError as error:
         return found | {"state": "damaged", "problem": str(error).removeprefix(f"{path}: ")}
-    with safe_open(path, framework="pt") as file:
-        parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    return found | {"state": "complete", "parameters": parameters}
+    return found | {"state": "complete", "parameters": sum(tensor.numel() for tensor in tensors.values())}
 
 
 def _load_problems() -> list[str]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
-from workers.models.checkpoint_files import PICKLED, WeightsError, load_tensors, read_json_object, safetensors_metadata
+from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object, safetensors_metadata
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
@@ -128,7 +128,7 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
     made of tokens, and the padding is hidden. Constant shifts of a stream's positions, which differ between the
     published families, do not matter under rotations that depend on distances only.
     """
-    tensors = load_tensors(_weights_file(path))
+    tensors = load_tensors(path)
     if "fc.weight" not in tensors:
         first = next(iter(tensors), "no tensor")
         raise WeightsError(f"{path}: not an EAGLE drafter: fc.weight is missing (the file begins with {first})")
@@ -158,20 +158,6 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
             norm.eps = _QK_NORM_EPS
     grid = config.rope == "grid"
     return EagleDrafter(target, layer, filler=0 if grid else None, masked=not grid)
-
-
-def _weights_file(path: Path) -> Path:
-    """The weights of a published drafter: the file itself, or the one in its folder."""
-    if not path.is_dir() or any(path.glob("*.safetensors")):
-        return path
-    files = sorted(file for file in path.iterdir() if file.suffix in PICKLED)
-    if len(files) != 1:
-        names = ", ".join(file.name for file in files) or "none"
-        raise WeightsError(
-            f"{path}: a drafter's folder holds one weight file (.safetensors, {', '.join(PICKLED)}); found {names}. "
-            "Give the path of the file itself"
-        )
-    return files[0]
 
 
 def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig) -> TransformerConfig:

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
@@ -27,12 +28,8 @@ PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("model", "module", "state_dict")  # plain training, DeepSpeed, Lightning; FSDP files are the dict itself
 HASH_NOT_READ = "0" * 16  # stands for a file of which only the shapes are read
 
+_INDEX = ".index.json"  # ends the name of a list of shards
 _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
-_TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 class WeightsError(ValueError):
@@ -57,67 +54,36 @@ def is_shapes_only() -> bool:
     return _SHAPES_ONLY.get()
 
 
-class SafetensorsFiles(Mapping[str, Tensor]):
-    """The tensors of one or more safetensors files by name; each is read from disk on access."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        """files: the file of each tensor; all must have been checked (see `safetensors_names`)."""
-        self._files = files
-        self._open = {path: safe_open(path, framework="pt") for path in sorted(set(files.values()))}
-
-    def __getitem__(self, name: str) -> Tensor:
-        if is_shapes_only():
-            part = self._open[self._files[name]].get_slice(name)  # type: ignore[no-untyped-call]
-            if (kind := part.get_dtype()) not in _TYPES:
-                raise WeightsError(
-                    f"{self._files[name]}: {name} has the quantised type {kind}; give the original weights"
-                )
-            return torch.empty(part.get_shape(), dtype=_TYPES[kind], device="meta")
-        tensor: Tensor = self._open[self._files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def load_tensors(path: str | Path) -> Mapping[str, Tensor]:
-    """The named tensors of a checkpoint: a file, or a folder of safetensors. Large ones are read on access.
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The named tensors of a checkpoint: a file, or a folder with one. Their values are read on access.
 
     Raises:
         WeightsError: the path does not exist, or is damaged, not a weight file, or contains more than tensors.
     """
     path = Path(path)
     if path.is_dir():
-        return SafetensorsFiles(_folder(path))
+        path = _find_checkpoint(path)
     if not path.exists():
         raise WeightsError(f"{path}: no such file or folder; check the path")
     if path.stat().st_size == 0:
         raise WeightsError(f"{path}: the file is empty; copy or download it again")
-    if path.name.endswith(".index.json"):
-        return SafetensorsFiles(_shards(path))
+    if path.name.endswith(_INDEX):
+        return _shards(path)
     if path.suffix == ".safetensors":
-        return SafetensorsFiles(dict.fromkeys(safetensors_names(path), path))
-    if path.suffix in PICKLED:
-        return _pickled(path)
-    raise WeightsError(
-        f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or {', '.join(PICKLED)}"
-    )
+        tensors = _safetensors(path)
+    elif path.suffix in PICKLED:
+        tensors = _pickled(path)
+    else:
+        raise WeightsError(
+            f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or {', '.join(PICKLED)}"
+        )
+    return {name: value.to("meta") for name, value in tensors.items()} if is_shapes_only() else tensors
 
 
-def safetensors_names(path: Path) -> list[str]:
-    """Names of the tensors of one safetensors file. Checks its header against its length.
-
-    Raises:
-        WeightsError: the file is missing or not a complete safetensors file.
-    """
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file; check the path")
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    """Memory-mapped tensors. Checks the header against the file's length."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{path}: {diagnose_safetensors(path)}") from error
 
@@ -128,9 +94,13 @@ def safetensors_metadata(path: Path) -> dict[str, str]:
     Raises:
         WeightsError: the file is missing or not a complete safetensors file.
     """
-    safetensors_names(path)
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file; check the path")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path}: {diagnose_safetensors(path)}") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -167,7 +137,7 @@ def content_hash(path: str | Path) -> str:
     if path.is_dir():
         relative = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
         return _files_hash(path, sorted(f.as_posix() for f in relative if not any(p.startswith(".") for p in f.parts)))
-    if path.name.endswith(".index.json"):
+    if path.name.endswith(_INDEX):
         return _files_hash(path.parent, [path.name, *sorted(set(_weight_map(path).values()))])
     return _file_hash(path)
 
@@ -191,33 +161,36 @@ def _cached_hash(path: Path, _size: int, _time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _folder(path: Path) -> dict[str, Path]:
-    indices, singles = sorted(path.glob("*.safetensors.index.json")), sorted(path.glob("*.safetensors"))
-    if len(indices) == 1:
-        return _shards(indices[0])
-    if not indices and len(singles) == 1:
-        return dict.fromkeys(safetensors_names(singles[0]), singles[0])
-    found = [file.name for file in (indices or singles)] or "none"
+def _find_checkpoint(folder: Path) -> Path:
+    """The index of shards, or the only weight file; safetensors if there are pickles too."""
+    for endings in ((".safetensors",), PICKLED):
+        files = sorted(file for file in folder.glob("[!.]*") if file.suffix in endings)
+        indices = [file for ending in endings for file in folder.glob(f"*{ending}{_INDEX}")]
+        if len(indices) == 1 or (not indices and len(files) == 1):
+            return (indices or files)[0]
+        if indices or files:
+            break
+    found = ", ".join(file.name for file in (indices or files)) or "none"
     raise WeightsError(
-        f"{path}: a checkpoint folder needs one *.safetensors.index.json, or one .safetensors file; found {found}. "
-        "Give the path of the file itself"
+        f"{folder}: a checkpoint folder needs one *{_INDEX}, or one weight file (.safetensors, {', '.join(PICKLED)}); "
+        f"found {found}. Give the path of the file itself"
     )
 
 
-def _shards(index: Path) -> dict[str, Path]:
-    """Tensor name -> shard. Checks that every shard exists, is complete, and contains its tensors."""
+def _shards(index: Path) -> dict[str, Tensor]:
+    """Checks that every shard exists, is complete, and contains its tensors."""
     files = _weight_map(index)
     shards = sorted(set(files.values()))
     if outside := [file for file in shards if Path(file).name != file]:
         raise WeightsError(f"{index}: shards must be in the folder of the index; {outside[0]!r} is not")
     if missing := [file for file in shards if not (index.parent / file).is_file()]:
         raise WeightsError(f"{index}: {len(missing)} of {len(shards)} shards missing: {preview(missing)}; download")
-    held = {file: set(safetensors_names(index.parent / file)) for file in shards}
+    held = {file: load_tensors(index.parent / file) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
         raise WeightsError(f"{index}: the shards lack {preview(absent)}, which the index lists; download both again")
-    if unlisted := sorted({name for names in held.values() for name in names} - files.keys()):
+    if unlisted := sorted({name for tensors in held.values() for name in tensors} - files.keys()):
         raise WeightsError(f"{index}: lacks {preview(unlisted)}, which the shards hold; download the index again")
-    return {name: index.parent / file for name, file in files.items()}
+    return {name: held[file][name] for name, file in files.items()}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -248,7 +221,7 @@ def _pickled(path: Path) -> dict[str, Tensor]:
             f"{path}: {preview(others)}: not a tensor; the weights must be the whole file, or under one of the keys "
             f"{', '.join(WRAPPERS)}"
         )
-    return {str(name): value.to("meta") if is_shapes_only() else value for name, value in loaded.items()}
+    return {str(name): value for name, value in loaded.items()}
 
 
 def preview(names: Sequence[str], limit: int = 4) -> str:

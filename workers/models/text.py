@@ -15,14 +15,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol
 from urllib.parse import unquote_plus
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from workers.models.checkpoint_files import WeightsError, is_shapes_only, load_tensors, preview
+from workers.models.hf_files import HFTokenizer, load_pretrained
 
 _CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
 
@@ -57,31 +56,16 @@ class T5Encoder:
         Raises:
             WeightsError: the folder holds no T5 encoder with its tokenizer.
         """
-        # lazy: the import takes seconds, and class-conditional targets need neither
-        from transformers import AutoTokenizer, T5EncoderModel
+        from transformers import T5EncoderModel  # lazy: the import takes seconds, and most targets do not need it
 
-        if not Path(folder).is_dir():
-            raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
         self.tokens = tokens
         self._device = torch.device(device)
         self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
-        if is_shapes_only():
-            self._model: nn.Module = _build_on_meta(Path(folder), dtype)
-            self.width = int(cast("Any", self._model.config).d_model)
-            return
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            # output_loading_info makes it a pair, which the stubs do not know
-            loaded: Any = T5EncoderModel.from_pretrained(
-                folder, local_files_only=True, dtype=dtype, output_loading_info=True
-            )
-        except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise WeightsError(f"{folder}: not a readable T5 encoder with its tokenizer ({reason})") from error
-        model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            raise WeightsError(f"{folder}: not a T5 encoder: {len(missing)} weights missing: {preview(missing)}")
-        self._model = model.to(device).eval()
+        self._tokenizer = HFTokenizer(folder)
+        # T5's output projections overflow in float16
+        keep = ".wo." if dtype == torch.float16 else ""
+        model = load_pretrained(folder, T5EncoderModel, dtype, keep=keep, renamed=False)
+        self._model: nn.Module = model.to(device)
         self.width = int(model.config.d_model)
 
     @property
@@ -91,7 +75,7 @@ class T5Encoder:
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
-        if next(self._model.parameters()).is_meta:  # see `_build_on_meta`
+        if next(self._model.parameters()).is_meta:
             shape = (len(captions), self.tokens)
             return torch.empty(*shape, self.width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
         if self.batch_size > 1:  # not cached: features would depend on earlier batches
@@ -113,7 +97,7 @@ class T5Encoder:
 
     @torch.inference_mode()
     def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        inputs = self._tokenizer(
+        inputs = self._tokenizer.library(
             [clean_caption(clean_caption(caption)) for caption in captions],  # twice, as LlamaGen does
             max_length=self.tokens,
             padding="max_length",
@@ -122,36 +106,6 @@ class T5Encoder:
         ).to(self._device)
         features = self._model(inputs.input_ids, attention_mask=inputs.attention_mask).last_hidden_state
         return features, inputs.attention_mask.bool()
-
-
-def _build_on_meta(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The encoder on the meta device, from its config; checked against the names and shapes of its weights.
-
-    Raises:
-        WeightsError: no T5 config or tokenizer; weights are missing or of another size.
-    """
-    from transformers import T5Config, T5EncoderModel
-
-    if not (folder / "config.json").is_file():
-        raise WeightsError(f"{folder}: config.json is missing; give the folder of a T5 encoder with its tokenizer")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
-        raise WeightsError(f"{folder}: tokenizer.json and spiece.model are missing; download T5's tokenizer too")
-    config = T5Config.from_pretrained(folder, local_files_only=True)
-    with torch.device("meta"):
-        model = cast("nn.Module", T5EncoderModel(config)).to(dtype)
-    pickled = folder / "pytorch_model.bin"
-    if not [*folder.glob("*.safetensors")] and not pickled.is_file():
-        if [*folder.glob("pytorch_model*.bin.index.json")]:
-            return model  # sharded pickles: shapes cannot be read without loading them
-        raise WeightsError(f"{folder}: no *.safetensors and no pytorch_model.bin; download the encoder's weights")
-    tensors = load_tensors(folder if [*folder.glob("*.safetensors")] else pickled)
-    shapes = {name: value.shape for name, value in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
-    if missing := [name for name in shapes if name not in tensors]:
-        raise WeightsError(f"{folder}: not a T5 encoder: {len(missing)} weights missing: {preview(missing)}")
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise WeightsError(f"{folder}: {name} has shape {list(tensors[name].shape)}, its config says {list(shape)}")
-    return model
 
 
 class _Text(HTMLParser):

@@ -509,18 +509,16 @@ def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no such folder"):
+    with pytest.raises(WeightsError, match="no such file; give the folder of a model"):
         T5Encoder(tmp_path / "none")
-    with pytest.raises(WeightsError, match="not a readable T5 encoder"):
-        T5Encoder(tmp_path)
     weights = t5_folder(tmp_path / "t5") / "model.safetensors"
     tensors = load_file(weights)
     del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]
     save_file({**tensors, "decoder.final_layer_norm.weight": torch.ones(4)}, weights, metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match=r"1 weights missing: encoder\.block\.0"):  # a decoder is ignored
+    with pytest.raises(WeightsError, match=r"lacks encoder\.block\.0"):  # a decoder is ignored
         T5Encoder(tmp_path / "t5")
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(WeightsError, match="not a readable T5 encoder"):
+    with pytest.raises(WeightsError, match="truncated"):
         T5Encoder(tmp_path / "t5")
 
 

@@ -19,8 +19,8 @@ from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_json_object
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.hf_files import HFTokenizer, load_pretrained
 from workers.models.families.token_prompts import TokenPrompts
+from workers.models.hf_files import HFTokenizer, load_pretrained
 from workers.models.target import Target
 
 SAMPLING = Sampling(temperature=1.0, top_k=2048, cfg=3.0)
@@ -97,7 +97,7 @@ class Emu3(Family):
         from workers.models.hf_decoder import HFDecoder, decoder_config
 
         folder = Path(self.checkpoint)
-        whole = load_pretrained(folder, Emu3ForConditionalGeneration, dtype, codec="model.vqmodel")
+        whole = load_pretrained(folder, Emu3ForConditionalGeneration, dtype, keep="model.vqmodel.")
         tokenizer = HFTokenizer(folder)
         decoder, vq = whole.model.text_model, whole.model.vqmodel
         patch = vq.spatial_scale_factor

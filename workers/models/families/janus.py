@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.hf_files import HFTokenizer, load_pretrained
 from workers.models.families.token_prompts import TokenPrompts
+from workers.models.hf_files import HFTokenizer, load_pretrained
 from workers.models.target import Prompt, Target
 
 SAMPLING = Sampling(temperature=1.0, cfg=5.0)
@@ -73,7 +73,7 @@ class Janus(Family):
 
         from workers.models.hf_decoder import HFDecoder, decoder_config
 
-        whole = load_pretrained(self.checkpoint, JanusForConditionalGeneration, dtype, codec="model.vqmodel")
+        whole = load_pretrained(self.checkpoint, JanusForConditionalGeneration, dtype, keep="model.vqmodel.")
         tokenizer = HFTokenizer(self.checkpoint)
         model, decoder = whole.model, whole.model.language_model
         codes, side = model.vqmodel.config.num_embeddings, model.vqmodel.config.num_patches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,16 @@ from workers.models.checkpoint_files import (
     load_tensors,
     preview,
     read_json_object,
-    shapes_only,
 )
 
 
-def load_pretrained(folder: str | Path, model_class: Any, dtype: torch.dtype, *, codec: str) -> Any:
+def load_pretrained(
+    folder: str | Path, model_class: Any, dtype: torch.dtype, *, keep: str = "", renamed: bool = True
+) -> Any:
     """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: of the library.
 
-    Weights are cast to `dtype`, except those below `codec`, which keep the file's dtype. Buffers are not cast: rotary
-    frequencies stay in fp32.
+    Weights are cast to `dtype`, except those with `keep` in their name, which keep the file's dtype. Buffers are not
+    cast: rotary frequencies stay in fp32. renamed: files may have older names, which the library renames.
 
     Raises:
         WeightsError: a file is missing, damaged, or of another model or size; tensors are missing or unknown.
@@ -42,27 +44,27 @@ def load_pretrained(folder: str | Path, model_class: Any, dtype: torch.dtype, *,
         raise WeightsError(
             f"{folder / 'config.json'}: not a valid {expected} config: {str(error).partition(chr(10))[0]}"
         ) from error
-    _check_report(folder, _compare(model, tensors))
+    _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
         model = _load_checked(folder, model_class, config)
     for name, parameter in model.named_parameters():
-        if not name.startswith(f"{codec}."):
+        if not keep or keep not in name:
             parameter.data = parameter.data.to(dtype)
     return model.eval()
 
 
-def _compare(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[str, list[str]]:
     """Mismatches between a folder's tensors and a model, in the form of the library's own report.
 
-    If names are both missing and unknown, the library may rename old ones while it loads: then neither is reported.
+    renamed: if names are both missing and unknown, the library may rename old ones while it loads, and neither is
+    reported.
     """
-    slots, tied = model.state_dict(), model._tied_weights_keys or ()
-    missing = [name for name in slots if name not in tensors and name not in tied]
-    extra = [name for name in tensors if name not in slots]
-    if missing and extra:
+    slots, tied, ignored = model.state_dict(), model._tied_weights_keys, model._keys_to_ignore_on_load_unexpected
+    missing = [name for name in slots if name not in tensors and name not in (tied or ())]
+    extra = [name for name in tensors if name not in slots and not any(re.search(k, name) for k in ignored or ())]
+    if renamed and missing and extra:
         missing, extra = [], []
-    with shapes_only():
-        sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
+    sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
     return {"missing_keys": missing, "unexpected_keys": extra, "mismatched_keys": sizes}
 
 
@@ -113,7 +115,10 @@ def _check_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 class HFTokenizer:
-    """A folder's tokenizer: a text with its special tokens spelled out, to ids."""
+    """A folder's tokenizer: a text with its special tokens spelled out, to ids.
+
+    library: the tokenizer of `transformers`.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         """
@@ -124,7 +129,7 @@ class HFTokenizer:
 
         self.folder = Path(folder)
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            self.library: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         except Exception as error:  # the library raises many types for a folder without one
             raise WeightsError(
                 f"{self.folder}: no tokenizer that can be read ({str(error).partition(chr(10))[0]}); put the model's "
@@ -132,7 +137,7 @@ class HFTokenizer:
             ) from error
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.library.encode(text, add_special_tokens=False)
         return ids
 
     def special_token(self, role: str) -> str:
@@ -141,7 +146,7 @@ class HFTokenizer:
         Raises:
             WeightsError: the tokenizer has none.
         """
-        token = getattr(self._tokenizer, role, None)
+        token = getattr(self.library, role, None)
         if not isinstance(token, str) or len(self(token)) != 1:
             raise WeightsError(f"{self.folder}: its tokenizer has no {role}; is it another model's?")
         return token
