@@ -125,7 +125,7 @@ def bare_loop(engine: Engine, models: Models) -> float:
     for n in range(length - 1):
         column = torch.full((streams, 1), target.prompt_len + n)
         features = target.transformer(
-            target.embed(tokens), column, cache=batch.cache, columns=column, span=target.prompt_len + n + 1
+            target.embed(tokens), column, cache=batch.cache.at(column, target.prompt_len + n + 1)
         )
         target.head(features)
     return time.perf_counter() - begin

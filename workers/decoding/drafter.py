@@ -142,16 +142,8 @@ class CachedDrafter(Drafter):
         rows = stream_rows(indices, self._streams, len(self._cached))
         x, valid = self.prompt_inputs(prompt, captions, features)
         if self.base:
-            prompt_cache = self.decoder.new_cache(x.shape[0], self.base)
-            order = torch.arange(self.base, device=x.device)
-            self.decoder(
-                x,
-                self.prompt_positions(order),
-                mask=causal_padding_mask(valid),
-                cache=prompt_cache,
-                columns=order.expand(x.shape[0], -1),
-            )
-            self.cache.put(rows, prompt_cache)
+            positions = self.prompt_positions(torch.arange(self.base, device=x.device))
+            self.decoder(x, positions, mask=causal_padding_mask(valid), cache=self.cache.prompts(rows, self.base))
         self.attention_mask.admit(rows, valid)
         # other rows' tensors may be shared with the engine: changed in copies
         self._cached[indices] = 0
@@ -171,9 +163,7 @@ class CachedDrafter(Drafter):
             self.inputs(self._per_row(self._tokens), self._features),
             places + self.target.prompt_len,
             mask=self.attention_mask.chain(columns)[..., :span],
-            cache=self.cache,
-            columns=columns,
-            span=span,
+            cache=self.cache.at(columns, span),
         )
         if width > 1:  # the output of each row's last token; entries past it are never read
             last = (self._per_row(self._counts) - 1)[:, None, None]
@@ -198,9 +188,7 @@ class CachedDrafter(Drafter):
             self.inputs(self._per_row(tokens), features),
             self._positions,
             mask=self._mask[:, None, :, :span],
-            cache=self.cache,
-            columns=columns,
-            span=span,
+            cache=self.cache.at(columns, span),
         )
         self._positions = self._positions + 1
         return self.logits(self._outputs)

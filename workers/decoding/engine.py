@@ -153,9 +153,7 @@ class Engine:
             mask = batch.attention_mask.tree(columns, tree_mask)
             slots = columns.shape[1]
         span = batch.image_column + batch.max_emitted + slots - 1
-        features = self.target.transformer(
-            x, positions, mask=mask[..., :span], cache=batch.cache, columns=columns, span=span
-        )
+        features = self.target.transformer(x, positions, mask=mask[..., :span], cache=batch.cache.at(columns, span))
         if row_ends:
             features = row_ends.next_token_features(features)
         return features, self.target.head(features)
@@ -204,19 +202,12 @@ class Engine:
         prompt = self.target.encode(captions, guided=batch.guided)
         timer = self.timer.start()  # latency excludes the encoding of captions, as in the papers
         order = torch.arange(self.target.prompt_len, device=self.device)
-        prompt_cache = self.target.transformer.new_cache(len(prompt.embeds), len(order))
-        features = self.target.transformer(
-            prompt.embeds,
-            order,
-            mask=causal_padding_mask(prompt.valid),
-            cache=prompt_cache,
-            columns=order.expand(len(prompt.embeds), -1),
-        )
+        indices = torch.tensor(rows, device=self.device)
+        cache = batch.cache.prompts(batch.rows(indices), len(order))
+        features = self.target.transformer(prompt.embeds, order, mask=causal_padding_mask(prompt.valid), cache=cache)
         probs = to_probs(apply_cfg(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
         keys = image_keys(self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device)
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
-        indices = torch.tensor(rows, device=self.device)
-        batch.cache.put(batch.rows(indices), prompt_cache)
         batch.admit(indices, keys, first_tokens, prompt.valid)
         self.drafting.admit(indices, prompt, captions, features, first_tokens)
         timer.lap("prefill")

@@ -6,6 +6,8 @@ only leaves a column that the next round overwrites.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -34,19 +36,21 @@ class KVCache:
     def _set_storage(self, storage: Tensor) -> None:
         """Set `storage` and its per-layer views for writing (flat) and reading (by head)."""
         self.storage = storage
-        self._flat = [layer.unbind() for layer in storage]
+        self.by_position = [layer.unbind() for layer in storage]
         blocks = storage.view(*storage.shape[:2], self.rows, self.columns, self.kv_heads, self.head_dim)
         self._heads = [layer.unbind() for layer in blocks.transpose(3, 4)]
         self._first = torch.arange(0, self.rows * self.columns, self.columns, device=storage.device)[:, None]
 
-    def flat(self, columns: Tensor) -> Tensor:
-        """Flat indices [R * S] of per-row columns [R, S]."""
-        return (columns + self._first).flatten()
+    def at(self, columns: Tensor, span: int) -> CacheView:
+        """A pass at per-row columns [R, S], whose queries see the first `span` columns."""
+        return CacheView(self, self._flat_index(columns), span)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, flat: Tensor) -> None:
-        """Store keys and values [R, S, kv_heads, head_dim] of one layer at flat indices [R * S]."""
-        for stored, new in zip(self._flat[layer], (keys, values), strict=True):
-            stored.index_copy_(0, flat, new.reshape(-1, stored.shape[1]))
+    def prompts(self, rows: Tensor, length: int) -> CacheView:
+        """A pass over whole prompts for the first columns of `rows` [n]; its queries see the prompts only."""
+        return CacheView(self, (self._first[rows] + torch.arange(length, device=rows.device)).flatten(), None)
+
+    def _flat_index(self, columns: Tensor) -> Tensor:
+        return (columns + self._first).flatten()
 
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
         """Views of the first `span` columns of one layer: keys and values, each [R, kv_heads, span, head_dim]."""
@@ -55,13 +59,7 @@ class KVCache:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy columns `source` [R, n] to columns `target` [R, n] in all layers. The two may overlap."""
-        self.storage.index_copy_(2, self.flat(target), self.storage.index_select(2, self.flat(source)))
-
-    def put(self, rows: Tensor, other: KVCache) -> None:
-        """Copy all of `other`'s sequences and columns into the first columns of `rows` [other.rows]."""
-        layers, two, _, width = self.storage.shape
-        block = self.storage.view(layers, two, self.rows, self.columns, width)
-        block[:, :, rows, : other.columns] = other.storage.view(layers, two, other.rows, other.columns, width)
+        self.storage.index_copy_(2, self._flat_index(target), self.storage.index_select(2, self._flat_index(source)))
 
     def keep(self, rows: Tensor) -> None:
         """Keep only `rows` [n] (sequence indices), in that order.
@@ -80,3 +78,25 @@ class KVCache:
                 layer[:, : self.rows] = layer.index_select(1, rows)
             block = block[:, :, : self.rows]
         self._set_storage(block.view(layers, two, self.rows * self.columns, width))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """The cache for one pass of a transformer.
+
+    flat [R * S]: where the pass stores its keys and values. span: columns that its queries see; None: its own inputs.
+    """
+
+    cache: KVCache
+    flat: Tensor
+    span: int | None
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's keys and values [R, S, kv_heads, head_dim]; returns the visible ones, each
+        [R, kv_heads, span, head_dim].
+        """
+        for stored, new in zip(self.cache.by_position[layer], (keys, values), strict=True):
+            stored.index_copy_(0, self.flat, new.reshape(-1, stored.shape[1]))
+        if self.span is None:
+            return keys.transpose(1, 2), values.transpose(1, 2)
+        return self.cache.read(layer, self.span)

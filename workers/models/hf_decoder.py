@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from workers.models.cache import KVCache
+from workers.models.cache import CacheView
 from workers.models.transformer import Body, TransformerConfig, line_places
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -41,25 +41,18 @@ class HFDecoder(Body):
         self.register_buffer("places", line_places(config), persistent=False)
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        columns: Tensor | None = None,
-        span: int | None = None,
+        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
     ) -> Tensor:
-        length = x.shape[1]
         if mask is None:  # the library's default mask assumes other positions
-            mask = torch.ones(length, (span or cache.columns) if cache else length, dtype=torch.bool, device=x.device)
-            mask = (mask if cache else mask.tril())[None, None]
+            seen = None if cache is None else cache.span
+            mask = torch.ones(x.shape[1], seen or x.shape[1], dtype=torch.bool, device=x.device)
+            mask = (mask if seen else mask.tril())[None, None]
         places = self.places[positions.clamp(max=len(self.places) - 1)]
         out = self.decoder(
             inputs_embeds=x,
             attention_mask=mask.expand(len(x), -1, -1, -1),
             position_ids=places.expand(len(x), -1),
-            past_key_values=_EngineCache(cache, columns, span) if cache is not None and columns is not None else None,
+            past_key_values=None if cache is None else _EngineCache(cache),
             use_cache=cache is not None,
         )
         return cast("Tensor", out.last_hidden_state)
@@ -68,16 +61,15 @@ class HFDecoder(Body):
 class _EngineCache(Cache):
     """The engine's cache behind the library's interface, for one pass."""
 
-    def __init__(self, cache: KVCache, columns: Tensor, span: int | None) -> None:
+    def __init__(self, view: CacheView) -> None:
         super().__init__(layers=[])  # no storage of the library's own
-        self._cache, self._flat, self._span = cache, cache.flat(columns), span or cache.columns
+        self._view = view
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, K, S, C]; returns the visible ones, each [R, K, span, C]."""
-        self._cache.write(layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2), self._flat)
-        return self._cache.read(layer_idx, self._span)
+        return self._view.update(layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2))
 
 
 def decoder_config(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.models.cache import KVCache
+from workers.models.cache import CacheView, KVCache
 
 SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; those further on share the last
 
@@ -197,21 +197,14 @@ class Body(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        columns: Tensor | None = None,
-        span: int | None = None,
+        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
     ) -> Tensor:
         """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
 
         Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a cache, their keys
-        and values are stored at `columns` [R, S], and queries attend to the first `span` columns by `mask`
-        [R, 1, S, span] (None: to all of them, for a single query at the end). A mask is boolean (True: attend) or
-        additive (0 or -inf), in the inputs' dtype.
+        and values are stored in it, and queries attend to its first `span` columns by `mask` [R, 1, S, span] (None: to
+        all of them, for a single query at the end). A mask is boolean (True: attend) or additive (0 or -inf), in the
+        inputs' dtype.
         """
 
 
@@ -240,26 +233,14 @@ class Transformer(Body):
         return self
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        columns: Tensor | None = None,
-        span: int | None = None,
+        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
     ) -> Tensor:
         factors = self.rotations[positions.clamp(max=self.last_position)]
         if factors.dim() == 2:
             factors = factors.unsqueeze(0)
-        flat = cache.flat(columns) if cache is not None and columns is not None else None
         for index, layer in enumerate(cast("Iterable[Layer]", self.layers)):
             q, k, v = layer.attention.project(layer.attention_norm(x), factors)
-            if cache is None or flat is None:
-                k, v = k.transpose(1, 2), v.transpose(1, 2)
-            else:
-                cache.write(index, k, v, flat)
-                k, v = cache.read(index, span or cache.columns)
+            k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.update(index, k, v)
             x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
             x = x + layer.feed_forward(layer.ffn_norm(x))
         out: Tensor = self.norm(x)

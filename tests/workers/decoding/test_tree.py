@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.fakes.toys import BASE, toy_target
+from tests.fakes.toys import BASE
 from workers.decoding.tree import fixed_shape, shape_from_parents
 from workers.models.cache import KVCache
 from workers.models.masks import AttentionMask
@@ -69,7 +69,7 @@ def prefill(model: Transformer, prompts: torch.Tensor, lengths: list[int], colum
     cache = model.new_cache(len(lengths), columns)
     order = torch.arange(prompts.shape[1])
     causal = (order[:, None] >= order).expand(len(lengths), 1, -1, -1)
-    model(prompts, order, mask=causal, cache=cache, columns=order.expand(len(lengths), -1), span=prompts.shape[1])
+    model(prompts, order, mask=causal, cache=cache.prompts(torch.arange(len(lengths)), len(order)))
     return cache
 
 
@@ -93,7 +93,7 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     mask = AttentionMask(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(columns, shape.additive_mask)[
         ..., :20
     ]
-    together = model(block, positions, mask=mask, cache=cache, columns=columns, span=20)
+    together = model(block, positions, mask=mask, cache=cache.at(columns, 20))
     for row, length in enumerate(lengths):
         for node in range(-1, 8):
             path = [0, *(a + 1 for a in lineage(parents, node))]
@@ -127,17 +127,18 @@ def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
     assert torch.equal(seen[1], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
 
 
-def test_cache_put_and_keep() -> None:
-    target = toy_target()
-    cache, small = target.transformer.new_cache(3, 6), target.transformer.new_cache(2, 4)
-    small.storage.normal_()
-    cache.put(torch.tensor([2, 0]), small)
-    for got, put in zip(cache.read(1, 4), small.read(1, 4), strict=True):
-        assert torch.equal(got[2], put[0])
-        assert torch.equal(got[0], put[1])
+def test_prompts_and_kept_rows() -> None:
+    cache = KVCache(layers=2, rows=3, columns=6, kv_heads=1, head_dim=2)
+    keys, values = torch.randn(2, 2, 4, 1, 2)
+    seen = cache.prompts(torch.tensor([2, 0]), 4).update(1, keys, values)
+    for own, got, put in zip(seen, cache.read(1, 6), (keys.transpose(1, 2), values.transpose(1, 2)), strict=True):
+        assert torch.equal(own, put)
+        assert torch.equal(got[[2, 0], :, :4], put)
         assert not got[1].any()
+        assert not got[:, :, 4:].any()
+    assert not cache.storage[0].any()
     cache.keep(torch.tensor([2]))
-    assert torch.equal(cache.read(0, 4)[1][0], small.read(0, 4)[1][0])
+    assert torch.equal(cache.read(1, 4)[1], values[:1].transpose(1, 2))
 
 
 def test_the_cache_is_compacted_in_place_until_half_is_empty() -> None:
