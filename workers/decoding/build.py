@@ -1,14 +1,17 @@
-"""From a config to the parts that carry it out: sampling, drafting and lookup tables."""
+"""From a config to the parts that carry it out: drafters, sampling, drafting and lookup tables."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
-from search_spaces.trial import DecodingConfig, DrafterChoice
+from search_spaces.trial import DRAFTERS, DecodingConfig, DrafterChoice
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
 from workers.decoding.neighbours import neighbour_table
+from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Target
 
 
@@ -16,6 +19,27 @@ def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] 
     """The class whose weights a drafter needs; None for drafters without weights."""
     implementation = load_object(choice.implementation) if choice.implementation else None
     return implementation if implementation is not None and issubclass(implementation, Drafter) else None
+
+
+def kinds_with_weights() -> tuple[str, ...]:
+    """The registered drafters that have weight files."""
+    return tuple(kind for kind, choice in DRAFTERS.items() if drafter_class(choice) is not None)
+
+
+def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
+    """A drafter of a kind from its file, ready to decode on the target's device in the target's dtype.
+
+    Raises:
+        WeightsError: the file is missing, damaged, of another kind, or made for another target.
+        ValueError: its sizes do not fit the target; an unknown kind, or one without weights.
+    """
+    implementation = drafter_class(DRAFTERS.lookup(kind))
+    if implementation is None:
+        known = ", ".join(kinds_with_weights())
+        raise ConfigError(("drafter",), f"the {kind} drafter has no weights; drafters with weights: {known}")
+    if not path.exists():
+        raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
+    return implementation.load(path, target).to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter | None) -> DecodingConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,13 +33,13 @@ class DecodingError(RuntimeError):
     """Decoding failed because of the model or the machine, not because of the config."""
 
 
+@dataclass(frozen=True, slots=True)
 class Result:
     """One finished image: its request, its tokens [image_len] (int64, CPU) and its statistics."""
 
-    __slots__ = ("request", "statistics", "tokens")
-
-    def __init__(self, request: Request, tokens: Tensor, statistics: ImageStatistics) -> None:
-        self.request, self.tokens, self.statistics = request, tokens, statistics
+    request: Request
+    tokens: Tensor
+    statistics: ImageStatistics
 
 
 class Engine:

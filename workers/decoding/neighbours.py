@@ -10,15 +10,15 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import uuid
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from workers.decoding import rng
+from workers.models.own_files import save
 
 _CHUNK_ENTRIES = 1 << 24  # distances held at once
 _DISK_CACHE_MIN_PAIRS = 1 << 22  # codebook pairs above which a table is written to disk
@@ -67,13 +67,7 @@ def _load_or_compute(codebook: Tensor, proximity: str, k: int, path: Path) -> Te
     # the file only saves the next process some seconds, so a full disk or a read-only folder is no error
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            save_file({"neighbours": table.cpu()}, scratch)
-            scratch.chmod(0o644)  # save_file makes it readable by its owner only
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        save(path, {"neighbours": table}, {})
     return table
 
 

@@ -51,22 +51,17 @@ class RowEnds:
         """Cells between `cell` and the last cell of its row."""
         return self.cols - 1 - cell % self.cols
 
-    def pass_over(self, shape: TreeShape, columns: Tensor, streams: int, cells_to_row_end: int) -> RowEndPass | None:
-        """The row ends that a pass over a tree of this shape needs; None if no slot can end a row.
-
-        columns [R, reach]: cache columns from the root's on. cells_to_row_end: the fewest over the rows.
-        """
-        beyond = shape.max_depth - cells_to_row_end
-        return RowEndPass(self, shape, columns, streams, beyond // self.cols + 1) if beyond >= 0 else None
-
 
 @dataclass(slots=True)
 class RowEndPass:
-    """A pass of the target in which slots may end a row. max_ends: row ends that a single path can meet."""
+    """A pass of the target in which slots may end a row.
+
+    columns [R, reach]: cache columns from the root's on. max_ends: row ends that a single path can meet.
+    """
 
     ends: RowEnds
     shape: TreeShape
-    columns: Tensor  # [R, reach]
+    columns: Tensor
     streams: int
     max_ends: int
 

@@ -83,9 +83,10 @@ class Batch:
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
         """The row ends that a pass over a tree of this shape needs; None if no slot can end a row."""
-        if self.row_ends is None:
+        beyond = shape.max_depth - self.cells_to_row_end
+        if self.row_ends is None or beyond < 0:
             return None
-        return self.row_ends.pass_over(shape, self.columns, self.streams, self.cells_to_row_end)
+        return RowEndPass(self.row_ends, shape, self.columns, self.streams, max_ends=beyond // self.row_ends.cols + 1)
 
     @property
     def keys(self) -> Tensor:

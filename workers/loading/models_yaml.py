@@ -25,14 +25,12 @@ import torch
 
 from search_spaces.documents import read_document
 from search_spaces.params import ConfigError, Params, at, expect_mapping, unknown_choice
-from workers.decoding.drafter import Drafter
-from workers.drafters.files import kinds_with_weights, load_drafter
+from workers.decoding.build import kinds_with_weights, load_drafter
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
 from workers.models.families.catalogue import Family, families
 from workers.models.families.scenes import BUILTIN, Scenes
-from workers.models.target import Target
 
 BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
 
@@ -213,17 +211,10 @@ def load_folder(folder: Path = BUILTIN, device: torch.device | str = "cpu") -> M
 def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
     try:
         target = entry.family.load(device, dtype)
-        drafters = {kind: _drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}
+        drafters = {kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}
     except ValueError as error:
         raise WeightsError(f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)) from error
     return Models(target, drafters, {})
-
-
-def _drafter(target: Target, kind: str, path: Path) -> Drafter:
-    """A drafter on its target's device, in its target's dtype."""
-    if not path.exists():
-        raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
-    return load_drafter(target, kind, path)
 
 
 def _folder_drafters(family: Family) -> dict[str, str]:

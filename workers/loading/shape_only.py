@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from search_spaces.trial import DecodingConfig
+from workers.decoding.build import load_drafter
 from workers.decoding.drafter import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
-from workers.drafters.files import load_drafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.loading.models import Models
 from workers.loading.models_yaml import Entry, load_on_meta, published_entries

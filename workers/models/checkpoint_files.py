@@ -195,11 +195,10 @@ def _shards(index: Path) -> dict[str, Tensor]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> name of its shard, as an index lists them."""
-    try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        return {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index}: not an index of shards (JSON with `weight_map`); download it again") from error
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise WeightsError(f"{index}: not an index of shards (JSON with `weight_map`); download it again")
+    return {str(name): str(file) for name, file in weight_map.items()}
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ def save(
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise WeightsError(f"{path}: {name} is not finite as {dtype}; not saved (did training diverge?)")
         stored[name] = value
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         save_file(stored, partial, metadata={"config": json.dumps(config, sort_keys=True)})
         partial.chmod(0o644)  # save_file makes the file readable by its owner only

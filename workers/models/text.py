@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Protocol
@@ -60,7 +60,7 @@ class T5Encoder:
 
         self.tokens = tokens
         self._device = torch.device(device)
-        self._cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
+        self._encode_cached = lru_cache(_CACHE_SIZE)(lambda caption: self._encode([caption]))
         self._tokenizer = HFTokenizer(folder)
         # T5's output projections overflow in float16
         keep = ".wo." if dtype == torch.float16 else ""
@@ -86,14 +86,6 @@ class T5Encoder:
             parts = [self._encode_cached(caption) for caption in captions]
         features, valid = zip(*parts, strict=True)
         return torch.cat(features), torch.cat(valid)
-
-    def _encode_cached(self, caption: str) -> tuple[Tensor, Tensor]:
-        if caption not in self._cache:
-            self._cache[caption] = self._encode([caption])
-            if len(self._cache) > _CACHE_SIZE:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(caption)
-        return self._cache[caption]
 
     @torch.inference_mode()
     def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -140,8 +140,8 @@ def load_weights(
 ) -> None:
     """Set every parameter and persistent buffer of `module`, using every tensor of the checkpoint.
 
-    Parameters with storage keep their dtype and device; those of a `skip_init` module are created on the CPU in
-    `dtype`. Inside `shapes_only` everything is checked except the values, and parameters stay on the meta device.
+    Parameters keep their dtype and device; those of a `skip_init` module are created on the CPU in `dtype`. Inside
+    `shapes_only` everything is checked except the values, and parameters stay on the meta device.
 
     Raises:
         WeightsError: tensors without a mapping, parameters without a tensor, other shapes, values that are not finite.
@@ -155,6 +155,7 @@ def load_weights(
     extra = [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in unused)]
     if missing or extra:
         raise WeightsError(f"{where}: {_mismatch(missing, extra, tensors)}")
+    values = {}
     for target, (merge, sources) in found.items():
         slot, label = slots[target], " + ".join(sources)
         parts = [tensors[name] for name in sources]
@@ -166,7 +167,11 @@ def load_weights(
             )
         if slot.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
             raise WeightsError(f"{where}: {label} holds NaN or infinite values; the file is damaged")
-        _set(module, target, slot, value, dtype)
+        if slot.is_meta or not value.is_meta:
+            kind = dtype if slot.is_meta and slot.is_floating_point() else slot.dtype
+            values[target] = value.to(kind, copy=True, memory_format=torch.contiguous_format)
+    created = any(slot.is_meta for slot in slots.values())
+    module.load_state_dict(values, strict=False, assign=created)
     unset = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
     assert not unset or is_shapes_only(), f"still without storage: {unset}"
 
@@ -220,16 +225,3 @@ def _origin(tensors: Mapping[str, Tensor]) -> str:
     """What kind of file has such names."""
     kind = next((kind for start, kind in _KNOWN_FILES if any(name.startswith(start) for name in tensors)), None)
     return f". By its names the file is {kind}" if kind else ""
-
-
-def _set(module: nn.Module, name: str, slot: Tensor, value: Tensor, dtype: torch.dtype) -> None:
-    if not slot.is_meta:
-        with torch.no_grad():
-            slot.copy_(slot if value.is_meta else value)  # a meta value has nothing to copy
-        return
-    kind = dtype if slot.is_floating_point() else slot.dtype
-    made = torch.empty(slot.shape, dtype=kind, device=value.device).copy_(value)
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    is_parameter = isinstance(slot, nn.Parameter)
-    setattr(owner, leaf, nn.Parameter(made, requires_grad=slot.requires_grad) if is_parameter else made)

@@ -20,10 +20,10 @@ from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, ra
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
 from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
+from workers.decoding.build import load_drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
-from workers.drafters.files import load_drafter
 from workers.loading.models_yaml import load_folder
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.scenes import BUILTIN

@@ -15,10 +15,10 @@ from tests.fakes.tiny_models import captions_file, tiny_folder
 from tests.fakes.toys import toy_target
 from tests.oracles.drafter_rounds import CAPTIONS
 from workers.data.captions import Caption, read_captions
+from workers.decoding.build import load_drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
-from workers.drafters.files import load_drafter
 from workers.loading.models_yaml import folder_entry, load_folder
 from workers.models.own_files import read_config
 from workers.training.drafters import new_eagle
