@@ -95,7 +95,6 @@ class CounterRNG:
     def __init__(self, keys: Tensor, positions: int) -> None:
         self.keys, self.positions = keys, positions
         self._tables: dict[tuple[Purpose, int], Tensor] = {}
-        self._slots: dict[int, Tensor] = {}
         self._first_rows = torch.arange(0, keys.shape[0] * positions, positions, device=keys.device)[:, None]
 
     def exponential_noise(self, purpose: Purpose, positions: Tensor, vocab_size: int) -> Tensor:
@@ -125,7 +124,9 @@ class CounterRNG:
     def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
         clamped = positions.clamp(max=self.positions - 1)
         if self.keys.shape[0] * self.positions * slots > _MAX_TABLE_ENTRIES:
-            return generate(self.keys[:, None, None], clamped[..., None], purpose, self._slot_range(slots))
+            return generate(
+                self.keys[:, None, None], clamped[..., None], purpose, torch.arange(slots, device=positions.device)
+            )
         if (purpose, slots) not in self._tables:
             self._tables[purpose, slots] = self._table(generate, purpose, self.keys, slots)
         return embedding(clamped.add_(self._first_rows), self._tables[purpose, slots])
@@ -139,11 +140,6 @@ class CounterRNG:
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
         entries = _CPU_CHUNK_ENTRIES if keys.device.type == "cpu" else _GPU_CHUNK_ENTRIES
-        slot_range, chunk = self._slot_range(slots), max(1, entries // slots)
+        slot_range, chunk = torch.arange(slots, device=keys.device), max(1, entries // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])
-
-    def _slot_range(self, slots: int) -> Tensor:
-        if slots not in self._slots:
-            self._slots[slots] = torch.arange(slots, device=self.keys.device)
-        return self._slots[slots]

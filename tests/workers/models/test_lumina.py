@@ -20,7 +20,7 @@ from workers.decoding.engine import Result
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
-from workers.models.families.lumina import Lumina, image_format, sequence, size_token
+from workers.models.families.lumina import ROW_END, Lumina
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 
@@ -59,11 +59,17 @@ def load(folder: Path, size: tuple[int, int]) -> Target:
     return entry.load(torch.device("cpu"), torch.float32)
 
 
+def sequence(tokens: Tensor, rows: int, cols: int) -> Tensor:
+    """The official ids [B, 3 + rows * (cols + 1) + 1] of images given as codes [B, rows * cols]."""
+    lines = torch.nn.functional.pad(tokens.view(-1, rows, cols) + 4, (0, 1), value=ROW_END).flatten(1)
+    start = tokens.new_tensor([8197, 8804 + rows // 2, 8804 + cols // 2])
+    return torch.cat([start.expand(len(lines), -1), lines, tokens.new_full((len(lines), 1), 8196)], dim=1)
+
+
 def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:
     """Both streams' prompts without padding, the forced size tokens at their ends."""
-    ids = target.conditioner.padded_ids([caption])[0].tolist()  # type: ignore[operator]
+    (real,) = target.conditioner.token_ids([caption])  # type: ignore[operator]
     start = [8197, 8804 + target.grid.rows // 2, 8804 + target.grid.cols // 2]
-    real = [i for i in ids if i != 1]
     assert real[-3:] == start
     return real, start
 
@@ -85,11 +91,11 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
     assert target.name == f"lumina-mgpt-768-{SIZE}"
     assert (target.grid.rows, target.grid.cols, target.vocab_size) == (48, 48, 8192)
     assert target.sampling == Sampling(temperature=1.0, top_k=2000, cfg=3.0)
-    ids = target.conditioner.padded_ids(["a red ball"])  # type: ignore[operator]
+    (ids,) = target.conditioner.token_ids(["a red ball"])  # type: ignore[operator]
     lead = "Generate an image of 768x768 according to the following prompt : a red ball"
     text = [WORD_IDS.get(word, 3) for word in lead.replace("768x768", "768 x 768").split()]
-    assert ids.shape == (1, 28)
-    assert [i for i in ids[0].tolist() if i != 1] == [0, *text, 8710, 8197, 8828, 8828]
+    assert target.prompt_len == 28
+    assert ids == [0, *text, 8710, 8197, 8828, 8828]
     guided = target.encode(["a red ball"], guided=True)
     assert guided.valid[1].tolist() == [False] * 25 + [True] * 3  # the unconditional stream begins with the image
     words = target.state_dict()["conditioner.words.weight"]
@@ -103,12 +109,12 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
         column = generated[:, n - 1]
         assert (column == forced).all() if forced else ((column >= 4) & (column <= 8195)).all()
     assert torch.equal(generated[:, :2352].view(2, 48, 49)[:, :, :48].flatten(1) - 4, codes)
-    assert (size_token(768), size_token(32), size_token(1024)) == (8828, 8805, 8836)
+    assert Lumina("x", width=1024, height=32).image.template.suffix[-2:] == (8805, 8836)
 
 
 def test_wide_images_name_width_first_and_height_token_first(folder: Path) -> None:
     target = load(folder, (96, 64))
-    assert image_format(96, 64).template.prefix.startswith("Generate an image of 96x64 according")
+    assert Lumina("x", width=96, height=64).image.template.prefix.startswith("Generate an image of 96x64 according")
     assert prompts(target, "a cat")[0][-2:] == [8806, 8807]
     assert (target.grid.rows, target.grid.cols) == (4, 6)
 
@@ -253,11 +259,12 @@ def test_teacher_forcing_is_decoding(folder: Path, reference: ChameleonForCondit
 
 
 def test_sizes_and_files_are_refused_in_words(folder: Path) -> None:
-    for width in (48, 0, 4096):
-        with pytest.raises(ValueError, match=f"no images of {width} px"):
-            image_format(width, 64)
-    with pytest.raises(ValueError, match="width: must be a multiple of 32, got 100"):
-        Lumina(transformer="x", width=100)
+    for width in (48, 100):
+        with pytest.raises(ValueError, match=f"width: must be a multiple of 32, got {width}"):
+            Lumina(transformer="x", width=width)
+    for width in (0, 4096):
+        with pytest.raises(ValueError, match=r"width.*32, 2048"):
+            Lumina(transformer="x", width=width)
     with pytest.raises(ValueError, match="height"):
         Lumina(transformer="x", height=20000)
     whole = Lumina(transformer=str(folder), tokenizer=str(folder / "tokenizer.json"), width=64, height=32)

@@ -81,7 +81,12 @@ class ChameleonCheckpoint:
                     f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing. Its first tensor is "
                     f"{next(iter(self.tensors), 'missing')}; give the folder that holds model.safetensors.index.json"
                 )
-        self._check_norms()
+        config = self.folder / "config.json"
+        if config.is_file() and read_json_object(config).get("swin_norm"):
+            raise WeightsError(
+                f"{config}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; give a 7B "
+                "checkpoint"
+            )
         for name in (_EMBEDDING, _HEAD):
             if self._shape(name)[0] <= highest_id:
                 raise WeightsError(
@@ -150,14 +155,6 @@ class ChameleonCheckpoint:
         if name not in self.tensors:
             raise WeightsError(f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint")
         return self.tensors[name].shape
-
-    def _check_norms(self) -> None:
-        folder = self.folder
-        if (folder / "config.json").is_file() and read_json_object(folder / "config.json").get("swin_norm"):
-            raise WeightsError(
-                f"{folder / 'config.json'}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; "
-                "give a 7B checkpoint"
-            )
 
 
 def _vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:

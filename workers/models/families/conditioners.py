@@ -68,11 +68,7 @@ class SceneConditioner(CodedConditioner):
         self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
 
     def codes(self, captions: Sequence[str]) -> Tensor:
-        return self.from_attributes(torch.tensor([parse(caption) for caption in captions]))
-
-    def from_attributes(self, rows: Tensor) -> Tensor:
-        """Codes [B, P] of attribute rows [B, P] (any integer type)."""
-        return rows.long() + torch.tensor(self.offsets, device=rows.device)
+        return torch.tensor([parse(caption) for caption in captions]) + torch.tensor(self.offsets)
 
     def settings(self) -> dict[str, Any]:
         return {"kind": self.kind}

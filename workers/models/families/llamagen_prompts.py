@@ -61,13 +61,11 @@ class CaptionConditioner(nn.Module):
 
     uncond_embedding: Tensor
 
-    def __init__(
-        self, dim: int, encoder: TextEncoder, tokens: int = CAPTION_TOKENS, features: int = CAPTION_DIM
-    ) -> None:
+    def __init__(self, dim: int, encoder: TextEncoder) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(features, dim, bias=False)
+        self.fc1 = nn.Linear(CAPTION_DIM, dim, bias=False)
         self.fc2 = nn.Linear(dim, dim, bias=False)
-        self.register_buffer("uncond_embedding", torch.empty(tokens, features).fill_(torch.nan))
+        self.register_buffer("uncond_embedding", torch.empty(CAPTION_TOKENS, CAPTION_DIM).fill_(torch.nan))
         # in a tuple, because an encoder that is a module must not be a submodule: it has its own dtype and device
         self._encoder = (encoder,)
         self.encoder_bytes: int = getattr(encoder, "bytes", 0)
@@ -95,15 +93,10 @@ class CaptionConditioner(nn.Module):
     def forward(self, captions: Sequence[str]) -> Prompt:
         """
         Raises:
-            ValueError: an empty caption, or an encoder of another width or length.
+            ValueError: an empty caption.
         """
         self.check(captions)
         features, valid = self._encoder[0](captions)
-        if features.shape[1:] != self.uncond_embedding.shape:
-            raise ValueError(
-                f"the text encoder gives features {list(features.shape[1:])}, this model reads "
-                f"{list(self.uncond_embedding.shape)}; LlamaGen's encoder is flan-t5-xl"
-            )
         features, valid = pad_left(features, valid)
         return Prompt(self.project(features), valid.to(self.fc1.weight.device))
 

@@ -13,62 +13,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from search_spaces.params import ConfigError, Range
 from workers.models.families.catalogue import FAMILIES
 from workers.models.families.chameleon import (
     BEGIN_IMAGE,
-    END_IMAGE,
     END_TURN,
     SPECIAL_TOKENS,
     ChameleonFamily,
     ImageFormat,
     PromptTemplate,
 )
-from workers.models.families.chameleon_files import FIRST_IMAGE_ID
 
 ROW_END = 8803
 _SIZE_ZERO = 8804  # a size token is this plus the side in units of 32 px: 8828 means 768
 _UNIT_PX, _CODE_PX = 32, 16
 _MAX_UNITS = 2048 // _UNIT_PX  # the longest side of a 1024 px model at the widest aspect ratio, 4:1
-
-
-def size_token(pixels: int) -> int:
-    """The token for an image's height or width.
-
-    Raises:
-        ValueError: not a multiple of 32, or out of range.
-    """
-    if pixels % _UNIT_PX or not 0 < pixels <= _MAX_UNITS * _UNIT_PX:
-        raise ValueError(
-            f"Lumina-mGPT has no images of {pixels} px: give a multiple of {_UNIT_PX}, at most {_MAX_UNITS * _UNIT_PX}"
-        )
-    return _SIZE_ZERO + pixels // _UNIT_PX
-
-
-def image_format(width: int, height: int) -> ImageFormat:
-    """Format of images of this size in pixels. The unconditional prompt has only the image's first tokens.
-
-    Raises:
-        ValueError: see `size_token`.
-    """
-    start = (BEGIN_IMAGE, size_token(height), size_token(width))
-    sentence = f"Generate an image of {width}x{height} according to the following prompt:\n"
-    template = PromptTemplate(prefix=sentence, suffix=(END_TURN, *start), null=start)
-    name = f"lumina-mgpt-{width}" if width == height else f"lumina-mgpt-{width}x{height}"
-    special_tokens = {**SPECIAL_TOKENS, "<reserved08799>": ROW_END}
-    return ImageFormat(name, template, height // _CODE_PX, width // _CODE_PX, ROW_END, special_tokens)
-
-
-def sequence(tokens: Tensor, rows: int, cols: int) -> Tensor:
-    """The official ids [B, 3 + rows * (cols + 1) + 1] of images given as codes [B, rows * cols]."""
-    images = tokens.view(-1, rows, cols) + FIRST_IMAGE_ID
-    lines = torch.nn.functional.pad(images, (0, 1), value=ROW_END).flatten(1)
-    start = tokens.new_tensor([BEGIN_IMAGE, size_token(rows * _CODE_PX), size_token(cols * _CODE_PX)])
-    end = tokens.new_tensor([END_IMAGE])
-    return torch.cat([start.expand(len(lines), -1), lines, end.expand(len(lines), -1)], dim=1)
 
 
 @FAMILIES.register
@@ -90,4 +49,10 @@ class Lumina(ChameleonFamily):
 
     @property
     def image(self) -> ImageFormat:
-        return image_format(self.width, self.height)
+        """The unconditional prompt has only the image's first tokens."""
+        start = (BEGIN_IMAGE, _SIZE_ZERO + self.height // _UNIT_PX, _SIZE_ZERO + self.width // _UNIT_PX)
+        sentence = f"Generate an image of {self.width}x{self.height} according to the following prompt:\n"
+        template = PromptTemplate(prefix=sentence, suffix=(END_TURN, *start), null=start)
+        name = f"lumina-mgpt-{self.width}" + ("" if self.width == self.height else f"x{self.height}")
+        special_tokens = {**SPECIAL_TOKENS, "<reserved08799>": ROW_END}
+        return ImageFormat(name, template, self.height // _CODE_PX, self.width // _CODE_PX, ROW_END, special_tokens)

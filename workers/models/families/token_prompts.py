@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workers.models.target import Prompt
 
@@ -47,16 +47,13 @@ class TokenPrompts(nn.Module):
                 )
         return rows
 
-    def padded_ids(self, captions: Sequence[str]) -> Tensor:
-        """Padded ids, int64 [B, P] on the CPU. Raises ValueError as `token_ids` does."""
-        return self._pad(self.token_ids(captions))
-
     def embed(self, rows: Sequence[Sequence[int]]) -> Prompt:
         """The prompt [B, P, D] of rows of at most P ids."""
         device = self.words.weight.device
         lengths = torch.tensor([len(row) for row in rows])
         valid = torch.arange(self.prompt_len) >= self.prompt_len - lengths[:, None]
-        return Prompt(self.words(self._pad(rows).to(device)), valid.to(device))
+        ids = torch.tensor([[self.padding] * (self.prompt_len - len(row)) + list(row) for row in rows], device=device)
+        return Prompt(self.words(ids), valid.to(device))
 
     def forward(self, captions: Sequence[str]) -> Prompt:
         return self.embed(self.token_ids(captions))
@@ -64,6 +61,3 @@ class TokenPrompts(nn.Module):
     def null(self, prompt: Prompt) -> Prompt:
         row = self.embed([self._null])
         return Prompt(row.embeds.expand_as(prompt.embeds), row.valid.expand_as(prompt.valid))
-
-    def _pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([[self.padding] * (self.prompt_len - len(row)) + list(row) for row in rows])
