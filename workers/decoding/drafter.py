@@ -147,11 +147,8 @@ class CachedDrafter(Drafter):
         self.attention_mask.admit(rows, valid)
         # other rows' tensors may be shared with the engine: changed in copies
         self._cached[indices] = 0
-        self._tokens, self._features, self._counts = (
-            self._tokens.clone(),
-            self._features.clone(),
-            self._counts.clone(),
-        )
+        self._tokens, self._features = self._tokens.clone(), self._features.clone()
+        self._counts = self._counts.clone()
         self._tokens[indices], self._features[rows], self._counts[indices] = 0, 0, 1
         self._tokens[indices, 0], self._features[rows, 0] = first_tokens, features[:, -1]
 

@@ -47,10 +47,6 @@ class RowEnds:
         cells = torch.arange(columns - self.image_column, device=device)
         return torch.cat([prompt, self.first_column + ends, self.first_column + cells + cells // self.cols])
 
-    def cells_to_row_end(self, cell: int) -> int:
-        """Cells between `cell` and the last cell of its row."""
-        return self.cols - 1 - cell % self.cols
-
 
 @dataclass(slots=True)
 class RowEndPass:

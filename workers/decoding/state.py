@@ -108,10 +108,8 @@ class Batch:
         fewest cells between a root and the end of its row.
         """
         self.max_emitted = max(emitted, default=1)
-        if self.row_ends:
-            self.cells_to_row_end = min((self.row_ends.cells_to_row_end(count - 1) for count in emitted), default=0)
-        else:
-            self.cells_to_row_end = 0
+        cols = self.row_ends.cols if self.row_ends else 1
+        self.cells_to_row_end = min((cols - 1 - (count - 1) % cols for count in emitted), default=0)
 
     def admit(self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor) -> None:
         """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""

@@ -31,12 +31,11 @@ from workers.decoding.drafter import CachedDrafter
 from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object, safetensors_metadata
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Attention, HeadNorm, Transformer, TransformerConfig
+from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _CONFIG = "config.json"
 _CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4  # targets count codes, not the whole vocabulary
-_QK_NORM_EPS = 1e-5  # of Chameleon's LayerNorm over a head, whatever the RMSNorms use
 
 
 class EagleLayer(nn.Module):
@@ -151,11 +150,6 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[codes_range].clone())  # type: ignore[no-untyped-call]
     if layer.embed is not None and _equal(layer.embed.weight, target.embed.weight):
         layer.embed = None  # a frozen copy of the target's own, as training leaves it
-    attention = layer.decoder.layers[0].attention
-    assert isinstance(attention, Attention)
-    for norm in (attention.q_norm, attention.k_norm):
-        if isinstance(norm, HeadNorm):
-            norm.eps = _QK_NORM_EPS
     grid = config.rope == "grid"
     return EagleDrafter(target, layer, filler=0 if grid else None, masked=not grid)
 

@@ -45,9 +45,6 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.moved + other.moved, self.kernels + other.kernels)
 
-    def __sub__(self, other: Work) -> Work:
-        return Work(self.flops - other.flops, self.moved - other.moved, self.kernels - other.kernels)
-
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -116,9 +113,11 @@ class Meter(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._attention.__exit__(*error)  # type: ignore[no-untyped-call]
 
-    @property
-    def work(self) -> Work:
-        return self._counted + self._attention.work
+    def take_work(self) -> Work:
+        """The work since the last call."""
+        work = self._counted + self._attention.work
+        self._counted = self._attention.work = Work()
+        return work
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -180,9 +179,12 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     Raises:
         ValueError: the models cannot serve the config.
     """
-    typical_config, largest_config = _typical(config), _largest(config, models.target.vocab_size)
-    usual = _measure_batch(models, typical_config, batch)
-    largest = usual if typical_config == largest_config else _measure_batch(models, largest_config, batch, rounds=1)
+    # an adjacency tree's size depends on values: usually at most the largest in its ranges; in the largest batch, one
+    # row's tree has the maximum depth, and another's is shallow and `widest`
+    usual_config = _as_dynamic(config, lambda policy: policy.bounds.width)
+    largest_config = _as_dynamic(config, lambda policy: min(policy.widest, models.target.vocab_size))
+    usual = _measure_batch(models, usual_config, batch)
+    largest = usual if usual_config == largest_config else _measure_batch(models, largest_config, batch, rounds=1)
     decoding = _measure_codec(models.target, pictures)
     return Footprint(
         parameters=parameter_bytes(models),
@@ -191,7 +193,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
         pictures=decoding.peak,
         prefill=usual.prefill,
         round=usual.round,
-        picture=decoding.work,
+        picture=decoding.take_work(),
     )
 
 
@@ -213,19 +215,20 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, rounds: i
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
         state = engine.allocate(batch)
-        kept, before = meter.live, meter.work
+        kept = meter.live
+        meter.take_work()
         meter.peak = meter.live
         recorder = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
         requests = deque([Request(number, text) for number in range(batch)])
         engine.admit(state, recorder, list(range(batch)), requests)
-        prefilled, before_tables = meter.work, meter.live
+        prefill, before_tables = meter.take_work(), meter.live
         state.sync_host_counts([engine.image_len])
         engine.step(state)  # the first round creates tables that the next ones share
-        first_done = meter.work
+        first = meter.take_work()
         if rounds == 1:
-            return _BatchCost(kept, meter.peak + meter.live - before_tables, prefilled - before, first_done - prefilled)
+            return _BatchCost(kept, meter.peak + meter.live - before_tables, prefill, first)
         engine.step(state)
-    return _BatchCost(kept, meter.peak, prefilled - before, meter.work - first_done)
+    return _BatchCost(kept, meter.peak, prefill, meter.take_work())
 
 
 def _measure_codec(target: Target, count: int) -> Meter:
@@ -236,17 +239,8 @@ def _measure_codec(target: Target, count: int) -> Meter:
     return meter
 
 
-def _typical(config: DecodingConfig) -> DecodingConfig:
-    """The config; an adjacency tree, whose size depends on values, becomes the largest in its ranges."""
-    return _as_dynamic(config, lambda policy: policy.bounds.width)
-
-
-def _largest(config: DecodingConfig, vocab_size: int) -> DecodingConfig:
-    """The largest batch: one row's tree has the maximum depth, another's is shallow and `widest`."""
-    return _as_dynamic(config, lambda policy: min(policy.widest, vocab_size))
-
-
 def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> DecodingConfig:
+    """The config; an adjacency tree becomes a dynamic one of this width."""
     policy = config.policy
     if not isinstance(policy, Adjacency):
         return config

@@ -17,7 +17,7 @@ mine:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -84,21 +84,14 @@ class Entry:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for workers."""
-        return {
-            "name": self.name,
-            "family": self.family.kind,
-            "settings": self.family.to_mapping(),
-            "dtype": self.dtype,
-            "drafters": dict(self.drafters),
-            "metrics": dict(self.metrics),
-            "where": self.where,
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "family": self.family.kind, "settings": self.family.to_mapping()}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Read what `to_mapping` wrote."""
-        fields = dict(mapping)
-        return cls(**fields | {"family": families().lookup(mapping["family"]).from_mapping(fields.pop("settings"))})
+        values = dict(mapping)
+        return cls(**values | {"family": families().lookup(mapping["family"]).from_mapping(values.pop("settings"))})
 
 
 def read_models_yaml(file: str | Path) -> dict[str, Entry]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
@@ -70,7 +69,8 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     if path.name.endswith(_INDEX):
         return _shards(path)
     if path.suffix == ".safetensors":
-        tensors = _safetensors(path)
+        with _open_safetensors(path) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     elif path.suffix in PICKLED:
         tensors = _pickled(path)
     else:
@@ -80,10 +80,12 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     return {name: value.to("meta") for name, value in tensors.items()} if is_shapes_only() else tensors
 
 
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    """Memory-mapped tensors. Checks the header against the file's length."""
+@contextmanager
+def _open_safetensors(path: Path) -> Iterator[Any]:
+    """The file, whose tensors are memory-mapped. Checks the header against the file's length."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{path}: {diagnose_safetensors(path)}") from error
 
@@ -96,11 +98,8 @@ def safetensors_metadata(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; check the path")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path}: {diagnose_safetensors(path)}") from error
+    with _open_safetensors(path) as file:
+        return dict(file.metadata() or {})
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class HFDecoder(Body):
             raise ValueError(f"codes are {tuple(codes.shape)}, the config says {(config.vocab_size, config.dim)}")
         self.config = config
         self.decoder = decoder
+        decoder.set_input_embeddings(nn.Identity())  # codes and prompts are embedded already
         self.embed = nn.Embedding(config.vocab_size, config.dim, device=codes.device, dtype=codes.dtype)
         self.embed.weight = nn.Parameter(codes, requires_grad=False)
         self.head = head

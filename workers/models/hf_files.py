@@ -46,7 +46,17 @@ def load_pretrained(
         ) from error
     _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
-        model = _load_checked(folder, model_class, config)
+        try:
+            with _silent_library():
+                model, report = model_class.from_pretrained(
+                    folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
+                    output_loading_info=True, ignore_mismatched_sizes=True,
+                )  # fmt: skip
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise WeightsError(f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+        _check_report(folder, report)
+        if broken := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
+            raise WeightsError(f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged")
     for name, parameter in model.named_parameters():
         if not keep or keep not in name:
             parameter.data = parameter.data.to(dtype)
@@ -66,26 +76,6 @@ def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[s
         missing, extra = [], []
     sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
     return {"missing_keys": missing, "unexpected_keys": extra, "mismatched_keys": sizes}
-
-
-def _load_checked(folder: Path, model_class: Any, config: Any) -> Any:
-    """The model with the folder's weights, which must be finite.
-
-    Raises:
-        WeightsError: they are not finite, or do not match the model.
-    """
-    try:
-        with _silent_library():
-            model, report = model_class.from_pretrained(
-                folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
-                output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    _check_report(folder, report)
-    if broken := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
-        raise WeightsError(f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged")
-    return model
 
 
 @contextmanager

@@ -118,8 +118,8 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.channels = config.n_heads, config.kv_heads, config.channels
         self.wqkv = nn.Linear(config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False)
         self.wo = nn.Linear(self.heads * self.channels, config.dim, bias=False)
-        self.q_norm = HeadNorm(self.heads, self.channels, config.norm_eps) if config.qk_norm else None
-        self.k_norm = HeadNorm(self.kv_heads, self.channels, config.norm_eps) if config.qk_norm else None
+        self.q_norm = HeadNorm(self.heads, self.channels) if config.qk_norm else None
+        self.k_norm = HeadNorm(self.kv_heads, self.channels) if config.qk_norm else None
 
     def project(self, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [R,S,H,C] and keys [R,S,K,C], and values [R,S,K,C], of normalised inputs x [R,S,D]."""
@@ -143,16 +143,17 @@ class Attention(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm)."""
+    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm). Its eps is 1e-5,
+    whatever the RMSNorms use.
+    """
 
-    def __init__(self, heads: int, channels: int, eps: float) -> None:
+    def __init__(self, heads: int, channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads, channels))
         self.bias = nn.Parameter(torch.zeros(heads, channels))
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], None, None, self.eps) * self.weight + self.bias
+        return F.layer_norm(x, x.shape[-1:], None, None, eps=1e-5) * self.weight + self.bias
 
 
 class FeedForward(nn.Module):

@@ -106,27 +106,19 @@ class AttnBlock(nn.Module):
         return torch.add(x, self.proj_out(mixed.transpose(1, 2).reshape(x.shape)))
 
 
-class Downsample(nn.Module):
-    """3x3 convolution with stride 2; padded at the right and the bottom only, as taming does."""
+class Resample(nn.Module):
+    """A 3x3 convolution that halves the sides (padded at the right and the bottom only, as taming does), or one after
+    nearest-neighbour doubling.
+    """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, down: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, stride=2)
+        self.down = down
+        self.conv = nn.Conv2d(width, width, 3, stride=2) if down else nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
-        return y
-
-
-class Upsample(nn.Module):
-    """Nearest-neighbour doubling, then a 3x3 convolution."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        x = F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0, mode="nearest")
+        y: Tensor = self.conv(x)
         return y
 
 
@@ -139,7 +131,7 @@ class Level(nn.Module):
         self.res = nn.ModuleList(ResBlock(widths[i], out, config.groups) for i in range(blocks))
         self.attn = nn.ModuleList(AttnBlock(out, config.groups) for _ in range(blocks if attention else 0))
         if resample:
-            self.add_module(resample, Downsample(out) if resample == "downsample" else Upsample(out))
+            self.add_module(resample, Resample(out, down=resample == "downsample"))
         self._resample = resample
 
     def forward(self, x: Tensor) -> Tensor:

@@ -109,12 +109,12 @@ def test_prompt_and_official_sequence(folder: Path) -> None:
         column = generated[:, n - 1]
         assert (column == forced).all() if forced else ((column >= 4) & (column <= 8195)).all()
     assert torch.equal(generated[:, :2352].view(2, 48, 49)[:, :, :48].flatten(1) - 4, codes)
-    assert Lumina("x", width=1024, height=32).image.template.suffix[-2:] == (8805, 8836)
+    assert Lumina("x", width=1024, height=32).image.suffix[-2:] == (8805, 8836)
 
 
 def test_wide_images_name_width_first_and_height_token_first(folder: Path) -> None:
     target = load(folder, (96, 64))
-    assert Lumina("x", width=96, height=64).image.template.prefix.startswith("Generate an image of 96x64 according")
+    assert Lumina("x", width=96, height=64).image.prefix.startswith("Generate an image of 96x64 according")
     assert prompts(target, "a cat")[0][-2:] == [8806, 8807]
     assert (target.grid.rows, target.grid.cols) == (4, 6)
 

@@ -38,27 +38,18 @@ Tokenizer = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTemplate:
-    """prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt."""
-
-    prefix: str
-    suffix: tuple[int, ...]
-    null: tuple[int, ...]
-
-    def encode(self, caption: str, tokenizer: Tokenizer) -> list[int]:
-        return [BEGIN_TEXT, *tokenizer(self.prefix + caption), *self.suffix]
-
-
-@dataclass(frozen=True, slots=True)
 class ImageFormat:
     """What a model of this architecture draws, and how it is prompted.
 
-    rows, cols: of the grid of codes. row_end: id of the fixed token after every row, if there is one. special_tokens:
-    spelling and id of tokens that the tokenizer must have.
+    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt. rows, cols: of the
+    grid of codes. row_end: id of the fixed token after every row, if there is one. special_tokens: spelling and id of
+    tokens that the tokenizer must have.
     """
 
     name: str
-    template: PromptTemplate
+    prefix: str
+    suffix: tuple[int, ...]
+    null: tuple[int, ...]
     rows: int
     cols: int
     row_end: int | None = None
@@ -66,13 +57,13 @@ class ImageFormat:
 
     def parts(self, config: TransformerConfig, vocabulary: int, tokenizer: Tokenizer) -> nn.ModuleDict:
         """A `transformer` and its `conditioner`, without weights."""
-        template = self.template
+
+        def encode(caption: str) -> list[int]:
+            return [BEGIN_TEXT, *tokenizer(self.prefix + caption), *self.suffix]
 
         def build() -> nn.ModuleDict:
             words = nn.Embedding(vocabulary, config.dim)
-            conditioner = TokenPrompts(
-                words, config.prompt_len, lambda text: template.encode(text, tokenizer), template.null, PADDING
-            )
+            conditioner = TokenPrompts(words, config.prompt_len, encode, self.null, PADDING)
             return nn.ModuleDict({"transformer": Transformer(config), "conditioner": conditioner})
 
         return skip_init(build)
@@ -87,8 +78,9 @@ class ImageFormat:
         return target.eval().requires_grad_(False)
 
 
-ANOLE_TEMPLATE = PromptTemplate(prefix="", suffix=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE))
-ANOLE = ImageFormat("anole", ANOLE_TEMPLATE, rows=32, cols=32)  # 512 px
+ANOLE = ImageFormat(
+    "anole", prefix="", suffix=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE), rows=32, cols=32
+)  # 512 px
 
 
 def load_tokenizer(path: str | Path, special_tokens: Mapping[str, int] = SPECIAL_TOKENS) -> Tokenizer:
@@ -141,7 +133,7 @@ class ChameleonFamily(Family):
             WeightsError: a file is missing, damaged, or of another family or size.
         """
         image = self.image
-        highest = max(END_TURN, image.row_end or 0, *image.template.suffix)
+        highest = max(END_TURN, image.row_end or 0, *image.suffix)
         checkpoint = ChameleonCheckpoint(self.transformer, highest_id=highest)
         tokenizer = load_tokenizer(self.tokenizer or checkpoint.folder, image.special_tokens)
         config = checkpoint.config(**self._geometry)

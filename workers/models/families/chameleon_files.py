@@ -87,6 +87,7 @@ class ChameleonCheckpoint:
                 f"{config}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; give a 7B "
                 "checkpoint"
             )
+        self.vocabulary = self._shape(_EMBEDDING)[0]
         for name in (_EMBEDDING, _HEAD):
             if self._shape(name)[0] <= highest_id:
                 raise WeightsError(
@@ -118,10 +119,6 @@ class ChameleonCheckpoint:
             cols=cols,
             row_ends=row_ends,
         )
-
-    @property
-    def vocabulary(self) -> int:
-        return self._shape(_EMBEDDING)[0]
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
         """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""

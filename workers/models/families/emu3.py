@@ -110,7 +110,6 @@ class Emu3(Family):
         )
         words, codec = decoder.get_input_embeddings(), Emu3Codec(vq, *_image_statistics(folder))
         assert isinstance(words, nn.Embedding)
-        decoder.set_input_embeddings(nn.Identity())  # prompts are embedded already
         head = nn.Linear(config.dim, len(ids), bias=False, device=words.weight.device, dtype=dtype)
         head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
         body = HFDecoder(config, decoder, words.weight.detach()[ids].clone(), head)

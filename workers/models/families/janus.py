@@ -82,7 +82,6 @@ class Janus(Family):
             code_embeddings = model.generation_aligner(model.generation_embeddings.weight)
         words, codec = decoder.get_input_embeddings(), JanusCodec(model.vqmodel)
         assert isinstance(words, nn.Embedding)
-        decoder.set_input_embeddings(nn.Identity())  # prompts are embedded already
         body = HFDecoder(config, decoder, code_embeddings, model.generation_head)
         conditioner = JanusPrompts(words, self.prompt_tokens, tokenizer)
         target = Target(f"janus-{config.dim}x{config.n_layers}", body, conditioner, codec, SAMPLING)

@@ -21,7 +21,6 @@ from workers.models.families.chameleon import (
     SPECIAL_TOKENS,
     ChameleonFamily,
     ImageFormat,
-    PromptTemplate,
 )
 
 ROW_END = 8803
@@ -51,8 +50,13 @@ class Lumina(ChameleonFamily):
     def image(self) -> ImageFormat:
         """The unconditional prompt has only the image's first tokens."""
         start = (BEGIN_IMAGE, _SIZE_ZERO + self.height // _UNIT_PX, _SIZE_ZERO + self.width // _UNIT_PX)
-        sentence = f"Generate an image of {self.width}x{self.height} according to the following prompt:\n"
-        template = PromptTemplate(prefix=sentence, suffix=(END_TURN, *start), null=start)
-        name = f"lumina-mgpt-{self.width}" + ("" if self.width == self.height else f"x{self.height}")
-        special_tokens = {**SPECIAL_TOKENS, "<reserved08799>": ROW_END}
-        return ImageFormat(name, template, self.height // _CODE_PX, self.width // _CODE_PX, ROW_END, special_tokens)
+        return ImageFormat(
+            name=f"lumina-mgpt-{self.width}" + ("" if self.width == self.height else f"x{self.height}"),
+            prefix=f"Generate an image of {self.width}x{self.height} according to the following prompt:\n",
+            suffix=(END_TURN, *start),
+            null=start,
+            rows=self.height // _CODE_PX,
+            cols=self.width // _CODE_PX,
+            row_end=ROW_END,
+            special_tokens={**SPECIAL_TOKENS, "<reserved08799>": ROW_END},
+        )
