@@ -21,6 +21,7 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor, nn
 
+from workers.models.checkpoint_files import WeightsError
 from workers.models.hf_files import HFTokenizer, load_pretrained
 
 _CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
@@ -58,6 +59,8 @@ class T5Encoder:
         """
         from transformers import T5EncoderModel  # lazy: the import takes seconds, and most targets do not need it
 
+        if not Path(folder).is_dir():
+            raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
         self.tokens = tokens
         self._device = torch.device(device)
         self._encode_cached = lru_cache(_CACHE_SIZE)(lambda caption: self._encode([caption]))

@@ -159,6 +159,8 @@ def load_weights(
     for target, (merge, sources) in found.items():
         slot, label = slots[target], " + ".join(sources)
         parts = [tensors[name] for name in sources]
+        if slot.is_floating_point() and not all(part.is_floating_point() for part in parts):
+            raise WeightsError(f"{where}: {label} has the quantised type {parts[0].dtype}; give the original weights")
         value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:
             raise WeightsError(

@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "another codebook": (
         lambda f: write_vq(f / "ckpt/vq.pt", VQConfig(codebook_size=50, channels=32, z_channels=32,
                                                      multipliers=(1, 1, 1, 1, 1))),
-        ("1024 codes", "vq.pt has 50"),
+        ("vq.pt: this codec has 50 codes, the target needs 1024", "give `vq`"),
     ),
     "heads that do not divide": (lambda f: change(f, heads=5), ("width 32", "heads 5")),
     "an unpublished size": (lambda f: change(f, heads=None), ("not a published LlamaGen size",)),

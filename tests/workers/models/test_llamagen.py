@@ -478,7 +478,7 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     assert prompt.valid.sum(1).tolist() == [2, 2]
     expected = cap_proj(official("t2i"), features[1, :2])
     torch.testing.assert_close(prompt.embeds[0, -2:], expected, atol=1e-4, rtol=1e-4)
-    assert not any("encoder" in name or "t5" in name.lower() for name in target.state_dict())
+    assert not any("encoder" in name or "t5" in name.lower() for name in target.conditioner.state_dict())
 
 
 def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +510,7 @@ def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no such file; give the folder of a model"):
+    with pytest.raises(WeightsError, match="no such folder; give the folder of a T5"):
         T5Encoder(tmp_path / "none")
     weights = t5_folder(tmp_path / "t5") / "model.safetensors"
     tensors = load_file(weights)

@@ -208,7 +208,9 @@ def test_faults_are_refused(file: Path, state: State, tmp_path: Path) -> None:
 
 
 def test_a_codec_of_another_size_than_the_target_needs_is_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=rf"{file.name}: this codec has 48 codes, the target needs 16384; give `vq`"):
+    with pytest.raises(
+        WeightsError, match=rf"{file.name}: this codec has {CODES} codes, the target needs 16384; give `vq`"
+    ):
         load_vq16(file, 16384)
     others = {
         "16 numbers per code, the target needs 8": replace(CONFIG, code_dim=16),

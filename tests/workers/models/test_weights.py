@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -366,11 +367,12 @@ def test_content_hash(tmp_path: Path) -> None:
         content_hash(tmp_path / "none")
 
 
-def test_quantised_tensors_are_named_where_only_shapes_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shapes", [True, False])
+def test_quantised_tensors_are_named(tmp_path: Path, shapes: bool) -> None:
     path = tmp_path / "mlx.safetensors"
-    save_file({"layer.weight": torch.zeros(2, 2, dtype=torch.uint32)}, path)
+    save_file({**TENSORS, "b.weight": torch.zeros(2, 2, dtype=torch.uint32)}, path)
     with (
-        shapes_only(),
-        pytest.raises(WeightsError, match=r"mlx\.safetensors: layer\.weight has the quantised type U32"),
+        shapes_only() if shapes else nullcontext(),
+        pytest.raises(WeightsError, match=r"mlx\.safetensors: b\.weight has the quantised type torch\.uint32"),
     ):
-        load_tensors(path)["layer.weight"]
+        load_weights(skip_init(Toy), load_tensors(path), SAME, where=path)
