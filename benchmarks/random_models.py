@@ -14,8 +14,10 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import published_entries
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models
 from workers.models.families import chameleon
-from workers.models.families.llamagen_prompts import CAPTION_DIM, CAPTION_TOKENS, CaptionConditioner, ClassConditioner
+from workers.models.families.llamagen_prompts import CAPTION_DIM, CaptionConditioner, ClassConditioner
+from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
+from workers.models.text import CAPTION_TOKENS
 from workers.models.transformer import Transformer
 from workers.models.weights import skip_init
 
@@ -43,9 +45,9 @@ def conditioner_like(shape: nn.Module, dim: int) -> nn.Module:
         return CaptionConditioner(dim, random_features)
     if isinstance(shape, ClassConditioner):
         return ClassConditioner(dim)
-    return chameleon.ANOLE.conditioner(
-        chameleon.VOCABULARY_7B, dim, chameleon.PROMPT_TOKENS, lambda text: list(text.encode())
-    )
+    assert isinstance(outlined, TokenPrompts)
+    words, null = nn.Embedding(chameleon.VOCABULARY_7B, dim), chameleon.ANOLE.null
+    return TokenPrompts(words, outlined.prompt_len, lambda text: list(text.encode()), null, chameleon.PADDING)
 
 
 def random_features(captions: Sequence[str]) -> tuple[Tensor, Tensor]:

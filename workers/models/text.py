@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from workers.models.checkpoint_files import WeightsError
 from workers.models.hf_files import HFTokenizer, load_pretrained
 
+CAPTION_TOKENS = 120  # of LlamaGen's prompts
 _CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
 
 
@@ -36,8 +37,8 @@ class TextEncoder(Protocol):
 class T5Encoder:
     """T5's encoder and tokenizer from a local folder, as `save_pretrained` lays it out.
 
-    Captions are encoded one at a time, each padded to `tokens`, so a caption's features do not depend on its batch.
-    This takes little time compared with drawing an image. The features of the latest captions are cached.
+    Captions are encoded one at a time, each padded to `CAPTION_TOKENS`, so a caption's features do not depend on its
+    batch. This takes little time compared with drawing an image. The features of the latest captions are cached.
 
     batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a caption's features.
     width: of the features.
@@ -46,12 +47,7 @@ class T5Encoder:
     batch_size: int = 1
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        tokens: int = 120,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        self, folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
         """
         Raises:
@@ -61,7 +57,6 @@ class T5Encoder:
 
         if not Path(folder).is_dir():
             raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
-        self.tokens = tokens
         self._device = torch.device(device)
         self._encode_cached = lru_cache(_CACHE_SIZE)(lambda caption: self._encode([caption]))
         self._tokenizer = HFTokenizer(folder)
@@ -79,7 +74,7 @@ class T5Encoder:
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
         if next(self._model.parameters()).is_meta:
-            shape = (len(captions), self.tokens)
+            shape = (len(captions), CAPTION_TOKENS)
             return torch.empty(*shape, self.width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
         if self.batch_size > 1:  # not cached: features would depend on earlier batches
             parts = [
@@ -94,7 +89,7 @@ class T5Encoder:
     def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         inputs = self._tokenizer.library(
             [clean_caption(clean_caption(caption)) for caption in captions],  # twice, as LlamaGen does
-            max_length=self.tokens,
+            max_length=CAPTION_TOKENS,
             padding="max_length",
             truncation=True,
             return_tensors="pt",

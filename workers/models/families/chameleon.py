@@ -104,12 +104,7 @@ def load_tokenizer(path: str | Path, special_tokens: Mapping[str, int] = SPECIAL
         if (found := backend.token_to_id(token)) != expected:
             problem = "is missing" if found is None else f"is {found} in it"
             raise WeightsError(f"{file}: not Chameleon's tokenizer: {token} {problem}, not {expected}")
-
-    def tokenizer(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return tokenizer
+    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,8 +96,8 @@ class ChameleonCheckpoint:
                     "this is not its vocabulary"
                 )
 
-    def config(self, *, prompt_len: int, rows: int, cols: int, row_ends: bool) -> TransformerConfig:
-        """The transformer's sizes.
+    def config(self, **geometry: Any) -> TransformerConfig:
+        """The transformer's config; geometry: its fields for prompts and images.
 
         Raises:
             WeightsError: a tensor that determines a size is missing.
@@ -114,10 +115,7 @@ class ChameleonCheckpoint:
             vocab_size=CODES,
             rope="line",
             qk_norm=True,
-            prompt_len=prompt_len,
-            rows=rows,
-            cols=cols,
-            row_ends=row_ends,
+            **geometry,
         )
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:

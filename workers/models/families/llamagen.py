@@ -22,7 +22,6 @@ from workers.models.checkpoint_files import WeightsError, load_tensors
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.llamagen_prompts import (
     CAPTION_DIM,
-    CAPTION_TOKENS,
     CaptionConditioner,
     ClassConditioner,
     FlanT5XLShapes,
@@ -30,7 +29,7 @@ from workers.models.families.llamagen_prompts import (
 )
 from workers.models.families.vq_shapes import infer_config, load_codec
 from workers.models.target import Target
-from workers.models.text import T5Encoder, TextEncoder
+from workers.models.text import CAPTION_TOKENS, T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init

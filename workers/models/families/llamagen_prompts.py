@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Prompt
-from workers.models.text import T5Encoder, TextEncoder
+from workers.models.text import CAPTION_TOKENS, T5Encoder, TextEncoder
 
-CAPTION_TOKENS, CAPTION_DIM = 120, 2048  # of the T5 features (flan-t5-xl)
+CAPTION_DIM = 2048  # of the T5 features (flan-t5-xl)
 CLASSES = 1000  # of ImageNet
 
 
