@@ -45,9 +45,9 @@ def conditioner_like(shape: nn.Module, dim: int) -> nn.Module:
         return CaptionConditioner(dim, random_features)
     if isinstance(shape, ClassConditioner):
         return ClassConditioner(dim)
-    assert isinstance(outlined, TokenPrompts)
+    assert isinstance(shape, TokenPrompts)
     words, null = nn.Embedding(chameleon.VOCABULARY_7B, dim), chameleon.ANOLE.null
-    return TokenPrompts(words, outlined.prompt_len, lambda text: list(text.encode()), null, chameleon.PADDING)
+    return TokenPrompts(words, shape.prompt_len, lambda text: list(text.encode()), null, chameleon.PADDING)
 
 
 def random_features(captions: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -81,8 +81,9 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
 
     def interleave(weight: Tensor) -> Tensor:
         # a size that does not fit is left for the comparison of shapes to report
-        fits = channels is not None and weight.shape[0] % channels == 0
-        return interleave_rotary(weight, channels) if fits else weight
+        if channels is None or weight.shape[0] % channels:
+            return weight
+        return interleave_rotary(weight, channels)
 
     def merge_qkv(parts: Sequence[Tensor]) -> Tensor:
         query, key, value = parts

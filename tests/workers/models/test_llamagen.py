@@ -250,7 +250,7 @@ def test_official_and_converted_files_give_the_same_model(tmp_path: Path, kind: 
 
 
 def test_faults_are_refused_in_words(tmp_path: Path) -> None:
-    def attempt(state: State, **options: object) -> Target:
+    def attempt(state: State, **options: Any) -> Target:
         path = tmp_path / "x.pt"
         torch.save(state, path)
         return load_file_of(path, **options)
