@@ -216,7 +216,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         ("prompt_len", "another target"),
     ),
     "another codebook": (
-        lambda c: write_vq(c / "vq.pt", replace(VQ, codebook_size=49)), ("vq.pt: this codec has 49 codes, the target needs 1024", "give `vq`"),
+        lambda c: write_vq(c / "vq.pt", replace(VQ, codebook_size=49)), ("vq.pt: this codec has 49 codes", "give `vq`"),
     ),
 }  # fmt: skip
 

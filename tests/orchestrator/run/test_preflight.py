@@ -279,7 +279,7 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
         (
             lambda folder: write_vq(folder / "vq.pt", dataclasses.replace(VQ, codebook_size=64)),
             WITH_FILE,
-            ("1024 codes", "vq.pt has 64"),
+            ("vq.pt: this codec has 64 codes, the target needs 1024", "give `vq`"),
         ),
         (
             lambda folder: replace_in_models_yaml("ckpt/eagle-c2i", "ckpt/eagle-t2i"),
