@@ -80,12 +80,9 @@ def examine() -> dict[str, Any]:
     libraries = {name: installed(name) for name in LIBRARIES}
     for_sweeps = {name: installed(name) for name in SWEEP_LIBRARIES}
     problems = [f"{path}: {found['problem']}" for path, found in zip(paths, weights, strict=True) if found["problem"]]
-    problems += [f"{name} is not installed; pip install {name}" for name, found in libraries.items() if found is None]
-    problems += [
-        f"{name} is not installed and sweeps need it; pip install {name}"
-        for name, found in for_sweeps.items()
-        if found is None
-    ]
+    for versions, reason in ((libraries, ""), (for_sweeps, " and sweeps need it")):
+        missing = [name for name, found in versions.items() if found is None]
+        problems += [f"{name} is not installed{reason}; pip install {name}" for name in missing]
     torch = torch_facts()
     return {
         "specfrontier": installed("specfrontier") or "not installed",

@@ -87,7 +87,7 @@ def train_drafter(
 ) -> Drafter:
     """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
 
-    The weights best at held-out top-3 go to out/<piece>.safetensors, the checkpoint and the journal lie beside them.
+    The weights best at held-out top-3 go to out/<piece>.safetensors, the checkpoint and the journal to the same folder.
     `phase` numbers the trainings of one drafter that follow each other; a later one keeps the weights of the earlier
     ones unless it beats them. `resume` continues from the checkpoint if there is one. In a process group, all processes
     call this with the same arguments, and `out` is a folder that all of them see.

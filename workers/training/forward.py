@@ -1,4 +1,4 @@
-"""The transformer's forward pass as training wants it: whole sequences, real arithmetic, and on a CPU plain attention.
+"""The transformer's forward pass for training: complete sequences, real arithmetic, and on a CPU plain attention.
 
 The same function of the same weights as `Transformer.forward` (a test holds them equal). On a CPU it is much faster to
 train: the fused attention's backward is slow at a few hundred positions, and complex rotations do not compile.

@@ -232,7 +232,7 @@ class _Run(Generic[Model]):
         )
 
     def store(self, path: Path) -> None:
-        """Writes the checkpoint under another name and renames it, so that a killed run leaves a whole file."""
+        """Writes the checkpoint under another name and renames it, so that a killed run leaves no partial file."""
         state = {
             "config": self.fixed_settings(),
             "model": self.model.state_dict(),

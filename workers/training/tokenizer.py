@@ -33,8 +33,8 @@ class TokenizerLoss:
     """Weights of the loss, and how the codebook follows the encoder.
 
     Attributes:
-        l2, gradient, commitment: weights beside the L1 loss, which has weight 1; `gradient` is the L1 of horizontal and
-            vertical finite differences, which keeps edges crisp.
+        l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1. `gradient` is the L1 of
+            horizontal and vertical finite differences, which keeps edges crisp.
         codebook_decay: of the EMA of each code's count and sum.
         restart_below: a code used less than this share of the uniform rate is moved onto a random vector of the batch.
         restart_until: share of the steps after which codes are left in place.
@@ -68,7 +68,7 @@ class TokenizerTraining(nn.Module):
     def forward(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The loss of images [B, 3, H, W] in [-1, 1]: L1 + l2 * L2 + gradient * L1 of finite differences + commitment.
 
-        It also takes the images into the codebook.
+        It also updates the codebook from the images.
         """
         codec, weights = self.codec, self.loss
         z = codec.latents(images)
@@ -86,7 +86,7 @@ class TokenizerTraining(nn.Module):
         return pixels + weights.commitment * (z - codes).square().mean()
 
     def _follow(self, z: Tensor, ids: Tensor, generator: torch.Generator) -> None:
-        """Takes one batch of vectors z [n, d] and their codes ids [n] into the codebook; restarts codes out of use."""
+        """Updates the codebook from vectors z [n, d] and their codes ids [n]; restarts rarely used codes."""
         weight = 1 - self.loss.codebook_decay
         self.count.lerp_(torch.bincount(ids, minlength=len(self.count)).to(self.count), weight)
         self.sum.lerp_(torch.zeros_like(self.sum).index_add_(0, ids, z), weight)
@@ -117,7 +117,7 @@ def train_tokenizer(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains a codec on `size` images and writes out/tokenizer.safetensors (fp16, config in the header); its path."""
+    """Trains a codec on `size` images; writes out/tokenizer.safetensors (fp16, config in the header), returns its path."""
     torch.manual_seed(config.seed)
     model = TokenizerTraining(vq, TokenizerLoss(), config.steps).to(device)
     path = out / "tokenizer.safetensors"
