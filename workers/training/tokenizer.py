@@ -117,7 +117,7 @@ def train_tokenizer(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains a codec on `size` images; writes out/tokenizer.safetensors (fp16, config in the header), returns its path."""
+    """Trains a codec on `size` images; returns its file, out/tokenizer.safetensors (fp16, config in the header)."""
     torch.manual_seed(config.seed)
     model = TokenizerTraining(vq, TokenizerLoss(), config.steps).to(device)
     path = out / "tokenizer.safetensors"
