@@ -105,10 +105,7 @@ def _check_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 class HFTokenizer:
-    """A folder's tokenizer: a text with its special tokens spelled out, to ids.
-
-    library: the tokenizer of `transformers`.
-    """
+    """A folder's tokenizer: a text with its special tokens spelled out, to ids. library: the one of `transformers`."""
 
     def __init__(self, folder: str | Path) -> None:
         """
@@ -127,8 +124,7 @@ class HFTokenizer:
             ) from error
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self.library.encode(text, add_special_tokens=False)
-        return ids
+        return list(self.library.encode(text, add_special_tokens=False))
 
     def special_token(self, role: str) -> str:
         """The special token of a role, such as boi_token, by the names that the library's processors use.
