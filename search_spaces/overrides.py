@@ -51,12 +51,8 @@ def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict
 
 def config_keys() -> list[str]:
     """Every key that a decoding config can have, as `section.key`."""
-    keys: dict[str, None] = {}
-    for name, section in SECTIONS.items():
-        for tag, kinds in section.tags.items():
-            keys |= dict.fromkeys(f"{name}.{key}" for key in (tag, *section.keys_of(tag, kinds)))
-        keys |= dict.fromkeys(f"{name}.{key}" for key in section.common)
-    return list(keys)
+    keys = (f"{name}.{key}" for name, section in SECTIONS.items() for key in section.known_keys(section.tags))
+    return list(dict.fromkeys(keys))
 
 
 def _names_kind(path: str) -> bool:
@@ -67,10 +63,8 @@ def _names_kind(path: str) -> bool:
 def _without_unknown(name: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The section without keys that its kinds do not have. Unchanged if a kind is unknown."""
     section = SECTIONS[name]
-    allowed = {*section.tags, *section.common}
-    for tag, kinds in section.tags.items():
-        kind = mapping.get(tag, next(iter(kinds)))
-        if not isinstance(kind, str) or kind not in kinds:
-            return dict(mapping)
-        allowed |= {*section.keys_of(tag, [kind])}
+    kinds = {tag: mapping.get(tag, next(iter(options))) for tag, options in section.tags.items()}
+    if not all(isinstance(kind, str) and kind in section.tags[tag] for tag, kind in kinds.items()):
+        return dict(mapping)
+    allowed = section.known_keys({tag: [kind] for tag, kind in kinds.items()})
     return {key: value for key, value in mapping.items() if key in allowed}

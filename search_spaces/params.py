@@ -218,8 +218,9 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
             by_type = {type(extra): extra for extra in extras}
             key = str(by_type.get(Key, field.name))
             literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             found[key] = ParamField(
-                field.name, key, kind, about, by_type.get(Range, Range()), by_type.get(Choices, literal), field.default
+                field.name, key, kind, about, by_type.get(Range, Range()), by_type.get(Choices, literal), default
             )
     return found
 
@@ -241,6 +242,8 @@ def _fit(annotation: Any, value: object, span: Range) -> Any:
             raise ConfigError((), f"must be a list of {len(args)}, got {entries!r}")
         kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
         return tuple(_fit(inner, entry, span) for inner, entry in zip(kinds, entries, strict=True))
+    if get_origin(kind) is Mapping:
+        return expect_mapping(value)
     if kind not in (int, float):
         if not isinstance(value, str):
             raise ConfigError((), f"must be a string, got {value!r}")

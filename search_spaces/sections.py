@@ -53,18 +53,21 @@ class Section:
 
     def check_keys(self, keys: Iterable[str], kinds: Mapping[str, Sequence[str]]) -> None:
         """ConfigError for a key that none of `kinds`, by tag, has."""
-        allowed = {*self.tags, *self.common, *(key for tag in kinds for key in self.keys_of(tag, kinds[tag]))}
+        allowed = self.known_keys(kinds)
         for key in keys:
             if key in allowed:
                 continue
-            first = {tag: found[:1] for tag, found in kinds.items()}
-            known = [*self.tags, *self.common, *(key for tag in first for key in self.keys_of(tag, first[tag]))]
+            known = self.known_keys({tag: found[:1] for tag, found in kinds.items()})
             for tag, options in self.tags.items():
                 owners = [repr(kind) for kind in options if key in options[kind].fields()]
                 if owners:
                     raise ConfigError((key,), f"not a key of {tag} {kinds[tag][0]!r} but of {', '.join(owners)}; "
                                               f"known keys: {', '.join(known)}")  # fmt: skip
             raise ConfigError((key,), unknown_key(key, known))
+
+    def known_keys(self, kinds: Mapping[str, Iterable[str]]) -> list[str]:
+        """The tags, the common keys, and those of these kinds by tag."""
+        return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
 
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
         """The keys of the fields of these kinds."""

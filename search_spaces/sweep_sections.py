@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from search_spaces.constraints import check_metric
@@ -100,26 +100,16 @@ class Timing(Params):
 
 @dataclass(frozen=True, slots=True)
 class Search(Params):
-    """How configs are proposed. options: passed to the sampler."""
+    """How configs are proposed."""
 
     sampler: Annotated[str, "how configs are proposed"] = "tpe"
     parallel: Annotated[int, "trials that run at once", Range(1)] = 2
     seed: Annotated[int, "seed of the proposals", _SEEDS] = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Annotated[Mapping[str, Any], "arguments of the sampler"] = field(default_factory=dict)
 
     def check(self) -> None:
         with at("sampler"):
             SAMPLERS.lookup(self.sampler)
-
-    @classmethod
-    def from_mapping(cls, mapping: object) -> Search:
-        given = expect_mapping(mapping)
-        with at("options"):
-            options = expect_mapping(given.pop("options", {}))
-        return replace(super(Search, cls).from_mapping(given), options=options)
-
-    def to_mapping(self) -> dict[str, Any]:
-        return super(Search, self).to_mapping() | {"options": dict(self.options)}
 
 
 @dataclass(frozen=True, slots=True)

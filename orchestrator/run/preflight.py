@@ -9,15 +9,21 @@ import socket
 
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import read_identity, read_trials
-from orchestrator.run import preflight_metrics as metrics
 from orchestrator.run import preflight_models as models
-from orchestrator.run.preflight_models import prefix_errors
+from orchestrator.run.preflight_models import CheckedModels, prefix_errors
 from orchestrator.run.study import Search, check_storage
 from orchestrator.run.tasks import PoolError
+from search_spaces.params import unknown_choice
 from search_spaces.sweep import SweepConfig
-from workers.data.captions import captions_hash
+from search_spaces.sweep_sections import NO_REFERENCE
+from search_spaces.trial import DecodingConfig
+from workers.data.captions import Caption, captions_hash
+from workers.data.shards import plan_timing
 from workers.data.storage import Storage
-from workers.metrics.registry import registered_metrics
+from workers.metrics import fid, frechet
+from workers.metrics.extractors import unavailable_metrics
+from workers.metrics.metric import TIMINGS
+from workers.metrics.registry import registered_metrics, uses_timings
 
 _RAY_CLIENT = "ray://"  # such a driver runs outside of the cluster, so files are checked by the workers only
 _CONNECT_TIMEOUT_S = 3.0
@@ -35,7 +41,7 @@ def preflight(
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    metrics.check_names(sweep)
+    _check_names(sweep)
     _check_writable(storage)
     read_trials(storage)
     identity = read_identity(storage)
@@ -52,11 +58,11 @@ def preflight(
                 "the original, or launch under another --name"
             )
         models.check_reference(sweep, model)
-        metrics.check_available(sweep, model, captions)
-        metrics.check_image_count(sweep, model, len(captions))
+        _check_available(sweep, model, captions)
+        _check_image_count(sweep, model, len(captions))
         resolved = sweep.resolve(model.capabilities.sampling)
         models.check_configs(resolved, model.capabilities)
-        metrics.check_timing(resolved, len(captions))
+        _check_timing(resolved, len(captions))
         Search(resolved, [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives])
     _check_reachable(address)
 
@@ -107,3 +113,76 @@ def _check_tracking_uri(uri: str) -> None:
             f"--tracking-uri {without_credentials(uri)}: not an MLflow address; give http://HOST:PORT, sqlite:///FILE "
             "or a database URL"
         )
+
+
+def _check_names(sweep: SweepConfig) -> None:
+    """Check that all metrics that the sweep names exist.
+
+    Raises:
+        ValueError: names the section and the nearest metric.
+    """
+    registered = tuple(registered_metrics())
+    for section, name in sweep.named_metrics:
+        if name not in registered:
+            raise ValueError(f"{section}: metric {unknown_choice(name, registered)}")
+
+
+def _check_timing(sweep: SweepConfig, captions: int) -> None:
+    """Check that there are enough captions for timing, and enough batches for the uncertainty of objectives.
+
+    Raises:
+        ValueError: names the numbers.
+    """
+    if not uses_timings(sweep.requested_metrics):
+        return
+    assert sweep.sampling is not None
+    vanilla, timing = DecodingConfig(sampling=sweep.sampling), sweep.timing
+    with prefix_errors("timing"):
+        plan_timing(
+            vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
+        )
+    for section, name in sweep.named_metrics:
+        if section != "metrics" and timing.images <= timing.batch and TIMINGS in registered_metrics()[name].needs:
+            raise ValueError(
+                f"timing: a single batch of captions gives {name} no uncertainty, whatever its repetitions; raise "
+                "timing.images above timing.batch"
+            )
+
+
+def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> None:
+    """Check that the model and its captions give every metric that the sweep names.
+
+    Raises:
+        ValueError: names the section, the metric and what is missing.
+    """
+    reasons = unavailable_metrics(
+        [name for _, name in sweep.named_metrics],
+        model.entry.folder,
+        image_size=model.capabilities.image_size,
+        captions=[caption.text for caption in captions],
+        weights=model.entry.metrics,
+        reference=sweep.reference.source != NO_REFERENCE,
+    )
+    for section, name in sweep.named_metrics:
+        if name in reasons:
+            raise ValueError(
+                f"{section}: {name} is not available: {reasons[name]}; add what is missing, or remove the metric"
+            )
+
+
+def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:
+    """Check that Fréchet distances as objectives or constraints have enough images for their covariance.
+
+    Raises:
+        ValueError: names the number of images that remain in a jackknife replicate.
+    """
+    samples = sweep.quality.samples
+    largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
+    remaining = (captions - largest_block) * samples
+    for section, name in sweep.named_metrics:
+        if section != "metrics" and name in fid.FRECHET_METRICS and remaining <= model.features.width:
+            raise ValueError(
+                f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
+                f"jackknife replicate, too few for a covariance of {model.features.width} features; raise "
+                "captions.count"
+            )
