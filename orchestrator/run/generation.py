@@ -32,7 +32,6 @@ from workers.data.pictures import (
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Request
 from workers.decoding.statistics import PHASES
-from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.models.target import Grid
 from workers.runtime.device import versions
@@ -97,9 +96,13 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
             entry = find_entry(options.models)
         with ends_with(FAILED):
             models = load_entry(entry, options.device)
-        engine, config = _make_engine(mapping, models, options)
-    with ends_with(WRONG_USAGE):
-        models.target.check(captions)  # all of them, before the first is drawn
+        target = models.target
+        with ends_with(WRONG_USAGE):
+            config = DecodingConfig.from_mapping(mapping, target.sampling)
+            config.check_model(target.vocab_size, drafters=models.drafters.keys())
+            drafter = models.drafters.get(config.drafter.kind)
+            engine = Engine(target, config, drafter, seed=options.seed, batch_size=options.batch)
+            target.check(captions)  # all of them, before the first is drawn
     requests = [
         Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
     ]
@@ -110,7 +113,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         seconds = _draw(engine, requests, gallery)
     header = {
         "versions": versions(),
-        "target": models.target.name,
+        "target": target.name,
         "weights": models.hashes,
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
@@ -122,7 +125,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "samples": options.samples,
     }
     with ends_with(FAILED):
-        statistics = _write_report(gallery, engine.target.grid, header, seconds)
+        statistics = _write_report(gallery, target.grid, header, seconds)
     return json.dumps(statistics, indent=2, ensure_ascii=False) if as_json else _summary(statistics, options.folder)
 
 
@@ -137,20 +140,6 @@ def _remove_previous(folder: Path) -> None:
         if _PICTURE_NAME.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
     statistics.unlink()
-
-
-def _make_engine(mapping: Mapping[str, Any], models: Models, options: Generation) -> tuple[Engine, DecodingConfig]:
-    """The engine, and the config completed with the target's sampling.
-
-    Raises:
-        CommandError: the model cannot serve the config.
-    """
-    target = models.target
-    with ends_with(WRONG_USAGE):
-        config = DecodingConfig.from_mapping(mapping, target.sampling)
-        config.check_model(target.vocab_size, drafters=models.drafters.keys())
-        drafter = models.drafters.get(config.drafter.kind)
-        return Engine(target, config, drafter, seed=options.seed, batch_size=options.batch), config
 
 
 def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
