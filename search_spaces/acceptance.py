@@ -80,7 +80,7 @@ class AcceptanceRule(Params):
         """
         paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
         if paper is not None:
-            # groups have one that is [r - p]_+ itself
+            # the paper's residual of a group is [r - p]_+ already
             rest = _normalised(exact_residual(r, p, x), otherwise=r) if self.neighbourhood.never_stricter else r
             return _normalised(paper, otherwise=rest)
         if self.neighbourhood.never_stricter and self.schedule.at_least_one:

@@ -30,7 +30,7 @@ class Schedule(Params, ABC):
     @property
     @abstractmethod
     def bounds(self) -> tuple[float, float]:
-        """No omega is below the first or above the second number, at any depth."""
+        """The least and the largest omega that any position can get, at any depth of the tree."""
 
     @property
     def exact(self) -> bool:
