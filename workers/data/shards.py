@@ -20,17 +20,15 @@ _SHARDS, _MEASURES = "shards", "measures"  # folders
 _CONFIGS = ("config", "baseline")  # fields that hold a DecodingConfig
 
 
-def canonical(value: object) -> str:
-    """JSON text that equal plain data share. Raises ValueError for NaN, infinity and values that JSON cannot hold."""
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    except TypeError as error:
-        raise ValueError(f"not plain data, so it has no identity: {error}") from error
-
-
 def digest(value: object, length: int = 20) -> str:
-    """The first hex digits of the SHA-256 of plain data."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
+    """The first hex digits of the SHA-256 of plain data, as JSON that equal data share.
+
+    Raises:
+        ValueError: NaN or infinity.
+        TypeError: a value that JSON cannot hold.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 class Serializable:

@@ -8,7 +8,6 @@ trained on ratings of pictures from 1 to 10; it does not read the caption.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +39,6 @@ class LinearHead(nn.Module):
         return embeddings.squeeze(1)
 
 
-def load_head(path: Path, inputs: int) -> LinearHead:
-    """The predictor of a weight file. Raises WeightsError (see `load_frozen`)."""
-    return load_frozen(lambda: LinearHead(inputs), path)
-
-
 @torch.no_grad()
 def aesthetic_scores(clip: Clip, head: LinearHead, images: Tensor) -> Tensor:
     """Scores [n] of images [n, 3, H, W] in [0, 1], float32 on the CPU."""
@@ -55,7 +49,7 @@ def aesthetic_scores(clip: Clip, head: LinearHead, images: Tensor) -> Tensor:
 def _load(context: ScoreContext) -> Scorer:
     path, folder = context.path(KEY), context.path(CLIP_KEY)
     clip = load_clip_folder(folder, texts=False).to(context.device)
-    head = load_head(path, clip.width).to(context.device)
+    head = load_frozen(lambda: LinearHead(clip.width), path).to(context.device)
     identity = f"laion-aesthetic@{content_hash(path)}+{folder_identity('clip', folder)}"
     return Scorer(identity, lambda images, _: aesthetic_scores(clip, head, images))
 

@@ -25,7 +25,8 @@ FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain")
 @register_metric("fid", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
 def fid(inputs: MetricInputs) -> FrechetEstimate:
     """Frechet distance of the images' features to the real images', at n images: comparable only at equal n."""
-    return inputs.cached("fid", _fid)
+    features, reference, groups = inputs.column(FEATURES), _reference(inputs), inputs.images.groups(GROUPS)
+    return inputs.cached("fid", lambda _: distance_to_reference(features, reference, groups=groups))
 
 
 @register_metric("fid_debiased", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
@@ -37,10 +38,6 @@ def fid_debiased(inputs: MetricInputs) -> Estimate:
     """
     estimate = fid(inputs)
     return Estimate(estimate.debiased, estimate.error, estimate.n)
-
-
-def _fid(inputs: MetricInputs) -> FrechetEstimate:
-    return distance_to_reference(inputs.column(FEATURES), _reference(inputs), groups=inputs.images.groups(GROUPS))
 
 
 @register_metric("drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE))

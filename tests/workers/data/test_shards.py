@@ -20,7 +20,6 @@ from workers.data.shards import (
     MeasureTask,
     QualityShard,
     TimingShard,
-    canonical,
     digest,
     plan_quality,
     plan_timing,
@@ -177,8 +176,7 @@ def test_where_timing_lies_follows_the_seed() -> None:
         (lambda: QualityShard(VANILLA, 3, 3, 1, 1), "is empty"),
         (lambda: TimingShard(VANILLA, VANILLA, -1, 3, 1, 1), "starts below 0"),
         (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
-        (lambda: canonical(float("nan")), "not JSON compliant"),
-        (lambda: digest({"a": object()}), "no identity"),
+        (lambda: digest(float("nan")), "not JSON compliant"),
     ],
 )
 def test_what_cannot_be_is_refused(act: Any, message: str) -> None:

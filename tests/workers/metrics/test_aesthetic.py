@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tests.fakes import tiny_clip
 from tests.fakes.metric_inputs import load_scorer, mean_score, paler_and_red
-from workers.metrics.aesthetic import aesthetic_scores, load_head
+from workers.metrics.aesthetic import LinearHead, aesthetic_scores
 from workers.metrics.clip_files import load_clip_folder
 from workers.metrics.extractors import check_weights
+from workers.metrics.networks import load_frozen
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.scenes import BUILTIN
 from workers.scenes.images import render, sample_attributes
@@ -72,7 +73,7 @@ def test_a_colour_shift_lowers_the_score_of_a_head_fitted_to_the_colours(tmp_pat
             weight[0, 0] = 1.0
     weights["layers.0.weight"][0] = direction
     torch.save(weights, tmp_path / "head.pth")
-    head = load_head(tmp_path / "head.pth", tiny_clip.SHARED)
+    head = load_frozen(lambda: LinearHead(tiny_clip.SHARED), tmp_path / "head.pth")
     good, bad = (mean_score("aesthetic", aesthetic_scores(clip, head, x)) for x in (images, paler_and_red(images)))
     assert bad.value + 3 * (good.error + bad.error) < good.value
 
