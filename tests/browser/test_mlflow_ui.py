@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +28,9 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
+def storage(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
+    shutil.copy(empty_database, folder.parent / "mlflow.db")
     write_sweep(folder, TRIALS, name="demo", failed=(7,))
     return Storage(str(folder))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +24,18 @@ def ray_files() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def tracked(ray_files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrackedSweep:
+def tracked(ray_files: Path, shared_folder: Path, empty_database: Path) -> TrackedSweep:
     """The small sweep with two workers; its MLflow server starts after the first trial and stops half-way.
 
     The first test process that asks for it runs it for all of them.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by the test processes
-    with FileLock(folder / "tracked.lock"):
-        run, facts = SweepRun(folder / "tracked", SWEEP, ray_files), folder / "tracked" / "facts.json"
+    folder = shared_folder / "tracked"
+    with FileLock(shared_folder / "tracked.lock"):
+        run, facts = SweepRun(folder, SWEEP, ray_files), folder / "facts.json"
         if not facts.exists():
             assert not run.folder.exists(), "the small sweep failed in another test process; see its error"
+            folder.mkdir()
+            shutil.copy(empty_database, folder / "mlflow.db")
             port, logged = _run_tracked(run)
             facts.write_text(json.dumps({"port": port, "logged_in_time": logged}))
     return TrackedSweep(run, run.folder / "mlflow.db", **json.loads(facts.read_text()))

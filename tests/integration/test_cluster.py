@@ -27,7 +27,7 @@ from tests.fakes.real_sweeps import (
     send_signal,
 )
 
-pytestmark = pytest.mark.slow(seconds=70)
+pytestmark = pytest.mark.slow(seconds=110)
 OBJECT_STORE_BYTES = 80 << 20
 HEALTH_CHECK = {  # a silent node is lost after seconds, not after a minute; in milliseconds
     "health_check_initial_delay_ms": 0,
@@ -52,6 +52,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port("127.0.0.1", 0)}
+        head |= {"include_log_monitor": False, "no_monitor": True}  # no process for logs, none for autoscaling
         head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 
 from orchestrator.run.training import drafter_job, train_drafter
+from orchestrator.tracking.tracker import TrainingTracker
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
-from workers.training.eagle import JOURNAL, WEIGHTS, EagleRecipe
+from workers.training.eagle import IMAGES, JOURNAL, WEIGHTS, EagleRecipe
 
 pytestmark = pytest.mark.slow(seconds=40)
 STEPS, SAVE_EVERY = 160, 20
@@ -47,9 +50,9 @@ def train(folder: Path, out: str, *options: str, steps: int = STEPS) -> str:
     return result.out
 
 
-def losses(folder: Path) -> list[float]:
+def curve(folder: Path, key: str = "loss") -> list[float]:
     entries = map(json.loads, (folder / JOURNAL).read_text("utf-8").splitlines())
-    return [entry["loss"] for entry in entries if "loss" in entry]
+    return [entry[key] for entry in entries if key in entry]
 
 
 def test_a_killed_training_resumes_to_the_same_curve(folder: Path) -> None:
@@ -61,7 +64,7 @@ def test_a_killed_training_resumes_to_the_same_curve(folder: Path) -> None:
         time.sleep(0.005)
     process.kill()
     assert process.wait(TRAINING_TIMEOUT_S) == -signal.SIGKILL, "the training ended before it was killed"
-    assert STEPS // 2 <= len(losses(folder / "broken")) < STEPS
+    assert STEPS // 2 <= len(curve(folder / "broken")) < STEPS
     printed = train(folder, "broken", "--device", "cpu", "--resume")
     assert printed.count(" rate ") <= STEPS // SAVE_EVERY // 2 + 1, "finished steps ran again"
     for name in (JOURNAL, WEIGHTS):
@@ -75,16 +78,19 @@ def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("RAY_TMPDIR", str(ray))
         printed = train(folder, "two", "--workers", "2", steps=steps)
     assert f"eagle step {steps}/{steps}" in printed, "the first worker's progress is printed"
-    one, two = losses(folder / "one"), losses(folder / "two")
-    assert len(two) == steps
-    assert two == pytest.approx(one, abs=1e-4)
-    assert one[0] - one[-1] > 0.05, "the losses would differ if the gradients were wrong"
+    one, two = folder / "one", folder / "two"
+    assert sorted(path.name for path in (one / IMAGES).iterdir()) == sorted(p.name for p in (two / IMAGES).iterdir())
+    assert len(curve(two)) == steps
+    for key in ("loss", "top-3"):
+        assert curve(two, key) == pytest.approx(curve(one, key), abs=1e-4)
+    assert curve(one)[0] - curve(one)[-1] > 0.05, "the losses would differ if the gradients were wrong"
     assert (folder / "two" / WEIGHTS).exists()
 
 
-def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path) -> None:
+def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path, empty_database: Path) -> None:
     from mlflow.tracking import MlflowClient
 
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     recipe = EagleRecipe(batch=4, steps=40, save_every=10)
     job = drafter_job(str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", recipe)
     cpu, uri = torch.device("cpu"), f"sqlite:///{tmp_path}/mlflow.db"
@@ -106,12 +112,15 @@ def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path)
     assert run.info.status == "FINISHED"
     points = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in points] == list(range(1, 41))
-    assert [point.value for point in points] == losses(tmp_path / "out")
+    assert [point.value for point in points] == curve(tmp_path / "out")
     assert [point.step for point in client.get_metric_history(run.info.run_id, "top-3")] == [10, 20, 30, 40]
     assert (run.data.params["batch"], run.data.params["captions"]) == ("4", "24")
 
 
-def test_training_finishes_without_its_mlflow_server(folder: Path, tmp_path: Path) -> None:
+def test_training_finishes_without_its_mlflow_server(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingTracker, "finish", partialmethod(TrainingTracker.finish, 2.0))
     job = drafter_job(
         str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", EagleRecipe(batch=4, steps=4)
     )

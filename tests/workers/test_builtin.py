@@ -88,21 +88,19 @@ def drawn(models: Models) -> Drawn:
 
 @pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize(
-    ("name", "count", "alone"),
+    ("name", "count"),
     [
-        ("relaxed chain", 16, 4), ("vanilla", 8, 8),
-        ("dynamic tree", 8, 8), ("static tree", 8, 8), ("medusa's tree", 8, 8), ("jacobi window", 8, 8),
+        ("relaxed chain", 8), ("vanilla", 4), ("dynamic tree", 4), ("static tree", 4), ("medusa's tree", 4),
+        ("jacobi window", 4),
     ],
 )  # fmt: skip
-def test_captions_do_not_depend_on_batch_or_order(
-    models: Models, drawn: Drawn, name: str, count: int, alone: int
-) -> None:
-    """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an acceptance. Every
-    `alone`-th caption is also drawn alone.
+def test_captions_do_not_depend_on_batch_or_order(models: Models, drawn: Drawn, name: str, count: int) -> None:
+    """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an acceptance. The first
+    captions are also drawn the other way round, three at once, and one is drawn alone.
     """
     together = drawn(name, 16)
     requests = requests_for(models, count)
-    for batch, order in ((7, requests[::-1]), (1, requests[::alone])):
+    for batch, order in ((3, requests[::-1]), (1, requests[1:2])):
         for key, result in draw(models, SETTINGS[name], order, batch).items():
             assert torch.equal(result.tokens, together[key].tokens)
 
@@ -112,14 +110,14 @@ GREEDY = Sampling(temperature=0.0, cfg=3.0)
 
 @pytest.fixture(scope="module")
 def greedy(models: Models) -> Tensor:
-    """Vanilla's tokens of 2 captions at temperature 0."""
-    return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 2), 2))
+    """Vanilla's tokens of a caption at temperature 0."""
+    return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 1), 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
 def test_temperature_zero_draws_vanillas_tokens(models: Models, greedy: Tensor, name: str) -> None:
-    fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 2), 2)
+    fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 1), 1)
     assert torch.equal(greedy, tokens_of(fast))
 
 

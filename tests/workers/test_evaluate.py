@@ -1,4 +1,4 @@
-"""The evaluator on the built-in model: what it loads, draws, times and measures; what is there is not made again."""
+"""The evaluator on the built-in and a tiny model: what it loads, draws, times and measures; all is made once."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from search_spaces.neighbourhoods import Additive
 from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Medusa, Sampling
+from tests.fakes.tiny_models import tiny_scenes
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
 from workers.data.shards import MeasureTask, QualityShard, TimingShard
@@ -47,9 +48,17 @@ COUNTED = ("clip_score", "caption_accuracy", "mean_accepted_length", "step_compr
 METRICS = (*COUNTED, "fid", "speedup")
 
 
-def spec(store: Path, **changes: Any) -> WorkerSpec:
+def spec(store: Path, weights: Path | None = None, **changes: Any) -> WorkerSpec:
+    """A worker of the weights in a folder, or of the built-in ones."""
+    models = None if weights is None else folder_entry(weights).to_mapping()
     captions = {"source": "scenes", "count": 24, "seed": 1}
-    return WorkerSpec(store=str(store), device="cpu", captions=captions, **changes)
+    return WorkerSpec(store=str(store), device="cpu", models=models, captions=captions, **changes)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, which draws an image in 36 tokens."""
+    return tiny_scenes(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +67,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evaluator(home: Path) -> Iterator[Evaluator]:
+def evaluator(home: Path, weights: Path) -> Iterator[Evaluator]:
     threads = torch.get_num_threads()
-    yield Evaluator(spec(home))
+    yield Evaluator(spec(home, weights))
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def built_in(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
+    return Evaluator(spec(tmp_path_factory.mktemp("built_in")))
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +90,11 @@ def names(evaluator: Evaluator, shards: list[QualityShard]) -> tuple[str, ...]:
     return tuple(shard.name(evaluator.experiment) for shard in shards)
 
 
-def test_facts_are_plain_and_say_what_there_is(evaluator: Evaluator) -> None:
-    facts = json.loads(json.dumps(evaluator.facts()))
-    target = evaluator.models.target
+def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
+    facts = json.loads(json.dumps(built_in.facts()))
+    target = built_in.models.target
     capabilities = Capabilities.from_mapping(facts["capabilities"])
-    assert capabilities == Capabilities.of(evaluator.models)
+    assert capabilities == Capabilities.of(built_in.models)
     assert (capabilities.target, capabilities.vocab_size) == (target.name, target.vocab_size)
     assert (capabilities.rows, capabilities.cols, capabilities.image_size) == (12, 12, 48)
     assert set(capabilities.drafters) == {"eagle", "medusa", "independent"}
@@ -117,9 +131,9 @@ def test_a_shard_is_drawn_once(evaluator: Evaluator, shards: list[QualityShard],
 
 
 def test_images_do_not_depend_on_the_batch_or_the_worker(
-    evaluator: Evaluator, shards: list[QualityShard], tmp_path: Path
+    evaluator: Evaluator, shards: list[QualityShard], weights: Path, tmp_path: Path
 ) -> None:
-    other = Evaluator(spec(tmp_path, worker="another"))
+    other = Evaluator(spec(tmp_path, weights, worker="another"))
     piece = replace(shards[0], batch=3)
     told = other.quality(piece)
     assert told["worker"] == "another"
@@ -190,10 +204,10 @@ def test_the_reference_is_made_once_and_must_stay_the_same(tmp_path: Path) -> No
 
 
 def test_distances_are_those_of_the_stored_features(
-    evaluator: Evaluator, shards: list[QualityShard], tmp_path: Path
+    evaluator: Evaluator, shards: list[QualityShard], weights: Path, tmp_path: Path
 ) -> None:
     """120 made-up rows beside a real reference: fid and drift equal plain NumPy on what the files hold."""
-    other = Evaluator(spec(tmp_path, reference={"source": "scenes", "count": 80, "seed": 2}))
+    other = Evaluator(spec(tmp_path, weights, reference={"source": "scenes", "count": 80, "seed": 2}))
     other.prepare_reference()
     real = read_reference(other.storage).features[0]
     table, meta = read_shard(evaluator.storage, names(evaluator, shards)[0])
@@ -247,19 +261,19 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, home: Path) -> Non
 
 
 def test_settings_that_do_not_fit_are_refused_before_they_run(
-    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    built_in: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CancellableEngine, "step", lambda *_: pytest.fail("it ran"))
     wide = replace(CONFIG, acceptance=replace(CONFIG.acceptance, neighbourhood=Additive(k=5000, delta=0.1)))
     with pytest.raises(ConfigError, match="5000 neighbours"):
-        evaluator.quality(QualityShard(wide, 0, 2, 1, 2))
+        built_in.quality(QualityShard(wide, 0, 2, 1, 2))
     deep = replace(CONFIG, drafter=Medusa(), policy=Chain(length=50))
     with pytest.raises(ConfigError, match="Medusa heads"):
-        evaluator.quality(QualityShard(deep, 0, 2, 1, 2))
+        built_in.quality(QualityShard(deep, 0, 2, 1, 2))
     with pytest.raises(ValueError, match="the sweep has 24"):
-        evaluator.quality(QualityShard(VANILLA, 20, 28, 1, 2))
+        built_in.quality(QualityShard(VANILLA, 20, 28, 1, 2))
     with pytest.raises(ValueError, match="use quality, timing"):
-        evaluator.run({"kind": "generate"})
+        built_in.run({"kind": "generate"})
 
 
 def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +303,7 @@ def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkey
 
 
 def test_reading_and_drawing_pictures_halve_as_well(
-    evaluator: Evaluator, shards: list[QualityShard], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    evaluator: Evaluator, shards: list[QualityShard], weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = evaluator.models.target
     real, sizes = type(target).decode, []
@@ -300,7 +314,7 @@ def test_reading_and_drawing_pictures_halve_as_well(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return real(self, tokens)
 
-    other = Evaluator(spec(tmp_path))
+    other = Evaluator(spec(tmp_path, weights))
     monkeypatch.setattr(type(target), "decode", decode)
     limit = 4
     told = other.quality(shards[0])
@@ -319,29 +333,29 @@ def test_reading_and_drawing_pictures_halve_as_well(
         other.quality(shards[1])
 
 
-def test_a_shard_stops_when_it_is_called_off(evaluator: Evaluator) -> None:
+def test_a_shard_stops_when_it_is_called_off(built_in: Evaluator) -> None:
     shard = QualityShard(VANILLA, 0, 24, 1, 8)
     outcome: list[tuple[BaseException, float]] = []
 
     def work() -> None:
         try:
-            evaluator.run({"kind": "quality", **shard.to_mapping()})
+            built_in.run({"kind": "quality", **shard.to_mapping()})
         except Cancelled as error:
             outcome.append((error, time.perf_counter()))
 
     thread = threading.Thread(target=work)
     thread.start()
     time.sleep(0.3)
-    evaluator.cancel({"kind": "quality", **replace(shard, stop=2).to_mapping()})  # another task's: not meant
+    built_in.cancel({"kind": "quality", **replace(shard, stop=2).to_mapping()})  # another task's: not meant
     time.sleep(0.2)
     assert thread.is_alive()
     asked = time.perf_counter()
-    evaluator.cancel({"kind": "quality", **shard.to_mapping()})
+    built_in.cancel({"kind": "quality", **shard.to_mapping()})
     thread.join(10)
     assert outcome
     assert outcome[0][1] - asked < 1.0
-    assert not evaluator.storage.exists(shard.name(evaluator.experiment))
-    assert evaluator.run({"kind": "quality", **replace(shard, stop=2).to_mapping()})["ran"] is True
+    assert not built_in.storage.exists(shard.name(built_in.experiment))
+    assert built_in.run({"kind": "quality", **replace(shard, stop=2).to_mapping()})["ran"] is True
 
 
 def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,32 @@ from safetensors.torch import save_file
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.cli.doctor import describe_ray_access, describe_workers
-from orchestrator.doctor import checkup, machine
+from orchestrator.doctor import checkup, machine, plan
 from orchestrator.doctor.checkup import available_memory
 from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
 from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
+from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
-from workers.loading.dry_run import Work
+from workers.loading.dry_run import Footprint, Work, footprint
+from workers.loading.models import Models
 from workers.models.checkpoint_files import content_hash
 from workers.runtime.memory import format_bytes
+
+DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
+
+
+@pytest.fixture(autouse=True)
+def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs of equal models and configs are made once for all tests."""
+
+    def remembered(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
+        key = (models.target.name, models.target.dtype, config, batch, pictures)
+        if key not in DRY_RUNS:
+            DRY_RUNS[key] = footprint(models, config, batch, pictures)
+        return DRY_RUNS[key]
+
+    monkeypatch.setattr(checkup, "footprint", remembered)
+    monkeypatch.setattr(plan, "footprint", remembered)
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -278,9 +296,9 @@ def test_metric_nets_take_memory_beside_the_models(
     assert parts["metric_nets"] == 8 << 20
     drawing = parts["parameters"] + max(parts["cache"] + parts["activations"], parts["pictures"])
     assert parts["total"] == drawing + (8 << 20)
-    _, plan = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
-    assert plan["memory"]["metric nets"] == 8 << 20
-    assert any("metric nets: another 8.0 MiB" in line for line in describe_plan(plan))
+    _, more = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
+    assert more["memory"]["metric nets"] == 8 << 20
+    assert any("metric nets: another 8.0 MiB" in line for line in describe_plan(more))
     text = SPACE + "\nmetrics: [speedup]\n"
     _, fewer = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes", text=text)
     assert fewer["memory"]["metric nets"] == 3 << 20, "no metric that is asked for needs CLIP"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import Slots, fit, worker_capacity
@@ -57,10 +59,12 @@ class Echo:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
+    register_pickle_by_value(sys.modules[__name__])  # workers need not import this module, and pytest with it
     ray.init("local", num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, logging_level=logging.ERROR,
              log_to_driver=False)  # fmt: skip
     yield
     ray.shutdown()
+    unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -170,6 +170,8 @@ def test_every_piece_trains_on_a_users_folder(
         for piece, phases in recipes._RECIPES.items()
     }
     monkeypatch.setattr(recipes, "_RECIPES", small)
+    monkeypatch.setattr(recipes, "TARGET", replace(recipes.TARGET, n_layers=1))
+    monkeypatch.setattr(recipes, "INDEPENDENT", replace(recipes.INDEPENDENT, n_layers=1))
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)

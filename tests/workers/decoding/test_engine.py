@@ -57,14 +57,13 @@ def draw(
     return {r.request.caption_id: r for r in engine.run(REQUESTS if requests is None else requests)}
 
 
-@pytest.mark.parametrize("cfg", [1.0, 2.5])
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
+def test_every_preset_draws_whole_images(name: str) -> None:
     target = toy_target()
     for sampling in (
-        Sampling(cfg=cfg),
-        Sampling(cfg=cfg, top_k=7, top_p=0.9, temperature=0.8),
-        Sampling(cfg=cfg, temperature=0.0),
+        Sampling(cfg=1.0, top_k=7, top_p=0.9, temperature=0.8),
+        Sampling(cfg=2.5),
+        Sampling(cfg=2.5, temperature=0.0),
     ):
         results = draw(target, fitted(PRESETS[name], sampling))
         assert sorted(results) == list(range(6))
@@ -123,16 +122,16 @@ def test_unpublished_combinations_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vanilla", *LOSSLESS, "lantern", "lantern_pp", "cool", "adt_lantern", "gsd"])
 def test_images_do_not_depend_on_their_batch(name: str) -> None:
-    """Batch 1, 4 (reversed) and 6: same tokens, same rounds."""
+    """Batch 6, 4 (reversed) and 1: same tokens, same rounds."""
     target = toy_target()
     config = fitted(PRESETS[name], Sampling(cfg=2.0, top_k=12))
-    alone = draw(target, config, batch=1)
-    for batch, requests in ((4, REQUESTS[::-1]), (6, REQUESTS)):
-        others = draw(target, config, batch=batch, requests=requests)
-        for key, result in alone.items():
-            assert torch.equal(result.tokens, others[key].tokens)
-            assert torch.equal(result.statistics.emitted, others[key].statistics.emitted)
-    assert any(not torch.equal(alone[k].tokens, r.tokens) for k, r in draw(target, config, seed=1).items())
+    together = draw(target, config, batch=6)
+    for batch, requests in ((4, REQUESTS[::-1]), (1, REQUESTS[1::3])):
+        for key, result in draw(target, config, batch=batch, requests=requests).items():
+            assert torch.equal(result.tokens, together[key].tokens)
+            assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
+    other_seed = draw(target, config, batch=6, seed=1)
+    assert any(not torch.equal(together[key].tokens, result.tokens) for key, result in other_seed.items())
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
