@@ -151,8 +151,9 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
 
 def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:
     """What configs that run the same code share: all but their numbers, the tree's name and the neighbours' order."""
-    words = {key: value for key, value in config.flat().items() if isinstance(value, str)}
-    return frozenset((words | {"tree.name": "", "acceptance.proximity": ""}).items())
+    words: dict[str, object] = {key: value for key, value in config.flat().items() if isinstance(value, str)}
+    same = {"tree.name": "", "acceptance.proximity": "", "exact": config.acceptance.exact}
+    return frozenset((words | same).items())
 
 
 # in bf16, which shows all that fp32 does, and mixed dtypes besides
