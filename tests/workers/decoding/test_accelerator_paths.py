@@ -152,7 +152,7 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
 def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:
     """What configs that run the same code share: all but their numbers, the tree's name and the neighbours' order."""
     words: dict[str, object] = {key: value for key, value in config.flat().items() if isinstance(value, str)}
-    same = {"tree.name": "", "acceptance.proximity": "", "exact": config.acceptance.exact}
+    same = {"tree.name": "", "acceptance.proximity": "", "exact": not config.acceptance.is_relaxed}
     return frozenset((words | same).items())
 
 
