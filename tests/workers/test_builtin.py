@@ -121,6 +121,7 @@ def test_temperature_zero_draws_vanillas_tokens(models: Models, greedy: Tensor, 
     assert torch.equal(greedy, tokens_of(fast))
 
 
+@torch.inference_mode()
 def surprise(models: Models, tokens: Tensor, captions: list[str]) -> Tensor:
     """Mean -log q(token) of each image [n], in nats: q is the law that decoding samples from."""
     target = models.target
