@@ -52,7 +52,6 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port("127.0.0.1", 0)}
-        head |= {"include_log_monitor": False, "no_monitor": True}  # no process for logs, none for autoscaling
         head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):
