@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import Slots, fit, worker_capacity
@@ -59,12 +58,13 @@ class Echo:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    register_pickle_by_value(sys.modules[__name__])  # workers need not import this module, and pytest with it
+    # workers need not import this module, and pytest with it
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     ray.init("local", num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, logging_level=logging.ERROR,
              log_to_driver=False)  # fmt: skip
     yield
     ray.shutdown()
-    unregister_pickle_by_value(sys.modules[__name__])
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture

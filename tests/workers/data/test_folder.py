@@ -13,6 +13,7 @@ from PIL import Image
 
 from workers.data.folder import load_images, read_folder
 from workers.loading.models_yaml import load_folder
+from workers.models.families import scenes
 from workers.training import recipes
 from workers.training.recipes import train_piece
 
@@ -170,8 +171,8 @@ def test_every_piece_trains_on_a_users_folder(
         for piece, phases in recipes._RECIPES.items()
     }
     monkeypatch.setattr(recipes, "_RECIPES", small)
-    monkeypatch.setattr(recipes, "TARGET", replace(recipes.TARGET, n_layers=1))
-    monkeypatch.setattr(recipes, "INDEPENDENT", replace(recipes.INDEPENDENT, n_layers=1))
+    monkeypatch.setattr(recipes, "TARGET", replace(scenes.TARGET, n_layers=1))
+    monkeypatch.setattr(recipes, "INDEPENDENT", replace(scenes.INDEPENDENT, n_layers=1))
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)
