@@ -247,9 +247,10 @@ class _Run(Generic[Model]):
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True, map_location="cpu")
+        earlier_settings = state.get("config", {})
         for key, value in self.fixed_settings().items():
-            if state["config"][key] != value:
-                earlier = f"{key} ({state['config'][key]}, now {value})"
+            if earlier_settings.get(key) != value:
+                earlier = f"{key} ({earlier_settings.get(key)}, now {value})"
                 raise ValueError(
                     f"{path}: this training was started with another {earlier}; use the same, or start again"
                 )
