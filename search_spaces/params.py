@@ -179,10 +179,10 @@ def expect_list(value: object) -> list[Any]:
     return list(value)
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The problem of an unknown key, with the nearest and all known keys."""
+def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
+    """The problem of an unknown key (or metric, column), with the nearest and all known keys."""
     known = list(known)
-    return f"unknown key;{_suggestion(key, known)} known keys: {', '.join(known) or 'none'}"
+    return f"unknown {noun};{_suggestion(key, known)} known {noun}s: {', '.join(known) or 'none'}"
 
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,10 @@ from orchestrator.cli.tables import shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from orchestrator.results.comparison import Comparison, Group
+    from orchestrator.results.comparison import Comparison
+    from orchestrator.results.pareto import Floats
     from orchestrator.results.sweep import Front
+    from orchestrator.results.trials import TrialRecord
 
 EPILOG = """\b
 Examples:
@@ -73,7 +75,7 @@ def compare(
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
-        front = front_of(opened, o.query(x, y, z, where, subject_to, infeasible))
+        front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         groups = _group(front, by)
         corner = o.read_point(reference_point, len(front.axes))
         found = comparison.compare(groups, front.axes, corner)
@@ -87,39 +89,28 @@ def compare(
     typer.echo("\n".join(_describe(found, [axis.name for axis in front.axes])))
 
 
-def _group(front: Front, by: str | None) -> list[Group]:
+def _group(front: Front, by: str | None) -> dict[str, Floats]:
     """The measured points by sweep, by the values of a column, or by both if there are several sweeps.
 
     Raises:
         QueryError: no such column, or fewer than two groups.
     """
-    from orchestrator.results.comparison import Group
-    from orchestrator.results.fronts import keep, values_of
-    from orchestrator.results.query import Filter, QueryError
+    from orchestrator.results.fronts import values_of
+    from orchestrator.results.query import QueryError, column_of
 
-    table = front.table
-    if by is not None:
-        Filter(f"--by {by}", by, "!=", ("null",)).mask(table)  # raises an error that lists the columns
-    column = table[by].to_pylist() if by in table.column_names else [None] * table.num_rows
-    keys = [_group_name(front, sweep, by, v) for sweep, v in zip(table["sweep"].to_pylist(), column, strict=True)]
-    names = list(dict.fromkeys(keys)) if by is not None else list(front.sweeps)
-    if len(names) < 2:
-        found = f"only {names[0]}" if names else "no measured trial"
-        raise QueryError(f"--by {by}: needs two groups, found {found}")
-    import numpy as np
-
-    return [
-        Group(name, values_of(keep(table, np.array([key == name for key in keys], dtype=np.bool_)), front.axes))
-        for name in names
-    ]
-
-
-def _group_name(front: Front, sweep: str, by: str | None, value: Any) -> str:
-    """The group that a trial belongs to."""
-    if by is None:
-        return sweep
-    shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
-    return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
+    groups: dict[str, list[TrialRecord]] = {} if by is not None else {name: [] for name in front.sweeps}
+    try:
+        column = [None] * front.trials.num_rows if by is None else column_of(front.trials, by).to_pylist()
+    except ValueError as error:
+        raise QueryError(f"--by {by}{error}") from None
+    for candidate in front.candidates:
+        value = column[candidate.row]
+        shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+        name = candidate.sweep if by is None else f"{candidate.sweep} {shown}" if len(front.sweeps) > 1 else shown
+        groups.setdefault(name, []).append(candidate.record)
+    if len(groups) < 2:
+        raise QueryError(f"--by {by}: needs two groups, found {', '.join(groups) or 'no measured trial'}")
+    return {name: values_of(records, front.axes)[0] for name, records in groups.items()}
 
 
 def _describe(found: Comparison, axes: list[str]) -> list[str]:

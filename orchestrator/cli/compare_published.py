@@ -21,15 +21,15 @@ def compare_with_papers(places: list[str], *, as_json: bool) -> None:
     Raises:
         CommandError: no sweep, or no such table.
     """
-    from orchestrator.results.published import tables
-    from orchestrator.results.replication import replicate, table_of
+    from orchestrator.results.published import FOLDER, tables
+    from orchestrator.results.replication import replicate
 
     named = [place for place in places if place in tables()]
     opened = o.open_sweeps([place for place in places if place not in named])
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(named)}", WRONG_USAGE)
     with o.query_errors():
-        replications = [replicate(sweep, table) for sweep in opened for table in named or [table_of(sweep)]]
+        replications = [replicate(sweep, table) for sweep in opened for table in named or [FOLDER + sweep.name]]
     if as_json:
         typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
     else:

@@ -257,11 +257,11 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     """The front, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.pareto import describe_front
     from orchestrator.results.store import FRONT_PLOT, REPORT
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.results.sweep import Sweep, front_of
 
     sweep = Sweep.open(storage.uri)
-    found = sweep.query()
-    front = describe_front(found, found.rows, {}, {"knee": found.knee()}, [])
+    found = front_of([sweep])
+    front = describe_front(found, found.members, {}, {"knee": found.knee()}, [])
     reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.shown}/{REPORT}", f"plot     {storage.shown}/{FRONT_PLOT}"]
@@ -273,11 +273,10 @@ def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     from orchestrator.tracking.server import find_location
 
     place = sweep.storage.shown
-    pending = tracker.pending()
-    if pending.count:
-        missing = counted(pending.count, "trial")
-        return [f"MLflow   {missing} not logged ({pending.problem}); log them with: specfrontier sync {place}"]
-    location = find_location(sweep.storage, sweep.records)
+    location = find_location(sweep.storage, sweep.records, tracker.uri)
+    if location.trials < len(sweep.records):
+        missing = counted(len(sweep.records) - location.trials, "trial")
+        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {place}"]
     base = tracker.public_uri if location.has_server else _LOCAL_SERVER
     opening = [] if location.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
     return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

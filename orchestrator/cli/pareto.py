@@ -14,8 +14,11 @@ from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 
 if TYPE_CHECKING:
-    from orchestrator.results.store import Axis
+    import pyarrow
+
+    from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front
+    from orchestrator.results.trials import TrialRecord
 
 EPILOG = """\b
 Examples:
@@ -69,143 +72,112 @@ def pareto(
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
-        front = front_of(opened, o.query(x, y, z, where, subject_to, infeasible))
+        front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         corner = o.read_point(reference_point, len(front.axes))
         facts: dict[str, Any] = {}
-        if hypervolume and front.table.num_rows:
+        if hypervolume and front.candidates:
             corner = corner or front.reference_point()
             facts = {"hypervolume": front.hypervolume(corner), "reference_point": corner}
         marks = {"knee": front.knee()} if knee else {}
         if best:
-            marks["best"] = _best_row(front, best)
-    rows = list(range(front.table.num_rows)) if everything else front.rows
+            marks["best"] = front.best(best)
+            if marks["best"] is None:
+                checked = f"({len(front.candidates)} trials checked)"
+                raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
+    chosen = marks.get("best", marks.get("knee"))
+    rows = front.candidates if everything else front.members
     with ends_with(FAILED):
         if plot is not None:
             from orchestrator.results.plots import front_png
 
             Path(plot).write_bytes(front_png(front, ", ".join(front.sweeps)))
         if csv_file is not None:
-            _write_csv(front, rows, csv_file)
-        if config is not None:
-            _write_config(front, marks.get("best", marks.get("knee")), config)
+            _write_csv(front.table(rows), csv_file)
+        if config is not None and chosen is not None:
+            import yaml
+
+            Path(config).write_text(yaml.safe_dump(chosen.config.to_mapping(), sort_keys=False), encoding="utf-8")
     if as_json:
-        chosen = {name: None if row is None else front.to_mapping(row) for name, row in marks.items()}
-        typer.echo(json.dumps(_to_mapping(front, rows) | facts | chosen, indent=2))
+        marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
+        typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
     else:
         typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
 
 
-def _best_row(front: Front, limits: list[str]) -> int:
-    """The best row within the limits.
-
-    Raises:
-        CommandError: no trial is within them.
-    """
-    found = front.best(limits)
-    if found is None:
-        raise CommandError(f"no trial is within {' and '.join(limits)} ({front.table.num_rows} trials checked)", FAILED)
-    return found
-
-
 def describe_front(
-    front: Front, rows: list[int], facts: dict[str, Any], marks: dict[str, int | None], limits: list[str]
+    front: Front,
+    rows: list[Candidate],
+    facts: dict[str, Any],
+    marks: dict[str, Candidate | None],
+    limits: list[str],
 ) -> list[str]:
-    """The front as lines of text."""
+    """The front as lines of text. marks: the trials found by --knee and --best."""
     axes = " against ".join(
         f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
     )
+    left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     lines = [
         f"{', '.join(front.sweeps)}: {axes}",
-        f"{len(front.rows)} of {counted(front.table.num_rows, 'trial')} "
-        f"{'is' if len(front.rows) == 1 else 'are'} on the front{_left_out(front)}",
+        f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
+        f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
-    if not front.table.num_rows:
+    if not front.candidates:
         return lines
-    lines += ["", front_table(front, rows), "", *_vanilla_lines(front)]
+    lines += ["", front_table(front, rows), ""]
+    for name, sweep in front.sweeps.items():
+        if sweep.vanilla is not None:
+            whose = f" of {name}" if len(front.sweeps) > 1 else ""
+            lines.append(f"vanilla{whose}: trial {sweep.vanilla.number} ({_describe_values(front, sweep.vanilla)})")
     if "hypervolume" in facts:
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         lines.append(f"hypervolume: {facts['hypervolume']:.5g}, from the reference point ({corner})")
     if "knee" in marks:
-        row = marks["knee"]
-        lines.append("knee: the front has none" if row is None else f"knee: {describe_row(front, row)}")
-    if (row := marks.get("best")) is not None:
-        lines.append(f"best {front.axes[0].name} within {' and '.join(limits)}: {describe_row(front, row)}")
+        knee = marks["knee"]
+        lines.append("knee: the front has none" if knee is None else f"knee: {describe_trial(front, knee)}")
+    if (best := marks.get("best")) is not None:
+        lines.append(f"best {front.axes[0].name} within {' and '.join(limits)}: {describe_trial(front, best)}")
     return lines if lines[-1] else lines[:-1]
 
 
-def _vanilla_lines(front: Front) -> list[str]:
-    """Vanilla's objectives in each sweep."""
-    lines = []
-    for name, record in front.vanilla().items():
-        entries = [(axis, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
-        values = ", ".join(f"{axis.name} {measured(entry.value, entry.error)}" for axis, entry in entries)
-        whose = f" of {name}" if len(front.sweeps) > 1 else ""
-        lines.append(f"vanilla{whose}: trial {record.number} ({values})")
-    return lines
-
-
-def _left_out(front: Front) -> str:
-    """The number of trials left out, by reason: ` (left out: 11 by --where, 1 failed)`."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
-    return f" (left out: {reasons})" if reasons else ""
-
-
-def describe_row(front: Front, row: int) -> str:
+def describe_trial(front: Front, trial: Candidate) -> str:
     """A trial in one line."""
-    values = ", ".join(f"{axis.name} {_format_value(front, axis, row)}" for axis in front.axes)
-    return f"trial {front.names[row]}, {front.describe(row)} ({values})"
+    return f"trial {trial.name}, {trial.setting} ({_describe_values(front, trial.record)})"
 
 
-def front_table(front: Front, rows: list[int]) -> str:
-    table = front.table
+def _describe_values(front: Front, record: TrialRecord) -> str:
+    """A trial's objectives, with their errors."""
+    entries = [(axis.name, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
+    return ", ".join(f"{name} {measured(entry.value, entry.error)}" for name, entry in entries)
+
+
+def front_table(front: Front, rows: list[Candidate]) -> str:
     head = ["trial", "config", *(axis.name for axis in front.axes), "on front", "within error of"]
     cells = []
     for row in rows:
-        share = f"{100 * table['confidence'][row].as_py():.0f} %"
-        if not table["on_front"][row].as_py():
-            share = f"no, {share}"
-        values = [_format_value(front, axis, row) for axis in front.axes]
-        within = ", ".join(table["within_error_of"][row].as_py() or [])
-        cells.append([front.names[row], front.describe(row), *values, share, within])
-    right = range(2, 3 + len(front.axes))
-    return shown_table(head, cells, right=[*right])
+        share = f"{'' if row.on_front else 'no, '}{100 * row.confidence:.0f} %"
+        entries = [row.record.metrics[axis.name] for axis in front.axes]
+        values = [measured(entry.value, entry.error) for entry in entries]
+        cells.append([row.name, row.setting, *values, share, ", ".join(row.within_error_of or [])])
+    return shown_table(head, cells, right=range(2, 3 + len(front.axes)))
 
 
-def _format_value(front: Front, axis: Axis, row: int) -> str:
-    """A measured value with its error."""
-    table = front.table
-    return measured(
-        table[axis.name][row].as_py(), table[axis.error][row].as_py() if axis.error in table.column_names else None
-    )
-
-
-def _to_mapping(front: Front, rows: list[int]) -> dict[str, Any]:
+def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.shown for name, sweep in front.sweeps.items()},
         "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in front.axes],
-        "trials": front.total,
-        "measured": front.table.num_rows,
+        "trials": front.trials.num_rows,
+        "measured": len(front.candidates),
         "left_out": dict(front.left_out),
-        "rows": [front.to_mapping(row) for row in rows],
+        "rows": [row.to_mapping() for row in rows],
     }
 
 
-def _write_csv(front: Front, rows: list[int], path: str) -> None:
-    """All columns of the rows; list entries are separated by semicolons."""
-    names = front.table.column_names
+def _write_csv(table: pyarrow.Table, path: str) -> None:
+    """All columns; list entries are separated by semicolons."""
     with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(names)
-        for row in front.table.take(rows).to_pylist():
-            writer.writerow([";".join(v) if isinstance(v := row[name], list) else v for name in names])
-
-
-def _write_config(front: Front, row: int | None, path: str) -> None:
-    """The config of a row, for `generate --config`; no file without a row."""
-    import yaml
-
-    if row is not None:
-        mapping = front.config(row).to_mapping()
-        Path(path).write_text(yaml.safe_dump(mapping, sort_keys=False), encoding="utf-8")
+        writer.writerow(table.column_names)
+        for row in table.to_pylist():
+            writer.writerow([";".join(v) if isinstance(v, list) else v for v in row.values()])

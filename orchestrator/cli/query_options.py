@@ -12,7 +12,6 @@ from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
 if TYPE_CHECKING:
-    from orchestrator.results.query import Query
     from orchestrator.results.sweep import Sweep
 
 __all__ = ["AsJson", "Infeasible", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps", "Where", "X", "Y", "Z"]
@@ -51,14 +50,6 @@ ReferencePoint = Annotated[
         help="Reference point of hypervolumes. Default: a tenth of the range beyond the worst trials.",
     ),
 ]
-
-
-def query(
-    x: str | None, y: str | None, z: str | None, where: list[str] | None, limits: list[str] | None, infeasible: bool
-) -> Query:
-    from orchestrator.results.query import Query
-
-    return Query(x, y, z, tuple(where or ()), tuple(limits or ()), not infeasible)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def reference(
         str | None, typer.Option(metavar="FILE", help="Add torchvision's VGG-16, for precision and recall.")
     ] = None,
     device: o.Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result's facts as JSON.")] = False,
+    as_json: o.AsJson = False,
 ) -> None:
     """Compute the features of real images, which a sweep compares its images with.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.pareto import describe_row, front_table
+from orchestrator.cli.pareto import describe_trial, front_table
 from orchestrator.cli.tables import clean
 
 if TYPE_CHECKING:
@@ -25,22 +25,22 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
     """Show a sweep's progress: trials finished, failed and running, images, the front so far, the latest events."""
     (opened,) = o.open_sweeps([sweep])
     from orchestrator.results.status import sweep_status
+    from orchestrator.results.sweep import front_of
 
     with o.query_errors():
         now = sweep_status(opened)
-        front = opened.query()
-    rows = front.rows
-    best = front.best(())
+        front = front_of([opened])
+    best = front.best()
     if as_json:
         facts: dict[str, Any] = now.to_mapping()
-        facts["front"] = [front.to_mapping(row) for row in rows]
-        facts["best"] = None if best is None else front.to_mapping(best)
+        facts["front"] = [member.to_mapping() for member in front.members]
+        facts["best"] = None if best is None else best.to_mapping()
         typer.echo(json.dumps(facts, indent=2))
         return
     lines = _describe(now)
-    if rows:
-        lines += ["", front_table(front, rows), ""]
-        lines.append(f"best {front.axes[0].name}: {describe_row(front, rows[0] if best is None else best)}")
+    if best is not None:
+        lines += ["", front_table(front, front.members), ""]
+        lines.append(f"best {front.axes[0].name}: {describe_trial(front, best)}")
     typer.echo("\n".join(lines))
 
 

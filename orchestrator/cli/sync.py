@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.query_options import AsJson, OneSweep
+from orchestrator.cli.options import AsJson, TrackingUri
+from orchestrator.cli.query_options import OneSweep
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
@@ -20,13 +21,7 @@ Examples:
 
 def sync(
     sweep: OneSweep,
-    uri: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
-        ),
-    ] = None,
+    uri: TrackingUri = None,
     experiment: Annotated[
         str | None,
         typer.Option(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+
+_ANY_WIDTH = 100_000  # of a table that is not shown on a terminal
 
 
 def measured(value: float | None, error: float | None = None) -> str:
@@ -28,34 +30,24 @@ def clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Aligned columns without trailing blanks. `right`: indices of right-aligned columns."""
-    cells = [[clean(cell) for cell in row] for row in [head, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = []
-    for row in cells:
-        parts = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> str:
+    """Aligned columns for standard output: folded to a terminal's width, else as wide as needed and without colours.
 
-
-def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """The table for standard output: folded to the terminal's width, or plain text if it is not a terminal."""
-    if not sys.stdout.isatty():
-        return table_text(head, rows, right=right)
+    right: indices of right-aligned columns.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    is_terminal = sys.stdout.isatty()
+    box, padding = (SIMPLE_HEAD, (0, 1)) if is_terminal else (None, (0, 2, 0, 0))
+    table = Table(box=box, pad_edge=False, padding=padding)
     for column, name in enumerate(head):
         table.add_column(Text(clean(name)), justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(clean(cell)) for cell in row))
     buffer = io.StringIO()
-    Console(file=buffer, force_terminal=True, width=Console().width).print(table)
-    return buffer.getvalue().rstrip("\n")
+    width = Console().width if is_terminal else _ANY_WIDTH
+    Console(file=buffer, force_terminal=is_terminal, width=width).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n"))

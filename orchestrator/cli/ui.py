@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.query_options import OneSweep
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
-
-if TYPE_CHECKING:
-    from orchestrator.results.sweep import Sweep
 
 EPILOG = """\b
 Examples:
@@ -34,8 +31,9 @@ def ui(
     instead.
     """
     from orchestrator.results.sweep import Sweep
-    from orchestrator.tracking.client import public_uri
+    from orchestrator.tracking.client import TrackingError, public_uri
     from orchestrator.tracking.server import find_location, serving
+    from orchestrator.tracking.tracker import sync
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
@@ -43,9 +41,14 @@ def ui(
         found = find_location(opened.storage, opened.records)
         if found.has_server:
             _show(found.links(public_uri(found.uri)))
-            _report_missing(opened, found.trials, sweep)
+            if (missing := len(opened.records) - found.trials) > 0:
+                typer.echo(f"{counted(missing, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)
             return
-        _log_missing(opened, sweep)
+        if found.is_behind(len(opened.records)):  # a running sweep logs its trials itself: then `sync` refuses
+            try:
+                sync(opened.storage, found.uri)
+            except TrackingError as error:
+                typer.echo(f"Not all trials are in MLflow: {error}", err=True)
         if host not in _LOOPBACK:
             typer.echo(f"Anyone who can reach {host}:{port} can read and change MLflow's data.", err=True)
         before = signal.signal(signal.SIGTERM, _interrupt)
@@ -64,28 +67,6 @@ def ui(
 def _show(links: dict[str, str]) -> None:
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
-
-
-def _report_missing(opened: Sweep, logged: int, sweep: str) -> None:
-    """Print how many trials the server does not have, and the command that logs them."""
-    count = len(opened.records) - logged
-    if count > 0:
-        typer.echo(f"{counted(count, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)
-
-
-def _log_missing(opened: Sweep, sweep: str) -> None:
-    """Log missing trials to a local database; a running sweep does that itself."""
-    from orchestrator.tracking.client import TrackingError
-    from orchestrator.tracking.server import find_location
-    from orchestrator.tracking.tracker import sync
-
-    found = find_location(opened.storage, opened.records)
-    if not found.is_behind(len(opened.records)):
-        return
-    try:
-        sync(opened.storage, found.uri)
-    except TrackingError as error:
-        typer.echo(f"Not all trials are in MLflow: {error}", err=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

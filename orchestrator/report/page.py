@@ -25,7 +25,7 @@ from orchestrator.results.pareto import LEVEL
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
-from orchestrator.results.sweep import DEFAULT_OBJECTIVES, Sweep
+from orchestrator.results.sweep import DEFAULT_OBJECTIVES, Sweep, front_of
 from orchestrator.results.trials import FAILED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
@@ -70,9 +70,8 @@ def as_script_data(data: object) -> str:
 def page_data(sweep: Sweep) -> dict[str, Any]:
     """Everything that the page shows, as plain data without credentials."""
     names, axes = _metric_names(sweep), _axes(sweep)
-    marked = sweep.front(*(axis.name for axis in axes), everything=True) if sweep.records and len(axes) > 1 else None
-    confidence = {} if marked is None else dict(zip(*_columns(marked, "number", "confidence"), strict=True))
-    on_front = {} if marked is None else dict(zip(*_columns(marked, "number", "on_front"), strict=True))
+    candidates = front_of([sweep], *(axis.name for axis in axes)).candidates if len(axes) > 1 else []
+    confidence = {candidate.record.number: candidate.confidence for candidate in candidates}
     now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(
         {
@@ -94,7 +93,7 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
         }
     )
     thumbnails = Thumbnails(sweep.storage)
-    for record, kind in by_importance(sweep.records, {number for number, on in on_front.items() if on}):
+    for record, kind in by_importance(sweep.records, {c.record.number for c in candidates if c.on_front}):
         thumbnails.add(record, kind)
     return texts | {"images": thumbnails.images, "captions": thumbnails.captions}
 
@@ -181,10 +180,6 @@ def _summary(sweep: Sweep) -> list[str]:
         f"{images:,} images",
         f"{spent} of worker time",
     ]
-
-
-def _columns(table: Any, *names: str) -> list[list[Any]]:
-    return [table[name].to_pylist() for name in names]
 
 
 def _part(name: str) -> str:

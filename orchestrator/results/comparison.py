@@ -23,14 +23,6 @@ UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # from features, wit
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """The points [n, m] of a sweep, or of one method in it."""
-
-    name: str
-    points: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`."""
 
@@ -51,19 +43,20 @@ class Comparison:
     pairs: tuple[Pair, ...]
 
 
-def compare(groups: Sequence[Group], axes: Sequence[Axis], reference: Sequence[float] | None = None) -> Comparison:
+def compare(groups: Mapping[str, Floats], axes: Sequence[Axis], reference: Sequence[float] | None = None) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    reference: in the axes' units; by default `reference_point` of the points of all groups.
+    groups: the points [n, m] of each sweep, or of each method in it. reference: in the axes' units; by default
+        `reference_point` of the points of all groups.
 
     Raises:
         ValueError: a group has no measured point.
     """
     ways = directions(axes)
-    fronts = {group.name: group.points[nondominated(group.points, ways)] for group in groups}
+    fronts = {name: points[nondominated(points, ways)] for name, points in groups.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
         raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(axis.name for axis in axes)}")
-    everything = np.concatenate([group.points for group in groups])
+    everything = np.concatenate(list(groups.values()))
     point = reference_point(everything, ways) if reference is None else np.array(reference, dtype=np.float64)
     together = np.concatenate(list(fronts.values()))
     span = together.max(axis=0) - together.min(axis=0)
@@ -77,7 +70,7 @@ def compare(groups: Sequence[Group], axes: Sequence[Axis], reference: Sequence[f
         )
         for a, b in combinations(fronts, 2)
     ]
-    measured = {group.name: int((~np.isnan(group.points).any(axis=1)).sum()) for group in groups}
+    measured = {name: int((~np.isnan(points).any(axis=1)).sum()) for name, points in groups.items()}
     return Comparison(
         reference=tuple(float(value) for value in point),
         scale=tuple(float(value) for value in scale),

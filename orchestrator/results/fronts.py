@@ -1,76 +1,92 @@
-"""Fronts of tables of trials: `pareto` on named columns."""
+"""Which trials are on a front, from their records: `pareto` on named metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from orchestrator.results.pareto import DRAWS, Bools, Floats, differ_beyond_error, front_confidence, nondominated
+from orchestrator.results.pareto import Floats, differ_beyond_error, front_confidence, nondominated
 from orchestrator.results.store import Axis, Direction
+from orchestrator.results.trials import Measured, TrialRecord
+from search_spaces.trial import DecodingConfig
 
-if TYPE_CHECKING:
-    import pyarrow
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A measured trial that may be on a front.
+
+    row: in the table of all trials. name: the trial's number, after the sweep's name if there are several. setting: its
+    label and config in short. confidence: the share of draws from the errors in which it is on the front.
+    distinct_from_next: the objectives in which it differs beyond errors from the front's next trial (None for the last
+    one and off the front). within_error_of: the names of the front's other trials from which it differs beyond errors
+    in no objective (None off the front).
+    """
+
+    row: int
+    sweep: str
+    name: str
+    setting: str
+    record: TrialRecord
+    on_front: bool = False
+    confidence: float = 0.0
+    distinct_from_next: list[str] | None = None
+    within_error_of: list[str] | None = None
+
+    @property
+    def config(self) -> DecodingConfig:
+        return cast(DecodingConfig, self.record.config)  # measured, so it has one
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        record = self.record
+        return {
+            "sweep": self.sweep,
+            "number": record.number,
+            "label": record.label,
+            "digest": record.digest,
+            "on_front": self.on_front,
+            "setting": self.setting,
+            "config": self.config.to_mapping(),
+            "metrics": {name: {"value": entry.value, "error": entry.error} for name, entry in record.metrics.items()},
+            "confidence": self.confidence,
+            "distinct_from_next": self.distinct_from_next,
+            "within_error_of": self.within_error_of,
+        }
 
 
 def directions(axes: Sequence[Axis]) -> list[Direction]:
     return [axis.direction for axis in axes]
 
 
-def values_of(table: pyarrow.Table, axes: Sequence[Axis], *, errors: bool = False) -> Floats:
-    """The axes' columns (or those of their errors) as [rows, axes]; NaN for a missing value or column."""
-    values = np.full((table.num_rows, len(axes)), np.nan)
-    for index, axis in enumerate(axes):
-        name = axis.error if errors else axis.name
-        if name in table.column_names:
-            values[:, index] = [np.nan if value is None else value for value in table[name].to_pylist()]
-    return values
+def values_of(records: Sequence[TrialRecord], axes: Sequence[Axis]) -> tuple[Floats, Floats]:
+    """The axes' metrics and their standard errors, each [records, axes]; NaN where a trial has none."""
+    missing = Measured(np.nan, None, 0)
+    entries = [[record.metrics.get(axis.name, missing) for axis in axes] for record in records]
+    values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64)
+    errors = np.array([[entry.error for entry in row] for row in entries], dtype=np.float64)  # None becomes NaN
+    shape = (len(records), len(axes))
+    return values.reshape(shape), errors.reshape(shape)
 
 
-def keep(table: pyarrow.Table, mask: Bools) -> pyarrow.Table:
-    """The rows where the mask is true."""
-    import pyarrow as pa
-
-    return table.filter(pa.array(mask, pa.bool_()))
-
-
-def mark_front(
-    table: pyarrow.Table,
-    axes: Sequence[Axis],
-    *,
-    names: Sequence[str] | None = None,
-    everything: bool = False,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> pyarrow.Table:
-    """The rows on the front, or with `everything` all measured rows, by rising first objective, with four columns:
-
-    on_front; confidence, the share of draws from the errors in which the row is on the front; distinct_from_next, the
-    objectives in which it differs beyond errors from the front's next row (null in the last row and off the front);
-    within_error_of, the `names` (by default the numbers) of other front rows from which it differs beyond errors in no
-    objective.
-    """
-    import pyarrow as pa
-
-    labels = [str(number) for number in table["number"].to_pylist()] if names is None else list(names)
-    values, errors = values_of(table, axes), values_of(table, axes, errors=True)
+def mark_front(candidates: Sequence[Candidate], axes: Sequence[Axis]) -> list[Candidate]:
+    """The candidates by rising first objective, with the facts about the front filled in."""
+    values, errors = values_of([candidate.record for candidate in candidates], axes)
     on_front = nondominated(values, directions(axes))
-    confidence = front_confidence(values, errors, directions(axes), draws=draws, seed=seed)
-    chosen: Bools = ~np.isnan(values.sum(axis=1)) if everything else on_front
-    order = [int(row) for row in np.lexsort(values.T[::-1]) if chosen[row]]
+    confidence = front_confidence(values, errors, directions(axes))
+    order = [int(row) for row in np.lexsort(values.T[::-1])]
     front = [row for row in order if on_front[row]]
-    distinct: dict[int, list[str]] = {}
-    within: dict[int, list[str]] = {}
+    marked = {
+        row: replace(candidates[row], on_front=bool(on_front[row]), confidence=float(confidence[row])) for row in order
+    }
     for index, row in enumerate(front):
         differs = differ_beyond_error(values[[row]], values[front], errors[[row]], errors[front])
-        within[row] = [labels[other] for other, d in zip(front, differs, strict=True) if other != row and not d.any()]
-        if index + 1 < len(front):
-            distinct[row] = [axis.name for axis, d in zip(axes, differs[index + 1], strict=True) if d]
-    marked, texts = table.take(pa.array(order, pa.int64())), pa.list_(pa.string())
-    return (
-        marked.append_column("on_front", pa.array([bool(on_front[row]) for row in order], pa.bool_()))
-        .append_column("confidence", pa.array([float(confidence[row]) for row in order], pa.float64()))
-        .append_column("distinct_from_next", pa.array([distinct.get(row) for row in order], texts))
-        .append_column("within_error_of", pa.array([within.get(row) for row in order], texts))
-    )
+        within = [
+            candidates[other].name for other, d in zip(front, differs, strict=True) if other != row and not d.any()
+        ]
+        is_last = index + 1 == len(front)
+        distinct = None if is_last else [axis.name for axis, d in zip(axes, differs[index + 1], strict=True) if d]
+        marked[row] = replace(marked[row], distinct_from_next=distinct, within_error_of=within)
+    return list(marked.values())

@@ -1,4 +1,4 @@
-"""Pareto fronts of arrays: their points, the confidence in each, the knee, and the best point within limits.
+"""Pareto fronts of arrays: their points, the confidence in each, and the knee.
 
 Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN was not measured: it is
 never on a front and dominates no point. Random draws have a fixed seed.
@@ -114,18 +114,6 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
     distance = (1 - ((cost - low) / (high - low)).sum(axis=1)) / np.sqrt(cost.shape[1])
     best = int(distance.argmax())
     return best if distance[best] > 1e-9 else None
-
-
-def best_under(values: ArrayLike, direction: str, excess: ArrayLike) -> int | None:
-    """The point with the best of `values` [n] within all limits, the first one on a tie; None if there is none.
-
-    excess [n, c]: by how much each point exceeds each limit: within at 0 or less, outside at NaN (unknown).
-    """
-    cost = costs(np.array(values, dtype=np.float64).reshape(-1, 1), [direction])[:, 0]
-    if np.size(excess):
-        within = (np.array(excess, dtype=np.float64).reshape(len(cost), -1) <= 0).all(axis=1)
-        cost = np.where(within, cost, np.nan)
-    return None if np.isnan(cost).all() else int(np.nanargmin(cost))
 
 
 def _minimal(cost: Floats) -> Bools:

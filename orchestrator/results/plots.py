@@ -52,10 +52,10 @@ def _label(axis: Axis) -> str:
 
 def _draw(plot: Axes, front: Front) -> None:
     axes = front.axes
-    values, errors = values_of(front.table, axes[:2]), np.nan_to_num(values_of(front.table, axes[:2], errors=True))
-    on_front = np.array(front.table["on_front"].to_pylist(), dtype=np.bool_)
-    configs = [front.config(row) for row in range(front.table.num_rows)]
-    kinds = [(family(config), config.policy.kind) for config in configs]
+    values, errors = values_of([candidate.record for candidate in front.candidates], axes[:2])
+    errors = np.nan_to_num(errors)
+    on_front = np.array([candidate.on_front for candidate in front.candidates], dtype=np.bool_)
+    kinds = [(family(candidate.config), candidate.config.policy.kind) for candidate in front.candidates]
     palette = colours([name for name, _ in kinds])
     if len(axes) == 2 and on_front.any():
         line = values[on_front][np.lexsort(values[on_front].T[::-1])]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from orchestrator.results.published import FOLDER, Figure, Published, rows_of
+from orchestrator.results.published import Figure, Published, rows_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from search_spaces.sweep import SweepConfig
@@ -78,11 +78,6 @@ class Replication:
             "rows": [_plain(row) for row in self.rows],
             "notes": list(self.notes),
         }
-
-
-def table_of(sweep: Sweep) -> str:
-    """The table that a sweep replicates according to its name."""
-    return f"{FOLDER}{sweep.name}"
 
 
 def replicate(sweep: Sweep, table: str) -> Replication:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from search_spaces.trial import DecodingConfig
+from orchestrator.results.describe import describe
+from search_spaces.trial import DecodingConfig, Sampling
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,6 +61,11 @@ class TrialRecord:
     @property
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
+
+    def describe(self, baseline: Sampling | None, digits: int) -> str:
+        """The label and the config in short (see `describe`)."""
+        short = "invalid setting" if self.config is None else describe(self.config, baseline, digits)
+        return short if self.label in ("", short) else f"{self.label}: {short}"
 
     def to_json(self) -> bytes:
         plain = asdict(replace(self, config=None)) | {"config": self.config.to_mapping() if self.config else {}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE, write_table
-from orchestrator.results.sweep import Sweep
+from orchestrator.results.sweep import Sweep, front_of
 from workers.data.storage import Storage
 
 INTERVAL_S = 20.0  # between two writes, at least
@@ -42,4 +42,4 @@ class Views:
         write_table(self.storage, TRIAL_TABLE, sweep.trials())
         write_table(self.storage, FRONT_TABLE, sweep.front())
         title = f"{sweep.name}: {sweep.identity.target}"
-        self.storage.write(FRONT_PLOT, front_png(sweep.query(), title))
+        self.storage.write(FRONT_PLOT, front_png(front_of([sweep]), title))

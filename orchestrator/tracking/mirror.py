@@ -161,7 +161,7 @@ class SweepMirror:
 
     def _log_trial(self, record: TrialRecord, run: _TrialRun | None, *, pareto: bool) -> _TrialRun:
         """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Param
 
         started, finished = runs.span(record, self.sweep)
         if run is None:
@@ -169,8 +169,8 @@ class SweepMirror:
             created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self.sweep))
             run = _TrialRun(created.info.run_id, "RUNNING", set(), tags[runs.PARETO])
         params = runs.params(record)
-        metrics = [Metric(point.name, point.value, finished, point.step) for point in runs.points(record)]
-        self._client.log_batch(run.run_id, metrics, [Param(key, value) for key, value in params.items()])
+        entries = [Param(key, value) for key, value in params.items()]
+        self._client.log_batch(run.run_id, runs.metrics(record, finished), entries)
         run.params |= params.keys()
         with tempfile.TemporaryDirectory() as folder:
             if record.digest and record.state == COMPLETE:

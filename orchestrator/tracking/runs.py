@@ -10,14 +10,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from orchestrator.results.describe import describe
+import numpy as np
+
+from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.pareto import nondominated
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity, load_identity
 from orchestrator.results.trials import TrialRecord
 from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
 _MAX_NAME, _MAX_TAG = 250, 5000
@@ -29,15 +35,6 @@ SWEEP_ID, TRIAL, PARETO, KIND = (f"specfrontier.{key}" for key in ("sweep_id", "
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One value of a metric after `step` images."""
-
-    name: str
-    value: float
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +122,7 @@ def span(record: TrialRecord, sweep: SweepRun) -> tuple[int, int]:
 
 def run_name(record: TrialRecord, sweep: SweepRun) -> str:
     """The trial's number, its label and its config in short."""
-    config = describe(record.config, sweep.identity.sampling, _DIGITS) if record.config is not None else "no setting"
-    text = f"{record.label}: {config}" if record.label and record.label != config else config
-    return f"{record.number} {text}"[:_MAX_NAME]
+    return f"{record.number} {record.describe(sweep.identity.sampling, _DIGITS)}"[:_MAX_NAME]
 
 
 def params(record: TrialRecord) -> dict[str, str]:
@@ -136,23 +131,23 @@ def params(record: TrialRecord) -> dict[str, str]:
     return {legal_name(key): str(value)[:MAX_PARAM] for key, value in flat.items()}
 
 
-def points(record: TrialRecord) -> list[Point]:
+def metrics(record: TrialRecord, moment: int) -> list[Metric]:
     """A trial's metrics over the number of images, each ending with its result; also their standard errors.
 
-    Omits values that are not finite, because MLflow would store infinity as the largest float.
+    Omits values that are not finite, because MLflow would store infinity as the largest float. moment: in milliseconds.
     """
-    found: list[Point] = []
+    from mlflow.entities import Metric
+
+    found: list[tuple[str, float | None, int]] = []
     for images, values in record.history:
         for name, value in values.items():
-            last = record.metrics.get(name)
-            if last is None or images < last.n:
-                found.append(Point(legal_name(name), value, images))
+            if name not in record.metrics or images < record.metrics[name].n:
+                found.append((name, value, images))
     for name, entry in record.metrics.items():
-        found.append(Point(legal_name(name), entry.value, entry.n))
-        if entry.error is not None:
-            found.append(Point(legal_name(f"{name}_error"), entry.error, entry.n))
-    found += [Point("images", record.images, record.images), Point("seconds", record.seconds, record.images)]
-    return [point for point in found if math.isfinite(point.value)]
+        found += [(name, entry.value, entry.n), (f"{name}_error", entry.error, entry.n)]
+    found += [("images", record.images, record.images), ("seconds", record.seconds, record.images)]
+    finite = [(name, value, step) for name, value, step in found if value is not None and math.isfinite(value)]
+    return [Metric(legal_name(name), value, moment, step) for name, value, step in finite]
 
 
 def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: bool) -> dict[str, str]:
@@ -181,15 +176,9 @@ def boolean(value: bool) -> str:
 
 def front_numbers(records: Sequence[TrialRecord], sweep: SweepRun) -> set[int]:
     """The numbers of the feasible trials on the front of all of the sweep's objectives."""
-    from orchestrator.results.pareto import nondominated
-
-    goals = sweep.identity.objectives
-    measured = [r for r in records if r.feasible and all(goal.name in r.metrics for goal in goals)]
-    if not goals or not measured:
-        return set()
-    values = [[record.metrics[goal.name].value for goal in goals] for record in measured]
-    on_front = nondominated(values, [goal.direction for goal in goals])
-    return {record.number for record, member in zip(measured, on_front, strict=True) if member}
+    feasible, goals = [record for record in records if record.feasible], sweep.identity.objectives
+    on_front = nondominated(values_of(feasible, goals)[0], directions(goals)) if goals else ()
+    return {feasible[row].number for row in np.flatnonzero(on_front)}
 
 
 def note(sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.results.store import TRIALS, load_identity, planned_trials
+from orchestrator.results.store import load_identity, planned_trials
 from orchestrator.tracking.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
 from orchestrator.tracking.mirror import SweepMirror
 from orchestrator.tracking.run_log import RunLog, sole_writer
@@ -126,14 +126,6 @@ class Tracker(ABC):
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The number of trials that MLflow lacks, and the latest problem, if there is one."""
-
-    count: int
-    problem: str | None
-
-
 class SweepTracker(Tracker):
     """Logs a sweep: one run for the sweep, one child run per trial.
 
@@ -160,14 +152,6 @@ class SweepTracker(Tracker):
         except OSError as error:
             self._problem = str(error)
         return super().finish(timeout_s, event)
-
-    def pending(self) -> Pending:
-        """What MLflow lacks according to the run log."""
-        try:
-            logged = self._log.trials(self.uri, _experiment_name(self._storage, self._experiment))
-            return Pending(len(set(self._storage.names(TRIALS))) - len(logged), self._problem)
-        except (OSError, ValueError) as error:
-            return Pending(0, self._problem or str(error))
 
 
 class TrainingTracker(Tracker):

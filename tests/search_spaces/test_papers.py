@@ -53,6 +53,12 @@ def sweeps() -> dict[str, SweepConfig]:
     return {name: SweepConfig.read(name) for name in NAMES}
 
 
+def parameters(row: Published) -> dict[str, str]:
+    """The setting's `key=value` parts; omits words without a value."""
+    parts = (part.partition("=") for part in row.setting.split(";"))
+    return {key.strip(): value.strip() for key, sign, value in parts if sign}
+
+
 def sampling(row: Published) -> Sampling:
     """Guidance and top-k of the row's paper, temperature of the row (1 where none is printed)."""
     temperature = 1.0 if row.temperature is None else row.temperature
@@ -75,7 +81,7 @@ def adjacency(row: Published) -> Adjacency:
 
 
 def neighbourhood(row: Published) -> Additive:
-    given = row.parameters
+    given = parameters(row)
     distance, near = given.get("distance", "TVD").split()[0], given.get("neighbours", "l2")
     k, delta = given.get("k", "1000"), given.get("delta", "0.4")  # of table 9, and of the figures of ADT-Tree
     return Additive(int(k), float(delta), divergence=distance.lower(), proximity=near)  # type: ignore[arg-type]
@@ -84,11 +90,11 @@ def neighbourhood(row: Published) -> Additive:
 def static(row: Published) -> Static:
     """By the number of nodes that the row names; else the original tree, but for table 1 of LANTERN++ (appendix B)."""
     unnamed = "58" if (row.paper, row.table) == ("LANTERN++", "1") else "26"
-    return STATIC[row.parameters.get("N", unnamed).split()[0]]
+    return STATIC[parameters(row).get("N", unnamed).split()[0]]
 
 
 def expected(row: Published) -> DecodingConfig:
-    method, given, baseline = row.method, row.parameters, sampling(row)
+    method, given, baseline = row.method, parameters(row), sampling(row)
 
     def drafted(tree: TreePolicy, rule: AcceptanceRule = EXACT) -> DecodingConfig:
         return DecodingConfig(Eagle(), tree, rule, baseline)
@@ -145,8 +151,8 @@ def test_each_setting_is_what_its_row_says(name: str, sweeps: dict[str, SweepCon
         assert set(row.metrics) <= set(sweep.metrics or ()), row.label
         if row.images is not None:
             assert row.images == sweep.captions.count * sweep.quality.samples
-        if "num_captions" in row.parameters:
-            assert int(row.parameters["num_captions"]) == sweep.timing.images
+        if "num_captions" in parameters(row):
+            assert int(parameters(row)["num_captions"]) == sweep.timing.images
     assert set(settings) - {row.label for row in rows} <= {"vanilla"}, "a setting that no row stands for"
 
 

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.compare import compare
 from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
-from orchestrator.cli.tables import clean, measured, table_text
+from orchestrator.cli.tables import clean, measured, shown_table
 from orchestrator.errors import CommandError
 from orchestrator.results.store import trial_file
-from orchestrator.results.sweep import Sweep
+from orchestrator.results.sweep import Sweep, front_of
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import write_sweep
 
@@ -99,7 +99,7 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     sweep = Sweep.open(one)
     within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
-    assert found["hypervolume"] == pytest.approx(sweep.query().hypervolume(found["reference_point"]))
+    assert found["hypervolume"] == pytest.approx(front_of([sweep]).hypervolume(found["reference_point"]))
     assert found["knee"]["number"] in sweep.front()["number"].to_pylist()
     chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
     assert chosen.digest() == found["best"]["digest"]
@@ -140,10 +140,10 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--x", "sped"], 2, "there is no metric 'sped'; did you mean 'speedup'?"),
-        (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': there is no column 'tree.dept'; did you mean"),
+        (["--x", "sped"], 2, "'sped': unknown metric; did you mean 'speedup'?"),
+        (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': tree.dept: unknown column; did you mean"),
         (["--subject-to", "fid<vanilla"], 2, "limit 'fid<vanilla'"),
-        (["--best", "fdi<=3"], 2, "there is no metric 'fdi'; did you mean 'fid'?"),
+        (["--best", "fdi<=3"], 2, "unknown metric; did you mean 'fid'?"),
         (["--best", "fid<=-1"], 1, "no trial is within fid<=-1 (22 trials checked)"),
         (["--reference-point", "1"], 2, "--reference-point 1: give 2 numbers"),
         (["--config", "a.yaml"], 2, "--best LIMIT or --knee"),
@@ -207,7 +207,7 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     for folder in (one, two):
         sweep = Sweep.open(folder)
-        assert found["hypervolumes"][sweep.name] == pytest.approx(sweep.query().hypervolume(corner))
+        assert found["hypervolumes"][sweep.name] == pytest.approx(front_of([sweep]).hypervolume(corner))
     assert found["warnings"] == []
     words = run(compare, one, two).out
     assert "from the reference point speedup " in words
@@ -226,7 +226,7 @@ def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
     ("arguments", "words"),
     [
         ([], "give at least two sweeps"),
-        (["--by", "tree.polcy"], "there is no column 'tree.polcy'; did you mean 'tree.policy'?"),
+        (["--by", "tree.polcy"], "tree.polcy: unknown column; did you mean 'tree.policy'?"),
         (["--by", "tree.policy", "--where", "tree.policy=chain"], "needs two groups, found only chain"),
         (["--by", "tree.policy", "--where", "speedup>=1000"], "found no measured trial"),
     ],
@@ -313,7 +313,7 @@ def test_numbers_show_what_is_known(value: float | None, error: float | None, sh
 
 
 def test_tables_align() -> None:
-    assert table_text(["a", "bb"], [["long", "1"], ["x", "22"]], right=[1]) == "a     bb\nlong   1\nx     22"
+    assert shown_table(["a", "bb"], [["long", "1"], ["x", "22"]], right=[1]) == "a     bb\nlong   1\nx     22"
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.results.comparison import Group, cautions, compare, obstacles
+from orchestrator.results.comparison import cautions, compare, obstacles
+from orchestrator.results.pareto import Floats
 from orchestrator.results.store import Axis
 from tests.fakes.synthetic_sweeps import METRICS, identity
 
 AXES = (Axis("speedup", "maximize"), Axis("fid", "minimize"))
 
 
-def group(name: str, *points: tuple[float, float]) -> Group:
-    return Group(name, np.array(points, dtype=np.float64))
+def points(*values: tuple[float, float]) -> Floats:
+    return np.array(values, dtype=np.float64)
 
 
 def test_numbers_by_hand() -> None:
-    a, b = group("a", (1, 2), (3, 4), (2, 9)), group("b", (2, 4), (4, 6))
-    found = compare([a, b], AXES, reference=[0, 10])
+    a, b = points((1, 2), (3, 4), (2, 9)), points((2, 4), (4, 6))
+    found = compare({"a": a, "b": b}, AXES, reference=[0, 10])
     assert found.sizes == {"a": (3, 2), "b": (2, 2)}
     assert found.hypervolumes == {"a": 1 * 8 + 2 * 6, "b": 2 * 6 + 2 * 4}
     assert found.scale == (3, 4)
@@ -30,14 +31,14 @@ def test_numbers_by_hand() -> None:
 
 
 def test_the_reference_point_is_common() -> None:
-    found = compare([group("a", (1, 2)), group("b", (3, 4)), group("c", (2, 12))], AXES)
+    found = compare({"a": points((1, 2)), "b": points((3, 4)), "c": points((2, 12))}, AXES)
     assert found.reference == pytest.approx((0.8, 13))
     assert [(pair.first, pair.second) for pair in found.pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_an_empty_group_is_refused() -> None:
     with pytest.raises(ValueError, match="b: no trial was measured in speedup and fid"):
-        compare([group("a", (1, 2)), group("b", (float("nan"), 2))], AXES)
+        compare({"a": points((1, 2)), "b": points((float("nan"), 2))}, AXES)
 
 
 OTHER_FEATURES = {"features": "inception 9999", "clip_score": "scenes-clip 3c3c3c3c"}

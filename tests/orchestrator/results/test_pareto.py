@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from orchestrator.results.pareto import best_under, differ_beyond_error, front_confidence, knee, nondominated
+from orchestrator.results.pareto import differ_beyond_error, front_confidence, knee, nondominated
 
 WAYS = ("maximize", "minimize")
 few = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, math.nan])  # few values, so that ties are common
@@ -150,14 +150,3 @@ def test_straight_and_hollow_fronts_have_no_knee() -> None:
 def test_knee_in_three_dimensions() -> None:
     front: list[list[float]] = [[0, 1, 1], [1, 0, 1], [1, 1, 0], [0.2, 0.2, 0.2], [0.4, 0.3, 0.3]]
     assert knee(front, ("minimize",) * 3) == 3
-
-
-@given(
-    arrays(np.float64, 8, elements=few),
-    arrays(np.float64, (8, 2), elements=st.sampled_from([-1.0, 0.0, 1.0, math.nan])),
-    st.sampled_from(WAYS),
-)
-def test_best_within_limits(values: np.ndarray, excess: np.ndarray, way: str) -> None:
-    allowed = [i for i in range(8) if not math.isnan(values[i]) and all(excess[i] <= 0)]
-    chosen = min(allowed, key=lambda i: (-values[i] if way == "maximize" else values[i], i), default=None)
-    assert best_under(values, way, excess) == chosen

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pyarrow as pa
 import pytest
 
-from orchestrator.results.query import Filter, QueryError, excess, passing
+from orchestrator.results.query import QueryError, parse_limit, passing
+from orchestrator.results.trials import Measured, TrialRecord
 
 TABLE = pa.table(
     {
@@ -61,19 +60,19 @@ def test_all_filters_must_pass() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tree.dept>=4", "there is no column 'tree.dept'; did you mean 'tree.depth'?"),
-        ("fud<=4", "known: label, tree.depth"),
+        ("tree.dept>=4", "tree.dept: unknown column; did you mean 'tree.depth'?"),
+        ("fud<=4", "known columns: label, tree.depth"),
         ("tree.depth", "write COLUMN=VALUE"),
         ("tree.depth ~ 4", "write COLUMN=VALUE"),
         ("tree.depth>=deep", "tree.depth holds numbers, got 'deep'"),
         ("label>=lantern", "label holds text, which has no order"),
-        ("feasible=maybe", "feasible is true or false, got 'maybe'"),
+        ("feasible=maybe", "feasible holds true or false, got 'maybe'"),
         ("tree.depth<null", "null has no order"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_expression(text: str, words: str) -> None:
     with pytest.raises(QueryError) as caught:
-        Filter.parse(text).mask(TABLE)
+        passing(TABLE, [text])
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -89,19 +88,15 @@ def test_a_mistake_is_one_sentence_that_names_the_expression(text: str, words: s
     ],
 )
 def test_constraints(text: str, within: list[bool]) -> None:
-    found = excess(text, TABLE, ["fid", "drift"], {"fid": 4.0})
-    assert (found <= 0).tolist() == within
-    assert math.isnan(found[3])
-
-
-def test_excess_is_in_the_metrics_unit() -> None:
-    assert excess("fid<=vanilla+0.5", TABLE, ["fid"], {"fid": 4.0})[:3].tolist() == [-0.5, 0.0, 0.5]
+    limit = parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
+    metrics = [{} if fid is None else {"fid": Measured(fid, None, 9)} for fid in TABLE["fid"].to_pylist()]
+    assert [limit(TrialRecord(0, "", "complete", None, metrics=entries)) for entries in metrics] == within
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fdi<=4", "there is no metric 'fdi'; did you mean 'fid'? known: fid, drift"),
+        ("fdi<=4", "unknown metric; did you mean 'fid'? known metrics: fid, drift"),
         ("fid<4", "use <= or >="),
         ("fid", "not a constraint"),
         ("drift<=vanilla+1", "has not measured vanilla's drift"),
@@ -109,6 +104,6 @@ def test_excess_is_in_the_metrics_unit() -> None:
 )
 def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
     with pytest.raises(QueryError) as caught:
-        excess(text, TABLE, ["fid", "drift"], {"fid": 4.0})
+        parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from orchestrator.results.plots import front_png
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import NoSweepError, write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage
@@ -83,7 +83,7 @@ def test_trials_are_all_of_them(sweep: Sweep) -> None:
     assert numbers(table) == list(range(24))
     assert numbers(sweep.trials(where=["state=failed"])) == [7]
     assert sweep.trials(columns=["label", "fid"]).column_names == ["label", "fid"]
-    with pytest.raises(QueryError, match="there is no column 'fidd'; did you mean 'fid'"):
+    with pytest.raises(QueryError, match="'fidd': unknown column; did you mean 'fid'"):
         sweep.trials(columns=["fidd"])
 
 
@@ -125,7 +125,7 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
     assert [axis.direction for axis in sweep.axes("latency", "clip_score")] == ["minimize", "maximize"]
     with pytest.raises(QueryError, match="each must be a different metric"):
         sweep.axes("fid", "fid")
-    with pytest.raises(QueryError, match="no metric 'fud'; did you mean 'fid'"):
+    with pytest.raises(QueryError, match="'fud': unknown metric; did you mean 'fid'"):
         sweep.front("speedup", "fud")
 
 
@@ -148,13 +148,28 @@ def test_what_the_front_says_of_its_rows(sweep: Sweep) -> None:
     assert all(0 < row["confidence"] <= 1 for row in rows.values())
 
 
+def test_the_best_within_limits(sweep: Sweep) -> None:
+    fastest = sorted((r for r in sweep.records if r.feasible), key=lambda r: -r.metrics["speedup"].value)
+    vanilla = sweep.records[0].metrics["fid"].value
+    for limits, drift, fid in (
+        ([], np.inf, np.inf), (["drift<=1"], 1.0, np.inf), (["drift<=1", "fid<=vanilla"], 1.0, vanilla),
+        (["fid<=0"], np.inf, 0.0),
+    ):  # fmt: skip
+        within = [r for r in fastest if r.metrics["drift"].value <= drift and r.metrics["fid"].value <= fid]
+        best = front_of([sweep], "speedup", "fid").best(limits)
+        assert (best and best.record) == (within[0] if within else None)
+    found = front_of([sweep], "latency", "fid").best()
+    assert found is not None
+    assert found.record == fastest[0], "the lowest latency"
+
+
 def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
-    reference = sweep.query().reference_point()
+    reference = front_of([sweep]).reference_point()
     trees = ("chain", "dynamic", "none", "static")
-    fronts = [sweep.query(where=[f"tree.policy={tree}"]) for tree in trees]
+    fronts = [front_of([sweep], where=[f"tree.policy={tree}"]) for tree in trees]
     assert all(front.reference_point() == reference for front in fronts), "the default depends on no filter"
     parts = [front.hypervolume(reference) for front in fronts]
-    assert max(parts) < sweep.query().hypervolume(reference) <= sum(parts)
+    assert max(parts) < front_of([sweep]).hypervolume(reference) <= sum(parts)
 
 
 def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
@@ -201,7 +216,7 @@ def test_a_sweep_without_trials_has_an_empty_front(tmp_path: Path) -> None:
     assert sweep.trials(where=["fid<=4"]).num_rows == 0
     assert sweep.front(subject_to=["fid<=4"]).num_rows == 0
     assert sweep.vanilla is None
-    assert front_png(sweep.query()).startswith(b"\x89PNG")
+    assert front_png(front_of([sweep])).startswith(b"\x89PNG")
 
 
 def test_a_failed_trial_without_a_setting_does_no_harm(tmp_path: Path) -> None:
@@ -225,7 +240,7 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
     from PIL import Image
 
     for axes in (("speedup", "fid"), ("latency", "clip_score"), ("speedup", "fid", "drift")):
-        data = front_png(sweep.query(*axes), "a $ title")
+        data = front_png(front_of([sweep], *axes), "a $ title")
         picture = Image.open(io.BytesIO(data)).convert("RGB")
         assert picture.width > 600
         colours = {colour for _, colour in picture.getcolors(1 << 24) or []}
@@ -237,8 +252,9 @@ def test_sweep_is_offered_without_what_only_sweeps_need(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=8, shards=True)
     code = (
         "import sys, json; from orchestrator import Sweep; s = Sweep.open(sys.argv[1]); t = s.front(everything=True)\n"
+        "from orchestrator.results.sweep import front_of\n"
         "from orchestrator.results.plots import front_png\n"
-        "front_png(s.query())\n"
+        "front_png(front_of([s]))\n"
         "s.images(1)\n"
         "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
     )

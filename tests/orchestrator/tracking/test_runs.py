@@ -44,7 +44,7 @@ def sweep(tmp_path: Path) -> runs.SweepRun:
 
 
 def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None:
-    found = {(point.name, point.step): point.value for point in runs.points(RECORD)}
+    found = {(entry.key, entry.step): entry.value for entry in runs.metrics(RECORD, 0)}
     assert found == {
         ("fid", 48): 5.0,
         ("is", 48): 2.0,
@@ -55,13 +55,13 @@ def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None
         ("images", 96): 96,
         ("seconds", 96): 7.5,
     }
-    assert len(runs.points(RECORD)) == len(found)
+    assert len(runs.metrics(RECORD, 0)) == len(found)
 
 
 def test_what_is_not_a_finite_number_is_never_sent() -> None:
     odd = {"a": Measured(float("nan"), 1.0, 5), "b": Measured(float("inf"), float("nan"), 5), "c": Measured(1, -1, 5)}
     history = ((2, {"a": float("-inf"), "c": 0.5}),)
-    names = [point.name for point in runs.points(replace(RECORD, metrics=odd, history=history))]
+    names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0)]
     assert names == ["c", "a_error", "c", "c_error", "images", "seconds"]
 
 
