@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -32,7 +33,7 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
         front = front_of([opened])
     best = front.best()
     if as_json:
-        facts: dict[str, Any] = now.to_mapping()
+        facts: dict[str, Any] = asdict(now)
         facts["front"] = [member.to_mapping() for member in front.members]
         facts["best"] = None if best is None else best.to_mapping()
         typer.echo(json.dumps(facts, indent=2))
@@ -62,5 +63,5 @@ def _describe(now: SweepStatus) -> list[str]:
     lines += [f"          {clean(event)}" for event in now.events]
     if now.logs is not None:
         lines.append(f"logs      {clean(now.logs)}")
-    lines += [f"failed    trial {number}: {clean(cause)}" for number, cause in now.failed[-3:]]
+    lines += [f"failed    trial {trial['number']}: {clean(trial['cause'])}" for trial in now.failed[-3:]]
     return lines

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
-from orchestrator.report.thumbnails import Kind, Thumbnails
+from orchestrator.report.thumbnails import Kind, embed_thumbnails
 from orchestrator.results.describe import VANILLA, describe, family
 from orchestrator.results.pareto import LEVEL
 from orchestrator.results.query import QueryError
@@ -92,10 +92,8 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
             "configs": {record.digest: config_yaml(record.config) for record in sweep.records if record.config},
         }
     )
-    thumbnails = Thumbnails(sweep.storage)
-    for record, kind in by_importance(sweep.records, {c.record.number for c in candidates if c.on_front}):
-        thumbnails.add(record, kind)
-    return texts | {"images": thumbnails.images, "captions": thumbnails.captions}
+    front = {candidate.record.number for candidate in candidates if candidate.on_front}
+    return texts | embed_thumbnails(sweep.storage, by_importance(sweep.records, front))
 
 
 def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> list[tuple[TrialRecord, Kind]]:
@@ -124,19 +122,11 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
 def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], confidence: float | None) -> dict[str, Any]:
     setting, sampling = record.config, sweep.identity.sampling
     measured = {name: record.metrics[name] for name in names if name in record.metrics}
-    return {
-        "number": record.number,
-        "label": record.label,
+    shared = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "duplicate_of")
+    return {name: getattr(record, name) for name in shared} | {
         "description": "invalid setting" if setting is None else describe(setting, sampling, _DIGITS),
         "groups": groups(setting),
-        "state": record.state,
-        "cause": record.cause,
-        "feasible": record.feasible,
         "violated": [text for text, excess in record.constraints.items() if excess > 0],
-        "digest": record.digest,
-        "images": record.images,
-        "seconds": record.seconds,
-        "duplicate_of": record.duplicate_of,
         "confidence": confidence,
         "metrics": {name: [entry.value, entry.error] for name, entry in measured.items()},
     }

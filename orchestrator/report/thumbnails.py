@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from PIL import Image
@@ -20,51 +21,37 @@ GRID_IMAGES = 16
 JPEG_QUALITY, HEAT_COLOURS = 78, 128
 
 
-class Thumbnails:
-    """Images and captions by config.
+def embed_thumbnails(storage: Storage, wanted: Iterable[tuple[TrialRecord, Kind]]) -> dict[str, Any]:
+    """The images of trials in the order of their importance, as far as they fit, with the captions of the grids.
 
-    images: {digest: {"grid", "heat": {"uri", "width", "height"}, "captions": index}}; entries may be missing.
-    captions: the distinct lists of captions, in the order of a grid's images.
+    Skips a missing or damaged image.
+
+    Returns:
+        images: {digest of the config: {"grid", "heat": {"uri", "width", "height"}, "captions": index}}; entries may be
+        missing. captions: the distinct lists of captions, in the order of a grid's images.
     """
-
-    def __init__(self, storage: Storage, max_characters: int = _MAX_CHARACTERS) -> None:
-        self._storage, self._left = storage, max_characters
-        self.images: dict[str, dict[str, Any]] = {}
-        self.captions: list[list[str]] = []
-        self._full: set[Kind] = set()
-        self._captions_by_shard: dict[tuple[str, ...], list[str]] = {}
-
-    def add(self, record: TrialRecord, kind: Kind) -> None:
-        """Embed an image of a trial, and the captions of a grid. Skips a missing or too large image."""
-        digest = record.digest
-        if not digest or kind in self._full or kind in self.images.get(digest, {}):
-            return
-        image = _embed(self._read(f"{_FOLDERS[kind]}/{digest}.png"), kind)
+    left = _MAX_CHARACTERS
+    images: dict[str, dict[str, Any]] = {}
+    captions: list[list[str]] = []
+    full: set[Kind] = set()
+    for record, kind in wanted:
+        if not record.digest or kind in full or kind in images.get(record.digest, {}):
+            continue
+        image = _embed(storage, f"{_FOLDERS[kind]}/{record.digest}.png", kind)
         if image is None:
-            return
-        if len(image["uri"]) > self._left:  # later images matter less: read no more of this kind
-            self._full.add(kind)
-            return
-        self._left -= len(image["uri"])
-        entry = self.images.setdefault(digest, {})
+            continue
+        if len(image["uri"]) > left:  # later images matter less: read no more of this kind
+            full.add(kind)
+            continue
+        left -= len(image["uri"])
+        entry = images.setdefault(record.digest, {})
         entry[kind] = image
-        if kind == "grid" and (captions := self._captions_of(record)):
-            if captions not in self.captions:
-                self.captions.append(captions)
-            entry["captions"] = self.captions.index(captions)
-
-    def _captions_of(self, record: TrialRecord) -> list[str]:
-        """The captions of a grid's images, from the trial's first shard; [] if it cannot be read."""
-        shards = tuple(image_shards(record)[:1])
-        if shards not in self._captions_by_shard:
-            self._captions_by_shard[shards] = read_captions(self._storage, shards[0]) if shards else []
-        return self._captions_by_shard[shards]
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self._storage.read(name)
-        except OSError:  # a missing image must not fail the report
-            return None
+        shards = image_shards(record) if kind == "grid" else []
+        if shards and (texts := read_captions(storage, shards[0])):
+            if texts not in captions:
+                captions.append(texts)
+            entry["captions"] = captions.index(texts)
+    return {"images": images, "captions": captions}
 
 
 def read_captions(storage: Storage, shard: str) -> list[str]:
@@ -76,12 +63,10 @@ def read_captions(storage: Storage, shard: str) -> list[str]:
     return [str(caption) for caption in table["caption"].to_pylist()[:GRID_IMAGES]]
 
 
-def _embed(data: bytes | None, kind: Kind) -> dict[str, Any] | None:
+def _embed(storage: Storage, name: str, kind: Kind) -> dict[str, Any] | None:
     """An image as a data URI with its size in pixels; None if it is missing or damaged."""
-    if data is None:
-        return None
     try:
-        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        picture = Image.open(io.BytesIO(storage.read(name))).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     side = GRID_SIDE if kind == "grid" else HEAT_SIDE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,25 +18,22 @@ _VERBS = {"trial_started": "started", "trial_finished": "finished"}
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
-    """planned: trials in the budget, None if it has none. failed: number and cause. running: trials started since the
-    last launch and not finished. images: of finished trials, each config counted once. events: the latest, described.
-    idle_s: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs, if it is
-    on this machine.
+    """planned: trials in the budget, None if it has none. failed: number and cause of each. running: trials started
+    since the last launch and not finished. images: of finished trials, each config counted once. events: the latest,
+    described. idle_s: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs,
+    if it is on this machine.
     """
 
     name: str
     place: str
     planned: int | None
     finished: int
-    failed: tuple[tuple[int, str], ...]
+    failed: tuple[Mapping[str, Any], ...]
     running: tuple[int, ...]
     images: int
     events: tuple[str, ...]
     idle_s: float | None
     logs: str | None = None
-
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self) | {"failed": [{"number": number, "cause": cause} for number, cause in self.failed]}
 
 
 def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
@@ -50,7 +47,11 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         place=sweep.storage.shown,
         planned=planned_trials(sweep.storage),
         finished=len(sweep.records),
-        failed=tuple((r.number, r.cause or "no cause recorded") for r in sweep.records if r.state == FAILED),
+        failed=tuple(
+            {"number": record.number, "cause": record.cause or "no cause recorded"}
+            for record in sweep.records
+            if record.state == FAILED
+        ),
         running=tuple(sorted(_started(events) - {record.number for record in sweep.records})),
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
         events=tuple(describe_event(event) for event in events if event.get("event") != "shard")[-_RECENT_EVENTS:],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,6 @@ class SweepMirror:
         self._log = RunLog(storage)
         self._trial_runs: dict[int, _TrialRun] | None = None
         self._logged_state: tuple[object, ...] = ()
-        self._connected: MlflowClient | None = None
         self.experiment_id = self.parent = ""
 
     def update(self, *, running: bool = True) -> int:
@@ -87,11 +87,9 @@ class SweepMirror:
             self._client.log_artifacts(self.parent, folder)
         self._client.set_terminated(self.parent, RUN_STATUS[event], self._last_moment)
 
-    @property
+    @cached_property
     def _client(self) -> MlflowClient:
-        if self._connected is None:
-            self._connected = connect(self.uri)
-        return self._connected
+        return connect(self.uri)
 
     @property
     def _last_moment(self) -> int | None:

@@ -27,9 +27,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
+from orchestrator.report import thumbnails
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
-from orchestrator.report.thumbnails import GRID_SIDE, Thumbnails, read_captions
+from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails, read_captions
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -258,9 +259,7 @@ def picture_of(uri: str) -> Image.Image:
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
     Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    thumbnails = Thumbnails(Storage(tmp_path))
-    thumbnails.add(record, "grid")
-    found = thumbnails.images[record.digest]["grid"]
+    found = embed_thumbnails(Storage(tmp_path), [(record, "grid")])["images"][record.digest]["grid"]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -270,7 +269,7 @@ def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkey
     front = {record.digest for record in _front_records(tmp_path)}
     whole = page_data(Sweep.open(tmp_path))["images"]
     room = sum(len(whole[digest][kind]["uri"]) for digest in front for kind in ("grid", "heat"))
-    monkeypatch.setattr(Thumbnails.__init__, "__defaults__", (room,))
+    monkeypatch.setattr(thumbnails, "_MAX_CHARACTERS", room)
     pictures = page_data(Sweep.open(tmp_path))["images"]
     assert set(pictures) == front < set(whole)
     assert all(set(entry) == {"grid", "heat"} for entry in pictures.values())
