@@ -109,7 +109,8 @@ def _group(front: Front, by: str | None) -> dict[str, Floats]:
         name = candidate.sweep if by is None else f"{candidate.sweep} {shown}" if len(front.sweeps) > 1 else shown
         groups.setdefault(name, []).append(candidate.record)
     if len(groups) < 2:
-        raise QueryError(f"--by {by}: needs two groups, found {', '.join(groups) or 'no measured trial'}")
+        found = f"only {next(iter(groups))}" if groups else "no measured trial"
+        raise QueryError(f"--by {by}: needs two groups, found {found}")
     return {name: values_of(records, front.axes)[0] for name, records in groups.items()}
 
 
