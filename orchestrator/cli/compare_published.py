@@ -74,5 +74,4 @@ def _row_lines(row: TableRow) -> list[list[str]]:
 
 def _printed(figure: MetricRow) -> str:
     """The figure as printed, after its value in this project's unit if the paper's differs."""
-    text = figure.published.printed
-    return text if float(text) == figure.published.value else f"{figure.published.value:g} ({text})"
+    return figure.printed if float(figure.printed) == figure.published else f"{figure.published:g} ({figure.printed})"

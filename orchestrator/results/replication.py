@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from orchestrator.results.published import Figure, Published, rows_of
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import Measured
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 
@@ -36,11 +36,13 @@ Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure of a row. measured: None without such a trial or metric. z: None without an error."""
+    """One figure of a row. measured: None without such a trial or metric. published: in the metric's unit. printed: as
+    in the paper. z: None without an error."""
 
     metric: str
-    published: Figure
     measured: Measured | None
+    published: float
+    printed: str
     z: float | None
     verdict: Verdict
 
@@ -106,22 +108,17 @@ def verdict(measured: Measured | None, figure: Figure, images: int | None = None
 
 
 def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow:
-    record = _trial(sweep, row.label, config)
+    record = sweep.find(config, row.label)
     figures = []
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
         images = None if metric in TIMED else row.images
-        figures.append(MetricRow(metric, figure, measured, *verdict(measured, figure, images)))
+        z, said = verdict(measured, figure, images)
+        figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, said))
     if record is None:
         return TableRow(row, None, (), tuple(figures))
     assert record.config is not None  # it is complete
     return TableRow(row, record.number, tuple(_differences(record.config, config)), tuple(figures))
-
-
-def _trial(sweep: Sweep, label: str, config: DecodingConfig) -> TrialRecord | None:
-    done = [record for record in sweep.records if record.state == COMPLETE]
-    same = [record for record in done if record.config == config]
-    return next(iter([*same, *(record for record in done if record.label == label)]), None)
 
 
 def _differences(measured: DecodingConfig, published: DecodingConfig) -> list[str]:
@@ -175,16 +172,6 @@ def _plain(row: TableRow) -> dict[str, Any]:
         "method": published.method,
         "setting": published.setting,
         "differences": list(row.differences),
-        "figures": [
-            {
-                "metric": figure.metric,
-                "measured": None if figure.measured is None else asdict(figure.measured),
-                "published": figure.published.value,
-                "printed": figure.published.printed,
-                "z": figure.z,
-                "verdict": figure.verdict,
-            }
-            for figure in row.figures
-        ],
+        "figures": [asdict(figure) for figure in row.figures],
         "no_metric_here": dict(published.figures),
     }

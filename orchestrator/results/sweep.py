@@ -33,7 +33,7 @@ from orchestrator.results.store import (
 )
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
 from search_spaces.params import unknown_key
-from search_spaces.trial import NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -72,11 +72,14 @@ class Sweep:
 
     @property
     def vanilla(self) -> TrialRecord | None:
-        """The first complete trial of the baseline's config, else the first one without a drafter named vanilla."""
+        """The trial of the baseline's config, or else named vanilla."""
+        return self.find(self.identity.baseline, "vanilla")
+
+    def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:
+        """The first complete trial of a config, else the first one with a label."""
         done = [record for record in self.records if record.state == COMPLETE]
-        same = [record for record in done if record.config == self.identity.baseline]
-        named = [r for r in done if r.label == "vanilla" and r.config and isinstance(r.config.drafter, NoDrafter)]
-        return next(iter([*same, *named]), None)
+        same = [record for record in done if record.config == config]
+        return next(iter([*same, *(record for record in done if record.label == label)]), None)
 
     def axis(self, metric: str) -> Axis:
         """A metric as an objective.
