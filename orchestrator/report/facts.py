@@ -48,7 +48,7 @@ def facts(sweep: Sweep) -> Facts:
         ("versions", _pairs(identity.versions)),
         ("experiment", _lines(identity.experiment)),
         ("started", _lines(_time(identity.started))),
-        ("last trial finished", _lines(_time(max((record.finished for record in sweep.records), default=None)))),
+        ("last trial finished", _lines(_time(max((record.finished for record in sweep.records), default="")))),
     ]
     return [(name, lines) for name, lines in found if lines]
 
@@ -96,10 +96,9 @@ def _image(identity: Identity) -> list[str]:
     return _lines(", ".join(_lines(tokens, pixels)))
 
 
-def _time(text: object) -> str:
-    """`2 January 2026, 03:00 UTC`; returns text unchanged if it is not an ISO 8601 time."""
-    try:
-        time = datetime.fromisoformat(str(text or ""))
-    except ValueError:
-        return str(text or "")
+def _time(text: str) -> str:
+    """`2 January 2026, 03:00 UTC`; "" for no time."""
+    if not text:
+        return ""
+    time = datetime.fromisoformat(text)
     return f"{time.day} {time:%B %Y, %H:%M} {time.tzname() or ''}".rstrip()

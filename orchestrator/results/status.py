@@ -39,8 +39,8 @@ class SweepStatus:
 def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
     """now: the time from which `idle_s` counts."""
     events = read_lines(sweep.storage, EVENTS)
-    stamps = [record.finished for record in sweep.records] + [str(event.get("at", "")) for event in events[-1:]]
-    times = [time for stamp in stamps if (time := _parse_time(stamp)) is not None]
+    stamps = [record.finished for record in sweep.records if record.finished] + [event["at"] for event in events[-1:]]
+    times = [datetime.fromisoformat(stamp) for stamp in stamps]
     logs = log_folder(sweep.storage)
     return SweepStatus(
         name=sweep.name,
@@ -54,7 +54,7 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         ),
         running=tuple(sorted(_started(events) - {record.number for record in sweep.records})),
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
-        events=tuple(describe_event(event) for event in events if event.get("event") != "shard")[-_RECENT_EVENTS:],
+        events=tuple(describe_event(event) for event in events if event["event"] != "shard")[-_RECENT_EVENTS:],
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
         logs=None if logs is None else str(logs),
     )
@@ -62,12 +62,11 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
 
 def describe_event(event: Mapping[str, Any]) -> str:
     """`03:00:19 trial 19 failed`."""
-    time, name = _parse_time(str(event.get("at", ""))), str(event.get("event", "event"))
-    clock = "" if time is None else f"{time:%H:%M:%S} "
-    trial = f"trial {event['trial']} " if isinstance(event.get("trial"), int) and event["trial"] >= 0 else ""
-    verb = str(event.get("state") or _VERBS[name]) if name in _VERBS else name
-    note = str(event.get("cause") or event.get("note") or "")
-    return f"{clock}{trial}{verb}" + (f": {note}" if note else "")
+    name, number = event["event"], event.get("trial")
+    trial = f"trial {number} " if isinstance(number, int) and number >= 0 else ""
+    verb = event.get("state") or _VERBS[name] if name in _VERBS else name
+    note = event.get("cause") or event.get("note")
+    return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 
 
 def describe_duration(seconds: float) -> str:
@@ -82,18 +81,10 @@ def _started(events: Sequence[Mapping[str, Any]]) -> set[int]:
     """Trials that the current launch has started and not finished."""
     started: set[int] = set()
     for event in events:
-        if event.get("event") == "launch":
+        if event["event"] == "launch":
             started.clear()
-        elif event.get("event") == "trial_started" and isinstance(event.get("trial"), int):
+        elif event["event"] == "trial_started":
             started.add(event["trial"])
-        elif event.get("event") == "trial_finished":
-            started.discard(event.get("trial", -1))
+        elif event["event"] == "trial_finished":
+            started.discard(event["trial"])
     return started
-
-
-def _parse_time(text: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
