@@ -12,7 +12,7 @@ from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from orchestrator.results.replication import MetricRow, Replication, TableRow
+    from orchestrator.results.replication import Replication, TableRow
 
 
 def compare_with_papers(places: list[str], *, as_json: bool) -> None:
@@ -65,13 +65,10 @@ def _row_lines(row: TableRow) -> list[list[str]]:
     lines = []
     for figure in row.figures:
         value = "-" if figure.measured is None else measured(figure.measured.value, figure.measured.error)
+        is_same_unit = float(figure.printed) == figure.published
+        printed = figure.printed if is_same_unit else f"{figure.published:g} ({figure.printed})"
         z = "-" if figure.z is None else f"{figure.z:.1f}"
-        lines.append([figure.metric, value, _printed(figure), z, figure.verdict])
+        lines.append([figure.metric, value, printed, z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
     lines = lines or [["-", "-", "-", "-", "no figures"]]
     return [[*((row.row.label, trial) if at == 0 else ("", "")), *line] for at, line in enumerate(lines)]
-
-
-def _printed(figure: MetricRow) -> str:
-    """The figure as printed, after its value in this project's unit if the paper's differs."""
-    return figure.printed if float(figure.printed) == figure.published else f"{figure.published:g} ({figure.printed})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -51,7 +50,7 @@ def ui(
                 typer.echo(f"Not all trials are in MLflow: {error}", err=True)
         if host not in _LOOPBACK:
             typer.echo(f"Anyone who can reach {host}:{port} can read and change MLflow's data.", err=True)
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with serving(opened.storage, found.uri, host, port) as (base, server):
                 _show(find_location(opened.storage, opened.records).links(base))
@@ -67,7 +66,3 @@ def ui(
 def _show(links: dict[str, str]) -> None:
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -87,7 +87,10 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
             "vanilla": VANILLA,
             "critical_z": NormalDist().inv_cdf(1 - LEVEL / 2),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
-            "metrics": {name: _metric(sweep, name) for name in names},
+            "metrics": {
+                axis.name: {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
+                for axis in map(sweep.axis, names)
+            },
             "trials": [_trial(sweep, record, names, confidence.get(record.number)) for record in sweep.records],
             "configs": {record.digest: config_yaml(record.config) for record in sweep.records if record.config},
         }
@@ -138,9 +141,9 @@ def _axes(sweep: Sweep) -> tuple[Axis, ...]:
     try:
         axes = sweep.axes()[:2]
     except QueryError:
-        axes = tuple(sweep.axis(name) for name in measured[:2])
-    if any(axis.name not in measured for axis in axes):
-        axes = tuple(sweep.axis(name) for name in measured[:2])
+        axes = ()
+    if not axes or any(axis.name not in measured for axis in axes):
+        axes = tuple(map(sweep.axis, measured[:2]))
     names = [axis.name for axis in axes]
     return axes[::-1] if names == list(DEFAULT_OBJECTIVES)[::-1] else axes
 
@@ -149,11 +152,6 @@ def _metric_names(sweep: Sweep) -> list[str]:
     """The measured metrics, in the sweep's order; all metrics if none is measured."""
     measured = {name for record in sweep.records for name in record.metrics}
     return [name for name in sweep.identity.metrics if name in measured] or list(sweep.identity.metrics)
-
-
-def _metric(sweep: Sweep, name: str) -> dict[str, str]:
-    axis = sweep.axis(name)
-    return {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
 
 
 def _summary(sweep: Sweep) -> list[str]:

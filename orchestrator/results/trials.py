@@ -105,11 +105,9 @@ def trial_table(records: Sequence[TrialRecord]) -> pyarrow.Table:
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """The values with one type: integers become floats beside floats, everything becomes text beside text."""
-    types = {type(value) for value in values if value is not None}
-    if str in types and len(types) > 1:
-        return [None if value is None else str(value) for value in values]
-    return [None if value is None else float(value) for value in values] if float in types else values
+    """The values, which become text if one of them is text. (Of integers and floats, pyarrow makes floats.)"""
+    has_text = any(isinstance(value, str) for value in values)
+    return [None if value is None else str(value) for value in values] if has_text else values
 
 
 def _row(record: TrialRecord) -> dict[str, Any]:

@@ -39,13 +39,9 @@ class _TrialRun:
     """A trial's run in MLflow."""
 
     run_id: str
-    status: str
+    complete: bool
     params: set[str]
     pareto: str
-
-    @property
-    def complete(self) -> bool:
-        return self.status != "RUNNING"
 
 
 class SweepMirror:
@@ -113,7 +109,7 @@ class SweepMirror:
             run_id = self._keep_one(group, logged)
             (run,) = (run for run in group if run.info.run_id == run_id)
             pareto = run.data.tags.get(runs.PARETO, "")
-            trial_runs[number] = _TrialRun(run_id, run.info.status, set(run.data.params), pareto)
+            trial_runs[number] = _TrialRun(run_id, run.info.status != "RUNNING", set(run.data.params), pareto)
         return trial_runs
 
     def _create_parent(self) -> str:
@@ -165,7 +161,7 @@ class SweepMirror:
         if run is None:
             tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
             created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self.sweep))
-            run = _TrialRun(created.info.run_id, "RUNNING", set(), tags[runs.PARETO])
+            run = _TrialRun(created.info.run_id, False, set(), tags[runs.PARETO])
         params = runs.params(record)
         entries = [Param(key, value) for key, value in params.items()]
         self._client.log_batch(run.run_id, runs.metrics(record, finished), entries)
@@ -178,8 +174,9 @@ class SweepMirror:
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             Path(folder, "config.yaml").write_text(text, "utf-8")
             self._client.log_artifacts(run.run_id, folder)
-        run.status = RUN_STATUS["finished" if record.state == COMPLETE else "failed"]
-        self._client.set_terminated(run.run_id, run.status, finished)
+        status = RUN_STATUS["finished" if record.state == COMPLETE else "failed"]
+        self._client.set_terminated(run.run_id, status, finished)
+        run.complete = True
         return run
 
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
