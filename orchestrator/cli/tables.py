@@ -41,8 +41,8 @@ def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Co
     from rich.text import Text
 
     is_terminal = sys.stdout.isatty()
-    box, padding = (SIMPLE_HEAD, (0, 1)) if is_terminal else (None, (0, 2, 0, 0))
-    table = Table(box=box, pad_edge=False, padding=padding)
+    padding = (0, 1, 0, 1) if is_terminal else (0, 2, 0, 0)
+    table = Table(box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=padding)
     for column, name in enumerate(head):
         table.add_column(Text(clean(name)), justify="right" if column in right else "left", overflow="fold")
     for row in rows:

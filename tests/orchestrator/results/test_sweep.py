@@ -152,8 +152,8 @@ def test_the_best_within_limits(sweep: Sweep) -> None:
     fastest = sorted((r for r in sweep.records if r.feasible), key=lambda r: -r.metrics["speedup"].value)
     vanilla = sweep.records[0].metrics["fid"].value
     for limits, drift, fid in (
-        ([], np.inf, np.inf), (["drift<=1"], 1.0, np.inf), (["drift<=1", "fid<=vanilla"], 1.0, vanilla),
-        (["fid<=0"], np.inf, 0.0),
+        ((), np.inf, np.inf), (("drift<=1",), 1.0, np.inf), (("drift<=1", "fid<=vanilla"), 1.0, vanilla),
+        (("fid<=0",), np.inf, 0.0),
     ):  # fmt: skip
         within = [r for r in fastest if r.metrics["drift"].value <= drift and r.metrics["fid"].value <= fid]
         best = front_of([sweep], "speedup", "fid").best(limits)
