@@ -64,7 +64,7 @@ class TrialRecord:
 
     def describe(self, baseline: Sampling | None, digits: int) -> str:
         """The label and the config in short (see `describe`)."""
-        short = "invalid setting" if self.config is None else describe(self.config, baseline, digits)
+        short = "no setting" if self.config is None else describe(self.config, baseline, digits)
         return short if self.label in ("", short) else f"{self.label}: {short}"
 
     def to_json(self) -> bytes:
