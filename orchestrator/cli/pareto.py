@@ -12,6 +12,7 @@ import typer
 from orchestrator.cli import query_options as o
 from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from search_spaces.documents import write_document
 
 if TYPE_CHECKING:
     import pyarrow
@@ -94,9 +95,7 @@ def pareto(
         if csv_file is not None:
             _write_csv(front.table(rows), csv_file)
         if config is not None and chosen is not None:
-            import yaml
-
-            Path(config).write_text(yaml.safe_dump(chosen.config.to_mapping(), sort_keys=False), encoding="utf-8")
+            Path(config).write_text(write_document(chosen.config.to_mapping()), encoding="utf-8")
     if as_json:
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
         typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
