@@ -1,22 +1,23 @@
 """What an acceptance rule costs and gains on a chain of drafts: Cool-SD's Theorem 2 for any rule.
 
 A chain has L drafts. At depth i the drafter's distribution is p_i, the target's q_i (both given the drafts before it);
-the rule accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)), and after a rejection, whose probability is
-R_i = 1 - sum_x p_i f_i, it resamples from G_i.
+the rule accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)) (S: neighbourhood mass, see
+`search_spaces.neighbourhoods`), and after a rejection, whose probability is R_i = 1 - sum_x p_i f_i, it resamples from
+G_i.
 
 Accepted length (T2-a). The chain gets past depth i with probability prod_{j<=i} p_j f_j, summed over its tokens:
 
     E[N] = sum_i E_{x_1..x_i ~ p} [ prod_{j<=i} f_j ]
 
-Distance to the target (T2-b). Let Phat be the distribution emitted by a round whose missing tokens up to L + 1 are
-sampled from the target, and Q the target's own. Replacing the target's factors by accepted drafts one depth at a time
+Distance to the target (T2-b). Let Phat be the distribution emitted by a round that is extended to L + 1 tokens by
+sampling from the target, and Q the target's own. Replacing the target's factors by accepted drafts one depth at a time
 telescopes Phat - Q into one-step errors; the triangle inequality then gives
 
     TV(Phat, Q) <= B = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * 1/2 || q_i - p_i f_i - R_i G_i ||_1 ]
 
 that is, the probability that the round gets that far, times the distance between what the step emits and what it
 should emit. If G depends on the rejected token (the papers' own resampling), R_i G_i is its average,
-sum_x p_i(x) (1 - f_i(x)) G_{i,x}. The smallest bound that any G attains (T2-c), and that `resampling: optimal` does, is
+sum_x p_i(x) (1 - f_i(x)) G_{i,x}. The smallest bound that any G attains (T2-c), which `resampling: optimal` attains, is
 
     B* = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * sum_x (p_i(x) f_i(x) - q_i(x))_+ ]
 

@@ -34,7 +34,7 @@ Resampling = Literal["paper", "optimal"]
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule(Params):
-    """When a drafted token is kept, and what replaces it when it is not.
+    """When a drafted token is accepted, and what replaces a rejected one.
 
     resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2); 'paper' follows
     the neighbourhood's own paper. Without neighbours the two are the same.
@@ -73,26 +73,27 @@ class AcceptanceRule(Params):
         """The residual [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
         A row may have no mass left: under 'paper' by the rule, otherwise only by rounding (r = p: a rejection has
-        probability 0). Then the exact rule's residual [r - p]_+ replaces the paper's (also for a budget below 1, where
-        the optimal residual differs but costs the neighbourhood mass of every token). If that is empty as well, r is
-        returned unchanged. Neither has mass where r has none. The papers' own formulas can for omega < 1: they count S
-        for x even if r(x) = 0, and then S may exceed p(x) (no paper combines the two).
+        probability 0). Then the exact rule's residual [r - p]_+ replaces the paper's. (For a budget below 1 the optimal
+        residual differs from it, but needs the neighbourhood mass of every token.) If that is empty as well, r is
+        returned unchanged. Neither has mass where r has none. The papers' own formulas may have some for omega < 1:
+        they count S for x even if r(x) = 0, and then S may exceed p(x). No paper combines the two.
         """
         paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
         if paper is not None:
             # the paper's residual of a group is [r - p]_+ already
-            rest = _normalised(exact_residual(r, p, x), otherwise=r) if self.neighbourhood.never_stricter else r
-            return _normalised(paper, otherwise=rest)
+            fallback = _normalised(exact_residual(r, p, x), otherwise=r) if self.neighbourhood.never_stricter else r
+            return _normalised(paper, otherwise=fallback)
         if self.neighbourhood.never_stricter and self.schedule.at_least_one:
-            # f is 1 where r > p, and elsewhere p f >= r: as if acceptance were exact (Proposition 1)
+            # f is 1 where r > p, and p f >= r elsewhere, so [r - p f]_+ = [r - p]_+ (Proposition 1)
             optimal = exact_residual(r, p, x)
         elif p is None:  # p f is zero except at x
-            left = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
-            optimal = r.scatter(1, x[:, None], left[:, None])
+            at_x = (gather_probs(r, x) - self.acceptance_prob(mass, omega)).clamp_min(0)
+            optimal = r.scatter(1, x[:, None], at_x[:, None])
         else:
             target, proposal = self.neighbourhood.all_masses(r, p, tables)
             share = (p / proposal).masked_fill(proposal <= 0, 0)  # 1 without groups
-            optimal = (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)  # p f, no rounding where f is r / p
+            # p f as min(p, ...): a product p * f would round where f is r / p
+            optimal = (r - p.minimum(omega[:, None] * target * share)).clamp_min(0)
         return _normalised(optimal, otherwise=r)
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:

@@ -4,7 +4,7 @@
     width: {values: [2, 4, 8]}                  several values
     delta: {low: 0.01, high: 0.5, log: true}    an interval; with `step` a finite one
 
-A study sees a parameter as a scalar: numbers and strings as they are, lists by a short name.
+A study sees a parameter as a scalar: numbers and strings as they are, lists by a short text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class TrialLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One of `values`, which a study knows by `names`. A single value is fixed: not a parameter, its name is None."""
+    """One of `values`; a study sees the scalars `names` instead. A single value is fixed: it is not a parameter, and
+    its name is None.
+    """
 
     values: tuple[Any, ...]
     names: tuple[Scalar, ...]
@@ -63,7 +65,7 @@ class Values:
         return self.names[self.values.index(value)]
 
     def points(self) -> Iterator[tuple[Scalar, Any]]:
-        """All (parameter, value)."""
+        """All (parameter, value) pairs."""
         yield from zip(self.names, self.values, strict=True)
 
     def size(self) -> int | None:
@@ -73,7 +75,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The numbers from `low` to `high`, both included: integers, all, or every `step`."""
+    """The numbers from `low` to `high`, both included: integers, real numbers, or multiples of `step` from `low`."""
 
     low: float
     high: float
@@ -105,7 +107,7 @@ class Interval:
         return value
 
     def points(self) -> Iterator[tuple[Scalar, Any]]:
-        """All (parameter, value). ValueError for a continuous domain."""
+        """All (parameter, value) pairs. ValueError for a continuous domain."""
         size = self.size()
         if size is None:
             raise ValueError("the interval is continuous; give a step, or values")
@@ -139,16 +141,16 @@ def read_domain(value: object, field: ParamField) -> Domain:
     return fixed(field.fit(value))
 
 
-def distinct_labels(offers: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """A label for each item, out of those it offers in growing detail: the least detail that makes them distinct.
+def distinct_labels(candidates: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """One label per item, from its candidate labels in growing detail: the shortest that make all items distinct.
 
-    If even the most detail does not, they are numbered.
+    If even the most detailed ones are not distinct, the shortest are numbered.
     """
-    for detail in range(max(map(len, offers))):
-        found = [offer[min(detail, len(offer) - 1)] for offer in offers]
+    for detail in range(max(map(len, candidates))):
+        found = [labels[min(detail, len(labels) - 1)] for labels in candidates]
         if len(set(found)) == len(found):
             return tuple(found)
-    found = [offer[0] for offer in offers]
+    found = [labels[0] for labels in candidates]
     return tuple(f"{label}#{found[: i + 1].count(label)}" if found.count(label) > 1 else label
                  for i, label in enumerate(found))  # fmt: skip
 
@@ -214,11 +216,11 @@ def _read_step(step: Any, number: type, low: float, high: float) -> float:
 
 
 def _count_steps(low: float, high: float, step: float) -> Decimal:
-    """(high - low) / step in the decimals as written: 0.1 is a tenth."""
+    """(high - low) / step in decimal arithmetic, where 0.1 is exactly a tenth."""
     return (Decimal(str(high)) - Decimal(str(low))) / Decimal(str(step))
 
 
 def _name(value: Any) -> str:
-    """A short name of a list: its text, or its length if the text is long."""
+    """A short name of a list: its JSON text, or its length if the text is long."""
     text = json.dumps(value, separators=(",", ":"))
     return text if len(text) <= _MAX_NAME_LENGTH else f"{len(value)} entries"

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 @NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Grouped(Neighbourhood):
-    """GSD: a token is accepted or rejected as one of a group, f = min(1, omega sum_G r / sum_G p).
+    """GSD: a token is accepted or rejected by its group's mass, f = min(1, omega sum_G r / sum_G p).
 
     Tokens are ranked by r, least likely first, ties by index. G holds x and, of the tokens from `below` ranks under it
     to `above` ranks over it, those with |r(y) - r(x)| < tolerance and a squared l2 distance of codes to x < radius.
     The window is cut at the upper end of the ranking; if it runs off the lower end, G is x alone, as in the authors'
-    code. Where p has more mass on the group, f is less than the exact probability: this is not a pure relaxation. It
-    emits x, not a member of G. The authors measure the distance between input embeddings; here it is between codebook
-    rows, so `radius` is on the codebook's scale.
+    code. Where sum_G r / sum_G p < r(x) / p(x), f is less than the exact rule's: GSD is not a pure relaxation.
+    An accepted draft emits x itself, not another member of G. The authors measure the distance between input
+    embeddings; here it is between codebook rows, so `radius` is on the codebook's scale.
 
     There is no group rule for greedy decoding: at temperature 0 only omega relaxes.
     """
@@ -53,20 +53,20 @@ class Grouped(Neighbourhood):
 
     def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
         order = r.sort(dim=1, stable=True).indices
-        place = (order == x[:, None]).int().argmax(1, keepdim=True)
-        target, proposal = self._sums(r, p, order, place, tables)
+        rank = (order == x[:, None]).int().argmax(1, keepdim=True)
+        target, proposal = self._sums(r, p, order, rank, tables)
         return NeighbourhoodMass(target[:, 0], proposal[:, 0])
 
     def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
         order = r.sort(dim=1, stable=True).indices
         assert tables.codebook is not None, "the rule needs the codebook"
         window = self.below + 1 + self.above
-        places = count(order, r.shape[1])
+        ranks = count(order, r.shape[1])
         target, proposal = r.new_empty(r.shape), r.new_empty(r.shape)
         for part in chunks(r.shape[1], r.shape[0] * window * tables.codebook.shape[1]):
-            here = places[part].expand(r.shape[0], -1)
-            for whole, sums in zip((target, proposal), self._sums(r, p, order, here, tables), strict=True):
-                whole.scatter_(1, order[:, part], sums)
+            part_ranks = ranks[part].expand(r.shape[0], -1)
+            for masses, sums in zip((target, proposal), self._sums(r, p, order, part_ranks, tables), strict=True):
+                masses.scatter_(1, order[:, part], sums)
         return target, proposal
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
@@ -74,13 +74,13 @@ class Grouped(Neighbourhood):
         return exact_residual(r, p, x)
 
     def _sums(
-        self, r: Tensor, p: Tensor | None, order: Tensor, places: Tensor, tables: NeighbourTables
+        self, r: Tensor, p: Tensor | None, order: Tensor, ranks: Tensor, tables: NeighbourTables
     ) -> tuple[Tensor, Tensor]:
-        """Group sums of r and p, both [B, C], for the tokens at `places` [B, C] of the ranking `order` [B, V]."""
+        """Group sums of r and p, both [B, C], for the tokens at `ranks` [B, C] of the ranking `order` [B, V]."""
         assert tables.codebook is not None, "the rule needs the codebook"
         vocabulary = r.shape[1]
-        window = places[..., None] + (count(places, self.below + 1 + self.above) - self.below)  # [B, C, W]
-        inside = (places >= self.below)[..., None] & (window < vocabulary)
+        window = ranks[..., None] + (count(ranks, self.below + 1 + self.above) - self.below)  # [B, C, W]
+        inside = (ranks >= self.below)[..., None] & (window < vocabulary)
         tokens = order.gather(1, window.clamp(0, vocabulary - 1).flatten(1)).view_as(window)
         masses = r.gather(1, tokens.flatten(1)).view_as(window)
         codes = tables.codebook[tokens]  # [B, C, W, d]
@@ -96,5 +96,5 @@ class Grouped(Neighbourhood):
 
 
 def count(like: Tensor, n: int) -> Tensor:
-    """0 .. n-1 on the device of `like`, made there (a list would be copied from the host)."""
+    """0 .. n-1, computed on the device of `like` (a list would be copied from the host)."""
     return like.new_ones(n).cumsum(0) - 1

@@ -38,8 +38,8 @@ class NeighbourTables:
 class NeighbourhoodMass(NamedTuple):
     """The mass that a neighbourhood counts for the drafted tokens x [B].
 
-    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on the group; 0 where p(x) is 0.
-    members [B, K], admitted [B, K]: the candidate neighbours without x itself, and which of them are counted.
+    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on x's group for grouped rules; 0 where p(x) is
+    0. members [B, K], admitted [B, K]: the candidate neighbours without x itself, and which of them are counted.
     """
 
     target: Tensor
@@ -57,7 +57,8 @@ class NeighbourhoodMass(NamedTuple):
 class Neighbourhood(Params, ABC):
     """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole vocabulary.
 
-    never_stricter: S_r(x) >= r(x), divided by p(x): for omega >= 1 no token is accepted less often than exactly.
+    never_stricter: S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget omega >= 1 (see
+    `schedules`) no token is accepted less often than by the exact rule.
     reads_codebook: `NeighbourTables.codebook` is needed.
     """
 
@@ -127,9 +128,9 @@ class CodebookNeighbourhood(Neighbourhood):
 
     @abstractmethod
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
-        """Whether the running sums C = `moved` [..., K] may count for tokens of mass r(x) = `own` [..., 1].
+        """Which neighbours may be counted, given the running sums C = `moved` [..., K] and r(x) = `own` [..., 1].
 
-        True for the first of the K neighbours up to one that does not fit, and False from there on.
+        True up to the first of the K neighbours whose C exceeds the bound, and False from there on.
         """
 
     @property
@@ -155,7 +156,8 @@ class CodebookNeighbourhood(Neighbourhood):
         return target, proposal
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
-        """[r_A - p]_+ (LANTERN, LANTERN++): r_A has S at x, 0 on the rest of A and r elsewhere.
+        """[r_A - p]_+ (LANTERN, LANTERN++). A: x and its admitted neighbours; r_A is S at x, 0 on the rest of A and r
+        elsewhere.
 
         S at x includes neighbours' mass, so x may be sampled again even if r(x) = 0, as in the papers.
         """
@@ -167,16 +169,19 @@ class CodebookNeighbourhood(Neighbourhood):
         return (stripped.scatter(1, x[:, None], mass.target[:, None]) - p).clamp_min(0)
 
     def _columns(self, tables: NeighbourTables) -> Tensor:
-        """The k - 1 nearest others of each token, [V, k - 1]."""
+        """The k - 1 nearest neighbours of each token, without the token itself: [V, k - 1]."""
         assert tables.neighbours is not None, "the rule needs a neighbour table"
         assert tables.neighbours.shape[1] >= self.k, "the neighbour table has fewer than k columns"
         return tables.neighbours[:, 1 : self.k]
 
     def _sum(self, own: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-        """Counted mass C [...] and the admitted neighbours [..., K], for their masses [..., K], nearest first."""
+        """Counted mass C [...] and the admitted neighbours [..., K], given the neighbours' masses [..., K], nearest
+        first.
+        """
         running = masses.cumsum(-1)
         admitted = self.admits(running, own)
-        return (running * admitted).amax(-1), admitted  # C itself, not a second sum: the bound holds to the last bit
+        # take C from the cumsum that `admits` tested; summing again could exceed the bound by rounding
+        return (running * admitted).amax(-1), admitted
 
 
 @NEIGHBOURHOODS.register
@@ -244,7 +249,7 @@ def chunks(total: int, weight: int) -> Iterator[slice]:
 def _jensen_shannon(moved: Tensor, own: Tensor) -> Tensor:
     """D(C) in nats for C = `moved` [..., K], r_x = `own` [..., 1]; C ln 2 where r_x is 0.
 
-    Both logarithms are of 1 + something small when C is small, and their sum is then as good as C itself.
+    For small C both logarithms have the form log(1 + small), so log1p keeps the relative precision of C.
     """
     tiny, half = 2.0**-120, moved / 2
     outward = own * (half / own.clamp_min(tiny)).log1p()

@@ -1,11 +1,11 @@
-"""Frozen parameter classes that validate themselves, and their way from and to plain mappings.
+"""Frozen parameter classes that validate themselves, and their conversion from and to plain mappings.
 
-Parameters are a frozen, slotted dataclass below `Params`. Each field is annotated with its type, a description and, for
-numbers, the range of allowed values:
+A parameter class is a frozen, slotted dataclass that inherits from `Params`. Each field is annotated with its type, a
+description and, for numbers, the range of allowed values:
 
     delta: Annotated[float, "largest mass that neighbours may add", Range(0, 1)]
 
-Construction and `from_mapping` validate against that line, and a search space validates its bounds against it.
+Construction and `from_mapping` validate values against the annotation; a search space validates its bounds against it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Key(str):
 
 
 class Choices(tuple[str, ...]):
-    """The allowed values of a string field where they are data; `Literal` is for those that are code."""
+    """The allowed values of a string field, if they are known only at run time; otherwise the field uses `Literal`."""
 
     __slots__ = ()
 
@@ -115,7 +115,8 @@ class ParamField:
         return get_origin(_without_none(self.type)) is tuple
 
     def fit(self, value: object) -> Any:
-        """`value` as the field stores it. ConfigError, without a path, for a wrong type or a value out of range."""
+        """`value` converted to the field's type. ConfigError, without a path, for a wrong type or a value out of range.
+        """
         fitted = _fit(self.type, value, self.range)
         if self.choices and fitted is not None and fitted not in self.choices:
             raise ConfigError((), unknown_choice(fitted, self.choices))
@@ -135,7 +136,7 @@ class Params:
         self.check()
 
     def check(self) -> None:
-        """Rules between fields. ConfigError names the key to change."""
+        """Check the rules that involve several fields. ConfigError names the key to change."""
 
     @classmethod
     def fields(cls) -> Mapping[str, ParamField]:
@@ -146,7 +147,7 @@ class Params:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Read values by key. ConfigError for an unknown key, a missing or a wrong value."""
+        """Read values by key. ConfigError for an unknown key, or a missing or invalid value."""
         fields = cls.fields()
         given = expect_mapping(mapping, fields)
         for key, field in fields.items():
@@ -173,20 +174,20 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
 
 
 def expect_list(value: object) -> list[Any]:
-    """`value` as a list. ConfigError if it is none."""
+    """`value` as a list. ConfigError if it is not a list."""
     if not isinstance(value, list | tuple):
         raise ConfigError((), f"must be a list, got {value!r}")
     return list(value)
 
 
 def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
-    """The problem of an unknown key (or metric, column), with the nearest and all known keys."""
+    """The error message for an unknown key (or metric, column), with the nearest and all known keys."""
     known = list(known)
     return f"unknown {noun};{_suggestion(key, known)} known {noun}s: {', '.join(known) or 'none'}"
 
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
-    """The problem of a value that is not one of `choices`, with the nearest of them."""
+    """The error message for a value that is not one of `choices`, with the nearest of them."""
     choices = list(choices)
     hint = _suggestion(value, choices) if isinstance(value, str) else ""
     return f"must be one of {', '.join(choices)}, got {value!r}" + (f";{hint}" if hint else "")
@@ -230,7 +231,7 @@ def _without_none(annotation: Any) -> Any:
     return next(kind for kind in alternatives if kind is not NoneType)
 
 
-def _fit(annotation: Any, value: object, span: Range) -> Any:
+def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     """`value` converted to the type of an annotation. ConfigError with the reason if that fails."""
     if value is None and NoneType in get_args(annotation):
         return None
@@ -241,7 +242,7 @@ def _fit(annotation: Any, value: object, span: Range) -> Any:
         if args[-1] is not Ellipsis and len(entries) != len(args):
             raise ConfigError((), f"must be a list of {len(args)}, got {entries!r}")
         kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
-        return tuple(_fit(inner, entry, span) for inner, entry in zip(kinds, entries, strict=True))
+        return tuple(_fit(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True))
     if get_origin(kind) is Mapping:
         return expect_mapping(value)
     if kind not in (int, float):
@@ -253,6 +254,6 @@ def _fit(annotation: Any, value: object, span: Range) -> Any:
     number: int | float = kind(value)
     if not math.isfinite(number):
         raise ConfigError((), f"must be a finite number, got {value!r}")
-    if number not in span:
-        raise ConfigError((), f"must be {span}, got {value!r}")
+    if number not in allowed:
+        raise ConfigError((), f"must be {allowed}, got {value!r}")
     return number

@@ -3,8 +3,8 @@
 A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is accepted with
 probability min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L is the depth of the current tree.
 
-Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser; here every schedule's
-mean over the L levels is the budget, so that schedules with one budget differ only in its distribution over the levels.
+Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser. Here every schedule's
+mean over the L levels is the budget, so schedules with equal budgets differ only in how they spread it over the levels.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ class Schedule(Params, ABC):
     @property
     @abstractmethod
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest omega that any position can get, at any depth of the tree."""
+        """The smallest and the largest omega that any position can get, in trees of any depth."""
 
     @property
     def exact(self) -> bool:
-        """True if every omega is 1 at any depth."""
+        """True if every omega is 1 in trees of any depth."""
         return self.bounds == (1, 1)
 
     @property
     def at_least_one(self) -> bool:
-        """True if no omega is below 1 at any depth: then no token is accepted less often than exactly."""
+        """True if no omega is below 1 in trees of any depth, so no token is accepted less often than by the exact rule.
+        """
         return self.bounds[0] >= 1
 
 
@@ -49,7 +50,7 @@ SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
 @SCHEDULES.register
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """omega_i = budget: 1 is the exact rule, more is UniformRSD."""
+    """omega_i = budget: 1 is the exact rule, a budget above 1 is UniformRSD."""
 
     kind: ClassVar[str] = "constant"
     budget: Annotated[float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True)] = 1.0
@@ -69,7 +70,7 @@ class Linear(Schedule):
 
     kind: ClassVar[str] = "linear"
     budget: Annotated[float, "mean relaxation budget over the draft positions", Range(0, open_low=True)] = 1.1
-    slope: Annotated[float, "loss of budget from one draft position to the next", Range(0)] = 0.1
+    slope: Annotated[float, "decrease of the budget from one draft position to the next", Range(0)] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         last = self.budget - self.slope * (_checked(levels) - 1) / 2

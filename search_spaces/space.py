@@ -5,9 +5,9 @@
     acceptance: {neighbourhood: [none, {neighbourhood: additive, k: {low: 2, high: 200, log: true}, delta: 0.2}]}
 
 A mapping holds the sections of a config; a list is a choice of branches: of the whole config, of a section, or of the
-kinds under one tag. Defaults fill the rest. A study sees a parameter per choice (the labels of its branches) and per
-searched field, by its path (`tree.length`); where branches search a field differently, by its branch as well
-(`acceptance=additive.k`).
+kinds under one tag. Keys that are missing have their defaults. A study sees one parameter per choice (its values are
+the labels of the branches) and one per searched field, named by its path (`tree.length`). Where branches search a field
+in different ranges, the branch is part of the name (`acceptance=additive.k`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_CORNERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One answer to every choice: the study's parameters for it, and the leaves that remain."""
+    """One label for every choice: the study's parameters for these labels, and the leaves that remain."""
 
     params: Mapping[str, str]
     leaves: tuple[Leaf, ...]
@@ -44,7 +44,9 @@ class Branch:
         return DecodingConfig.from_mapping(mapping, sampling)
 
     def corners(self) -> list[tuple[Any, ...]]:
-        """Values per leaf: all combinations of ends if they are few, else two opposite corners and their neighbours."""
+        """Values per leaf: all combinations of ends if they are few, else two opposite corners, and those that differ
+        from one of the two in one leaf.
+        """
         ends = [leaf.domain.corners for leaf in self.leaves]
         if prod(map(len, ends)) <= _MAX_CORNERS:
             return list(product(*ends))
@@ -55,7 +57,7 @@ class Branch:
         return list(dict.fromkeys(found))
 
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
-        """The parameters of the branch and of its searched leaves, given one per leaf."""
+        """The parameters of the branch and of its searched leaves; params: one per leaf."""
         pairs = zip(self.leaves, params, strict=True)
         return {**self.params, **{leaf.name: param for leaf, param in pairs if not leaf.domain.is_fixed}}
 
@@ -71,13 +73,13 @@ class Space:
     def read(cls, data: Any) -> Space:
         """The space that plain data describes.
 
-        Every branch is built at its corners: all of them up to 32, otherwise the lowest, the highest and those that
-        differ from one of the two in one field (of listed values, each is a corner). So rules between fields are
-        checked here; a combination inside is checked when it is suggested. Of more than 4000 branches the first are
-        built.
+        Configs are built at the corners of every branch: at all corners if there are at most 32, otherwise at the
+        lowest, the highest and those that differ from one of the two in one field (each listed value is a corner). This
+        checks the rules that involve several fields; combinations inside a branch are checked when they are suggested.
+        If there are more than 4000 branches, only the first 4000 are checked.
 
         Raises:
-            ConfigError: an unknown key, a value out of range, parts that cannot be combined.
+            ConfigError: an unknown key, a value out of range, or parts that cannot be combined.
         """
         space = cls(read_tree(data), data)
         for branch in islice(space.branches(), MAX_CHECKED_BRANCHES):
@@ -85,7 +87,7 @@ class Space:
         return space
 
     def suggest(self, trial: TrialLike, sampling: Sampling | None = None) -> DecodingConfig:
-        """The config that a trial proposes; `sampling`, the baseline's, fills in what the space does not search.
+        """The config that a trial proposes. sampling: the baseline's settings, used where the space has none.
 
         Raises:
             ConfigError: the parts cannot be combined, which can happen only inside a branch.
@@ -95,9 +97,9 @@ class Space:
         return DecodingConfig.from_mapping(mapping, sampling or Sampling())
 
     def params_of(self, config: DecodingConfig, sampling: Sampling | None = None) -> dict[str, Any] | None:
-        """The parameters for which this space suggests the config; None if it lies outside.
+        """The parameters for which this space suggests the config; None if the space does not contain it.
 
-        sampling: the baseline, which fills in what the config, or the space, does not set.
+        sampling: the baseline's settings, used where the config or the space has none.
         """
         baseline = sampling or Sampling()
         config = config.with_sampling(config.sampling or baseline)
@@ -110,7 +112,7 @@ class Space:
         return None
 
     def size(self) -> int | None:
-        """The number of points; None if a domain is continuous. Points of different branches may be one config."""
+        """The number of points; None if a domain is continuous. Points of different branches may give equal configs."""
         total = 0
         for branch in self.branches():
             sizes = [leaf.domain.size() for leaf in branch.leaves]
@@ -172,7 +174,7 @@ def _candidates(leaf: Leaf, values: Mapping[str, Any]) -> list[tuple[Scalar, Any
     """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except for lists."""
     value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
     if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):
-        return list(leaf.domain.points())  # a list may be written in another order than parameters keep it in
+        return list(leaf.domain.points())  # parameters may store a list in another order than the document
     try:
         return [(leaf.domain.param(value), value)]
     except ValueError:
@@ -209,7 +211,7 @@ def _causes(branch: Branch, corner: tuple[Any, ...]) -> list[str]:
 
 
 def _source(path: tuple[str, ...], branch: Branch) -> tuple[str, ...]:
-    """The path in the document of a key, or of where a missing key belongs."""
+    """The document's path of a key, or of the place where a missing key belongs."""
     near = [leaf for leaf in branch.leaves if leaf.path[0] == path[0]]
     if not near:
         return path

@@ -20,7 +20,9 @@ _TAGS = {tag for section in SECTIONS.values() for tag in section.tags}
 
 @dataclass(slots=True)
 class Leaf:
-    """A field, or a tag with its kind. path: (section, key). name: the study's. source: its path in the document."""
+    """A field, or a tag with its kind. path: (section, key). name: of the study's parameter. source: the path in the
+    document.
+    """
 
     path: tuple[str, str]
     domain: Domain
@@ -29,13 +31,13 @@ class Leaf:
 
     @property
     def distribution(self) -> Domain | None:
-        """What a study chooses from; None for a fixed value."""
+        """The domain that a study samples from; None for a fixed value."""
         return None if self.domain.is_fixed else self.domain
 
 
 @dataclass(slots=True)
 class Choice:
-    """One of several blocks, known to the study by their labels. path: ("space",), (section,) or (section, tag)."""
+    """A choice between several blocks; a study sees their labels. path: ("space",), (section,) or (section, tag)."""
 
     path: tuple[str, ...]
     labels: tuple[str, ...]
@@ -48,14 +50,14 @@ class Choice:
 
 
 Block = tuple[Leaf | Choice, ...]
-_Labelled = tuple[list[str], Block]  # labels in growing detail
+_Labelled = tuple[list[str], Block]  # a block, and its labels from the shortest to the most detailed
 _Item = tuple[Any, Path]  # a value, and its path below the space
 _Scope = tuple[tuple[str, str], ...]  # (choice, label) from the root inwards
 _Kinds = Mapping[str, list[tuple[str, _Item | None]]]  # candidates by tag, each with the mapping of its own fields
 
 
 def read_tree(value: object) -> Block:
-    """The tree of a space: sections, or a list of branches of all sections. ConfigError names the path of a mistake."""
+    """The tree of a space: sections, or a list of branches of all sections. ConfigError names the invalid path."""
     if not isinstance(value, list):
         return _assign_names(_sections((value, ())))
     items = _entries((value, ()))
@@ -92,7 +94,7 @@ def _entries(item: _Item) -> list[_Item]:
 
 
 def _choice(path: tuple[str, ...], entries: list[_Item], options: list[_Labelled], source: Path) -> Block:
-    """A choice between blocks; a single block needs none."""
+    """A choice between blocks; a single block is returned as it is."""
     if not options:
         raise ConfigError(source, "must not be empty; list the branches, or leave the key out")
     blocks = [block for _, block in options]
@@ -124,9 +126,9 @@ def _variant(name: str, item: _Item) -> _Labelled:
         else:
             entries += options[0][1]
     block = (*entries, *_leaves(name, section.common, item))
-    words = ["|".join(kind for kind, _ in candidates) for tag, candidates in kinds.items() if tag in given]
-    word = "+".join(words) or next((candidates[0][0] for candidates in kinds.values()), name)
-    return [word, _detailed(word, block)], block
+    names = ["|".join(kind for kind, _ in candidates) for tag, candidates in kinds.items() if tag in given]
+    label = "+".join(names) or next((candidates[0][0] for candidates in kinds.values()), name)
+    return [label, _detailed(label, block)], block
 
 
 def _candidates(name: str, tag: str, given: Mapping[str, Any], path: Path) -> list[tuple[str, _Item | None]]:
@@ -165,7 +167,7 @@ def _check_keys(name: str, item: _Item, kinds: _Kinds) -> None:
 
 
 def _kind(name: str, tag: str, kind: str, item: _Item, branch: _Item | None) -> _Labelled:
-    """A kind with those of its fields that are given in its own mapping or next to the tag."""
+    """A kind, with the fields that its own mapping gives or that stand next to the tag."""
     owner, path = branch or item
     source = (*path, tag) if tag in owner else path
     fields = SECTIONS[name].tags[tag][kind].fields()
@@ -185,34 +187,34 @@ def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[
     return found
 
 
-def _detailed(word: str, block: Block) -> str:
-    """The word with the fixed numbers and strings of a block."""
+def _detailed(label: str, block: Block) -> str:
+    """The label with the fixed numbers and strings of a block: `additive(k=100)`."""
     values = {entry.path[1]: entry.domain.corners[0] for entry in block
               if isinstance(entry, Leaf) and entry.domain.is_fixed and entry.path[1] not in _TAGS}  # fmt: skip
     texts = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
              if isinstance(value, int | float | str)]  # fmt: skip
-    return f"{word}({','.join(texts)})" if texts else word
+    return f"{label}({','.join(texts)})" if texts else label
 
 
 def _branch_labels(block: Block) -> list[str]:
-    """Labels of a branch of all sections: its drafter, then with its tree, then with its rule."""
-    words: dict[str, list[str]] = {name: [] for name in SECTIONS}
+    """Labels of a branch of all sections, in growing detail: drafter; drafter and tree; drafter, tree and rule."""
+    kinds: dict[str, list[str]] = {name: [] for name in SECTIONS}
     for entry in block:
         if isinstance(entry, Choice):
-            words[entry.path[0]].append("|".join(entry.labels))
+            kinds[entry.path[0]].append("|".join(entry.labels))
         elif entry.path[1] in SECTIONS[entry.path[0]].tags and entry.domain.is_fixed:
-            words[entry.path[0]].append(str(entry.domain.corners[0]))
-    parts = ["+".join(found) for found in words.values() if found] or ["none"]
+            kinds[entry.path[0]].append(str(entry.domain.corners[0]))
+    parts = ["+".join(found) for found in kinds.values() if found] or ["none"]
     return [" ".join(parts[:detail]) for detail in range(1, len(parts) + 1)]
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-# A name belongs to one distribution in a study. A parameter is named by its path (`tree.length`) if all branches search
-# it alike, and otherwise by its branch as well: `acceptance=additive.k`, `space=jacobi.tree.length`.
+# In an Optuna study a name has one distribution. A parameter is named by its path (`tree.length`) if its domain is the
+# same in all branches; otherwise its branch is part of the name: `acceptance=additive.k`, `space=jacobi.tree.length`.
 
 
 def _assign_names(block: Block) -> Block:
-    """The tree, after giving all choices and searched fields their names."""
+    """Set the names of all choices and searched fields; returns the same tree."""
     found: dict[str, list[tuple[Leaf | Choice, _Scope]]] = defaultdict(list)
     for entry, scope in walk(block):
         if entry.distribution is not None:
@@ -225,7 +227,7 @@ def _assign_names(block: Block) -> Block:
 
 
 def walk(block: Block, scope: _Scope = ()) -> Iterator[tuple[Leaf | Choice, _Scope]]:
-    """Every choice and leaf, outer ones first, with the branches that it is in."""
+    """Every choice and leaf, outer ones first, with the branches that contain it."""
     for entry in block:
         yield entry, scope
         if isinstance(entry, Choice):
@@ -234,7 +236,7 @@ def walk(block: Block, scope: _Scope = ()) -> Iterator[tuple[Leaf | Choice, _Sco
 
 
 def _detail(path: str, entries: list[tuple[_Scope, Any]]) -> int:
-    """The least number of branches in names with which no name stands for two distributions."""
+    """How many branches names must include so that no name stands for two distributions."""
     deepest = max(len(scope) for scope, _ in entries)
     for detail in range(deepest):
         seen: dict[str, Any] = {}
@@ -244,7 +246,9 @@ def _detail(path: str, entries: list[tuple[_Scope, Any]]) -> int:
 
 
 def _name(path: str, scope: _Scope, detail: int) -> str:
-    """The path, after the `detail` innermost branches; a branch of the path's own section takes the section's place."""
+    """The path, prefixed with the `detail` innermost branches. If the last of these is a branch of the path's own
+    section, it replaces the section in the path.
+    """
     inner = scope[len(scope) - min(detail, len(scope)) :]
     if not inner:
         return path

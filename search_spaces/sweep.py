@@ -53,7 +53,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """A sweep. metrics None: all that the models allow. sampling None: the target's own, for vanilla and all others."""
+    """A sweep. metrics None: all that the models allow. sampling None: the target's default, for the baseline and every
+    other config.
+    """
 
     name: str
     about: str
@@ -74,7 +76,7 @@ class SweepConfig:
 
     @property
     def requested_metrics(self) -> frozenset[str]:
-        """Names of `metrics` and of the metrics of all goals; empty if the sweep takes all that the models allow."""
+        """The metrics of `metrics`, objectives and constraints; empty if the sweep takes all that the models allow."""
         return frozenset(name for _, name in self.named_metrics) if self.metrics else frozenset()
 
     @property
@@ -99,7 +101,7 @@ class SweepConfig:
 
     @classmethod
     def parse(cls, text: str | bytes, file: str, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
-        """As `read`, from the text of a file that messages call `file`."""
+        """Like `read`, from YAML text; `file` names it in error messages."""
         document = read_document(text, file)
         for key, value in (overrides or {}).items():
             document = document.with_override(key, value)
@@ -138,7 +140,7 @@ class SweepConfig:
                 parts["space"].check_finite()
         _check_distinct(parts["enqueue"])
         if "space" not in given and "trials" not in given.get("budget", {}):
-            vanilla = DecodingConfig(sampling=parts["sampling"])  # runs first, listed or not
+            vanilla = DecodingConfig(sampling=parts["sampling"])  # runs first, even if `enqueue` does not list it
             trials = len({*(entry.config for entry in parts["enqueue"]), vanilla})
             parts["budget"] = replace(parts["budget"], trials=trials)
         return cls(**parts)
@@ -158,7 +160,7 @@ class SweepConfig:
         return write_document(self.to_mapping())
 
     def resolve(self, sampling: Sampling) -> SweepConfig:
-        """The sweep with a sampling for all configs (its own, else `sampling`), and with vanilla enqueued first.
+        """The sweep with sampling settings for all configs (its own, else `sampling`), and vanilla enqueued first.
 
         Raises:
             ConfigError: another config has the label `vanilla`.
@@ -177,12 +179,14 @@ class SweepConfig:
     def changed_sections(self, stored: SweepConfig) -> list[str]:
         """Sections in which the sweep differs from the stored, resolved one that it resumes.
 
-        The budget and the description may change, and so may the path of models.yaml: the workers compare the hashes.
+        The budget, the name and the description may change. So may the path of models.yaml: the workers compare the
+        weight files' hashes.
 
         Raises:
             ConfigError: see `resolve`.
         """
-        sampling = stored.sampling or Sampling()  # missing only if the file was edited, and then it differs
+        # missing only if the stored file was edited; then the default makes `sampling` count as changed
+        sampling = stored.sampling or Sampling()
         before, after = stored.to_mapping(), self.resolve(sampling).to_mapping()
         for mapping in (before, after):
             mapping["models"].pop("file", None)
@@ -208,8 +212,8 @@ def find_space(path_or_name: str | Path) -> Path:
         raise ConfigError((), f"no such file; ready spaces are {_list_ready()}", name)
     close = difflib.get_close_matches(name, ready_spaces(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    known = _list_ready(papers=any(word.startswith(_PAPERS.rstrip("/")) for word in (name, *close)))
-    raise ConfigError((), f"no such file, and no ready space; {hint}there are {known}", name)
+    names = _list_ready(papers=any(word.startswith(_PAPERS.rstrip("/")) for word in (name, *close)))
+    raise ConfigError((), f"no such file, and no ready space; {hint}available: {names}", name)
 
 
 def _list_ready(*, papers: bool = False) -> str:

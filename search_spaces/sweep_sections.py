@@ -13,7 +13,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.samplers import SAMPLERS
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
-BUILTIN = "builtin"  # the weights that come with the package
+BUILTIN = "builtin"  # the weights that are part of the package
 NO_REFERENCE = "none"
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
@@ -38,7 +38,7 @@ class SweepHeader(Params):
 class Models(Params):
     """The target with its drafters, and the device. `models: TEXT` is short for `models: {file: TEXT}`.
 
-    A ready sweep names an entry only; `launch --models FILE` gives the file.
+    A ready space may name only an entry; `launch --models FILE` then gives the file.
     """
 
     file: Annotated[str, "'builtin', a folder that `specfrontier train` made, or a models.yaml"] = BUILTIN
@@ -55,16 +55,17 @@ class Models(Params):
 
 @dataclass(frozen=True, slots=True)
 class Captions(Params):
-    """Captions of the images: procedural scenes outside the training set, the classes of ImageNet, or a file's.
+    """Captions of the images: procedural scenes outside the training set, the classes of ImageNet, or those of a file.
 
-    The choice among a file's captions, and among an image's several ones (COCO), does not depend on the machine.
+    Which captions are chosen from a file, or from the several captions of an image (COCO), does not depend on the
+    machine.
     """
 
     source: Annotated[
         str, "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet file"
     ] = "scenes"
     count: Annotated[int, "number of captions", Range(1)] = 192
-    seed: Annotated[int, "seed of the choice of scenes or captions", _SEEDS] = 1
+    seed: Annotated[int, "seed that chooses the scenes or captions", _SEEDS] = 1
     column: Annotated[str | None, "column of the captions in a table"] = None
     choose: Annotated[Literal["seeded", "first", "longest"], "choice among the several captions of a COCO image"] = (
         "seeded"
@@ -94,8 +95,8 @@ class Timing(Params):
     """Shards that measure speed: vanilla and the trial's config alternate on the same captions."""
 
     batch: Annotated[int, "images per batch", Range(1)] = 1
-    images: Annotated[int, "captions", Range(1)] = 8
-    repetitions: Annotated[int, "rounds of the alternation", Range(1)] = 2
+    images: Annotated[int, "timed images, one per caption", Range(1)] = 8
+    repetitions: Annotated[int, "how often the two alternate", Range(1)] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Budget(Params):
 
 @dataclass(frozen=True, slots=True)
 class Objective(Params):
-    """A metric to optimise; without a direction, in the metric's own."""
+    """A metric to optimise. direction None: the metric's own."""
 
     metric: Annotated[str, "name of a metric"]
     direction: Annotated[Literal["maximize", "minimize"] | None, "whether more or less is better"] = None
@@ -149,7 +150,10 @@ class Enqueued:
             [vanilla, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
              {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
 
-        sampling: the baseline's, which replaces a missing one. ConfigError for an unknown preset or an invalid config.
+        sampling: the baseline's settings, used where the entry has none.
+
+        Raises:
+            ConfigError: an unknown preset or an invalid config.
         """
         if isinstance(value, str):
             config = PRESETS.lookup(value)

@@ -1,8 +1,8 @@
 """Tree policies: the shape of the draft tree that the target verifies in one pass.
 
-A policy is data; `workers.decoding` drafts by it. All depths count levels of drafted tokens: EAGLE-2's parameter
-"depth 4" is 5 levels, because it drafts one level before its loop. The root is the last emitted token. It is not a
-drafted node and is not counted.
+A policy holds only parameters; `workers.decoding` does the drafting. All depths count levels of drafted tokens:
+EAGLE-2's parameter "depth 4" is 5 levels, because it drafts one level before its loop. The root is the last emitted
+token. It is not a drafted node and is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Children = Literal["sampled", "top"]
 
 
 class TreeBounds(NamedTuple):
-    """The most levels, nodes in all, and children of one node."""
+    """The largest number of levels, of nodes in total, and of children of one node."""
 
     depth: int
     nodes: int
@@ -30,7 +30,7 @@ class TreeBounds(NamedTuple):
 class TreePolicy(Params, ABC):
     """What is drafted in a round.
 
-    implementation: "module:Class" of the drafting, a `workers.decoding.drafting.Drafting`; imported when it is needed.
+    implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     """
 
     __slots__ = ()
@@ -76,7 +76,7 @@ class Chain(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Static(TreePolicy):
-    """A fixed tree, by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled` means `top`.
+    """A fixed tree, given by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled` means `top`.
 
     A path is a list of sibling ranks from the root; [0, 1] is the second child of the root's first child.
     """
@@ -84,7 +84,7 @@ class Static(TreePolicy):
     kind: ClassVar[str] = "static"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
-    paths: Annotated[Paths | None, "the nodes of a tree of one's own, each a list of sibling ranks", Range(0)] = None
+    paths: Annotated[Paths | None, "the nodes of a custom tree, each a list of sibling ranks", Range(0)] = None
     children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class Static(TreePolicy):
                 tree = StaticTree.from_paths(self.paths)
             except ValueError as problem:
                 raise ConfigError(("paths",), str(problem)) from None
-            object.__setattr__(self, "paths", tree.paths)  # one order for one tree: equal trees are equal settings
+            object.__setattr__(self, "paths", tree.paths)  # in a fixed order, so that equal trees are equal parameters
 
     @property
     def bounds(self) -> TreeBounds:
@@ -106,10 +106,11 @@ class Static(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Dynamic(TreePolicy):
-    """EAGLE-2: level by level, grow `width` children of each of the `width` surest nodes; keep the best `nodes` of all.
+    """EAGLE-2: at each level, expand the `width` most confident nodes to `width` children each; then keep the `nodes`
+    most confident nodes of all levels.
 
     A node's confidence is the product of the drafter's probs on its path. Children are the drafter's top tokens, never
-    sampled. EAGLE-2's own setting (depth parameter 4, top-k 10, 59 nodes with the root) is depth 5, width 10, nodes 58.
+    sampled. EAGLE-2's defaults (depth parameter 4, top-k 10, 59 nodes with the root) are depth 5, width 10, nodes 58.
     """
 
     kind: ClassVar[str] = "dynamic"
@@ -127,18 +128,18 @@ class Dynamic(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Adjacency(TreePolicy):
-    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width follow those of nearby tokens' trees.
+    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width adapt to the trees of nearby tokens.
 
     (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's (vertical), a random
     pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and
     `start_width`. Where `fixed_depth` or `fixed_width` is given, every tree starts from it (ADT-Tree, table V). Then,
     with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step` deeper and
     `width_step` narrower, otherwise shallower and wider, each within its range, ends included. Only a tree of the least
-    depth may leave the range of widths, for it is all that is drafted then: it has 1 to `widest` children a node.
+    depth may leave the range of widths: it has 1 to `widest` children per node.
 
-    The paper leaves open what these choices settle: the start, the radius, whether alpha counts the bonus token
-    (`numerator`) and whose alpha it is (`alpha`). Its depth parameters are one less than the levels here: its open
-    range (0, 10) is 2..10 levels.
+    The paper leaves four choices open, which are parameters here: the start, the radius, whether alpha counts the bonus
+    token (`numerator`), and whose alpha it is (`alpha`). The paper's depth parameters are one less than the levels
+    here: its open range (0, 10) is 2..10 levels.
     """
 
     kind: ClassVar[str] = "adjacency"
@@ -146,7 +147,7 @@ class Adjacency(TreePolicy):
     initialisation: Annotated[
         Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
     ] = "horizontal"
-    beta: Annotated[float, "share of the depth that must have been used for a tree to get deeper", Range(0)] = 1.0
+    beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0)] = 1.0
     depth_step: Annotated[int, "change of depth per round", Range(0)] = 1
     width_step: Annotated[int, "change of width per round", Range(0)] = 3
     depth_range: Annotated[tuple[int, int], "least and largest depth in levels", Range(1)] = (2, 10)
@@ -159,8 +160,8 @@ class Adjacency(TreePolicy):
     ] = "accepted"
     alpha: Annotated[Literal["previous", "neighbour"], "alpha is the previous round's or the neighbour's"] = "previous"
     radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1)] = 3.0
-    fixed_depth: Annotated[int | None, "depth in levels that every tree starts from, whatever its neighbour's"] = None
-    fixed_width: Annotated[int | None, "width that every tree starts from, whatever its neighbour's"] = None
+    fixed_depth: Annotated[int | None, "depth in levels that every tree starts from, instead of a neighbour's"] = None
+    fixed_width: Annotated[int | None, "width that every tree starts from, instead of a neighbour's"] = None
 
     def check(self) -> None:
         for key in ("depth", "width"):
@@ -178,7 +179,7 @@ class Adjacency(TreePolicy):
 
     @property
     def widest(self) -> int:
-        """The most children of one node in the shallowest tree, which may leave the range of widths."""
+        """The largest number of children of one node in the shallowest tree, which may leave the range of widths."""
         return max(self.width_range[1], self.nodes)
 
 

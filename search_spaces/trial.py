@@ -7,7 +7,7 @@
         "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0},
     })
 
-Defaults are no drafter, no tree and the exact rule. Without `sampling` the target's own defaults hold.
+Defaults are no drafter, no tree and the exact rule. Without `sampling` the target's own defaults apply.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ class Independent(DrafterChoice):
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Jacobi(DrafterChoice):
-    """No drafter: the target's own probs of the last pass, on a partly wrong context (SJD).
+    """No drafter model: drafts are sampled from the target's own probs of the last pass, whose context was partly wrong
+    (speculative Jacobi decoding, SJD).
 
     initialisation: how a position without probs is filled; such a token counts as a point mass. redraw: after a
-    rejection, the drafts behind it are sampled again with fresh random numbers, or with the numbers of their position
-    (coupled), so that a token stays where its probs did not change.
+    rejection, the drafts behind it are sampled again with fresh random numbers, or with the random numbers of their
+    position (coupled), so that a token stays the same where its probs did not change.
     """
 
     kind: ClassVar[str] = "jacobi"
@@ -99,9 +100,9 @@ class Jacobi(DrafterChoice):
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Params):
-    """How the target's logits become its probs q: guidance, temperature, then top-k, then top-p.
+    """How the target's logits become its probs q: classifier-free guidance, temperature, then top-k, then top-p.
 
-    logits = uncond + cfg (cond - uncond); cfg 1 runs the conditional rows alone.
+    logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run.
     """
 
     temperature: Annotated[float, "divisor of the logits; 0 is greedy decoding", Range(0)] = 1.0
@@ -126,7 +127,7 @@ SECTIONS: Mapping[str, Section] = {
 class DecodingConfig:
     """A config of the decoding algorithm. ConfigError if its parts cannot be combined.
 
-    sampling None leaves the sampling to the target's defaults; the worker fills them in with `with_sampling`.
+    sampling None: the target's defaults, which the worker sets by `with_sampling`.
     """
 
     drafter: DrafterChoice = field(default_factory=NoDrafter)
@@ -161,11 +162,11 @@ class DecodingConfig:
 
         A drafter or tree may be the name of a kind, the acceptance the name of a published rule.
 
-        sampling: fills in what the mapping does not set. Without it a section `sampling` must have all of its keys: a
-        partial one would silently replace the target's own values by neutral ones.
+        sampling: gives the keys that the mapping does not set. Without it a section `sampling` must have all of its
+        keys: a partial one would silently replace the target's own values by neutral ones.
 
         Raises:
-            ConfigError: an unknown key or kind, a wrong value, parts that cannot be combined.
+            ConfigError: an unknown key or kind, an invalid value, or parts that cannot be combined.
         """
         given = expect_mapping(mapping, SECTIONS)
         parts: dict[str, dict[str, Any]] = {}
@@ -183,7 +184,9 @@ class DecodingConfig:
         return {name: dict(section) for name, section in _sections(self).items()}
 
     def flat(self) -> dict[str, int | float | str]:
-        """`to_mapping`, one level deep, for tables and tracking: `acceptance.delta`, `tree.policy`. Lists are JSON."""
+        """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`, `tree.policy`. Lists are
+        JSON.
+        """
         return {
             f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list) else value
             for section, entries in self.to_mapping().items()
@@ -191,12 +194,12 @@ class DecodingConfig:
         }
 
     def digest(self) -> str:
-        """16 hex digits that name this config: equal configs share them, in every process and version of Python."""
+        """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
         canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def with_sampling(self, sampling: Sampling | None) -> DecodingConfig:
-        """The same config with another sampling."""
+        """The same config with other sampling settings."""
         return dataclasses.replace(self, sampling=sampling)
 
     def check_model(
@@ -207,7 +210,7 @@ class DecodingConfig:
         drafters: Collection[str] | None = None,
         medusa_heads: int | None = None,
     ) -> None:
-        """Raise ConfigError if a target cannot serve this config.
+        """Raise ConfigError if a target does not support this config.
 
         drafters: kinds that the target has weights for (`none` and `jacobi` need none). Limits that are None are not
         checked.
@@ -233,7 +236,7 @@ class DecodingConfig:
                 raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
 
 
-@lru_cache(maxsize=256)  # the trials in flight: a trial's config names its files and goes into each of its tasks
+@lru_cache(maxsize=256)  # for the trials in flight: each file name and task of a trial needs its config's mapping
 def _sections(config: DecodingConfig) -> Mapping[str, Mapping[str, Any]]:
     mapping = {
         "drafter": {"kind": config.drafter.kind, **config.drafter.to_mapping()},

@@ -51,8 +51,8 @@ def _open_store(spec: WorkerSpec) -> Storage:
     )
     if not is_drivers:
         raise ValueError(
-            f"{storage.shown}: on {platform.node()} this is not the folder that the driver writes to; give --out a "
-            "bucket, or a folder that all machines share"
+            f"{storage.display_name}: on {platform.node()} this is not the folder that the driver writes to; "
+            "give --out a bucket, or a folder that all machines share"
         )
     return storage
 
@@ -154,7 +154,7 @@ class Evaluator:
         """Draws a shard's images, scores them, and writes the rows, unless the file exists.
 
         Raises:
-            ConfigError: the model cannot serve the config.
+            ConfigError: the model does not support the config.
             OutOfMemory, Cancelled, DecodingError: see `Engines.draw`.
         """
         name = shard.name(self.experiment)
@@ -170,7 +170,7 @@ class Evaluator:
         """Times a shard's captions with the baseline and with the config, and writes the rows, unless the file exists.
 
         Raises:
-            ConfigError: the model cannot serve the config.
+            ConfigError: the model does not support the config.
             OutOfMemory: the stated batch does not fit; timings at another batch would not be comparable.
             Cancelled, DecodingError: see `Engines.draw`.
         """

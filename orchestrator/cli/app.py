@@ -14,7 +14,8 @@ from search_spaces.plugins import load_plugins
 
 app = typer.Typer(
     name="specfrontier",
-    help="Maps the speed-quality front of speculative decoding for visual AR models: sweeps on Ray, fronts, MLflow.",
+    help="Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on Ray, compares "
+    "fronts, logs to MLflow.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
     no_args_is_help=True,
     context_settings={"max_content_width": 110},
@@ -30,8 +31,8 @@ app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML
 app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(reference.reference)
 app.command(epilog=ui.EPILOG, short_help="Open a sweep in MLflow's UI.")(ui.ui)
 app.command(epilog=sync.EPILOG, short_help="Log missing trials to MLflow.")(sync.sync)
-app.command(epilog=generate.EPILOG, short_help="Draw images of captions with one config.")(generate.generate)
-app.command(epilog=train.EPILOG, short_help="Train parts of a model, or a drafter for one.")(train.train)
+app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
+app.command(epilog=train.EPILOG, short_help="Train components of a target model, or a drafter for it.")(train.train)
 app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
 
 

@@ -140,12 +140,12 @@ def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
             return storage
         if not resume:
             problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
-            raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
-        stored = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.shown}/{SWEEP}")
+            raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
+        stored = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.display_name}/{SWEEP}")
         changed = config.changed_sections(stored)
         if changed:
             problem = f"this sweep started with other values of {', '.join(changed)}; start another with --name NAME"
-            raise CommandError(f"{storage.shown}: {problem}", WRONG_USAGE)
+            raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
         return storage
 
 
@@ -264,7 +264,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     front = describe_front(found, found.members, {}, {"knee": found.knee()}, [])
     reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
-    lines += [f"report   {storage.shown}/{REPORT}", f"plot     {storage.shown}/{FRONT_PLOT}"]
+    lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])
 
 
@@ -272,7 +272,7 @@ def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     """How to open the sweep in MLflow."""
     from orchestrator.tracking.server import find_location
 
-    place = sweep.storage.shown
+    place = sweep.storage.display_name
     location = find_location(sweep.storage, sweep.records, tracker.uri)
     if location.trials < len(sweep.records):
         missing = counted(len(sweep.records) - location.trials, "trial")

@@ -25,7 +25,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     quality, timing, size = config.quality, config.timing, config.space.size()
     drawn = config.captions.count * quality.samples
     search, budget = config.search, config.budget
-    yield "store", storage.shown
+    yield "store", storage.display_name
     models = config.models
     yield "models", str(models)
     yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"

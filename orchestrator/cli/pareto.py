@@ -164,7 +164,7 @@ def front_table(front: Front, rows: list[Candidate]) -> str:
 
 def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     return {
-        "sweeps": {name: sweep.storage.shown for name, sweep in front.sweeps.items()},
+        "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
         "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in front.axes],
         "trials": front.trials.num_rows,
         "measured": len(front.candidates),

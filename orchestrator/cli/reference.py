@@ -72,7 +72,7 @@ def reference(
         raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
         write_reference(storage, name, made)
-    where, width = f"{storage.shown}/{name}", made.features[0].shape[1]
+    where, width = f"{storage.display_name}/{name}", made.features[0].shape[1]
     if as_json:
         typer.echo(json.dumps({"file": where, "width": width, **made.facts}, indent=2))
         return

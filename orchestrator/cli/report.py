@@ -41,7 +41,7 @@ def report(
             place = Path(out)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(report_page(storage), "utf-8")
-    typer.echo(str(place) if place is not None else f"{storage.shown}/{name}")
+    typer.echo(str(place) if place is not None else f"{storage.display_name}/{name}")
     if not open_it:
         return
     if place is None:

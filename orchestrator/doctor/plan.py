@@ -74,7 +74,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
     accepted: mean accepted length of all trials except vanilla.
 
     Raises:
-        ValueError: the models cannot serve the sweep's settings.
+        ValueError: the models do not support the sweep's settings.
     """
     target = shapes.models.target
     sweep = sweep.resolve(target.sampling)
@@ -173,7 +173,7 @@ def _heaviest(sweep: SweepConfig, shapes: ShapeOnlyModels) -> tuple[str, Decodin
     """The config with the most drafted nodes that a sweep may try: label, config, models, notes on omitted configs.
 
     Raises:
-        ConfigError: the models can serve none.
+        ConfigError: the models support none of the configs.
     """
     notes: dict[str, None] = {}
     best: tuple[str, DecodingConfig, ShapeOnlyModels] | None = None

@@ -1,6 +1,6 @@
 """A sweep as one self-contained HTML page: an interactive front, tables, images, settings to copy.
 
-User input (names, labels, captions, causes) enters the page only as JSON, and the page's script shows it only as text.
+User input (names, labels, captions, failure causes) enters the page only as JSON, and its script shows it only as text.
 The page's security policy allows no network access and only its own script, by hash.
 """
 
@@ -31,7 +31,7 @@ from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
 _SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
-_DIGITS = 4  # of the numbers in a config's description
+_DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 def write_report(storage: Storage) -> str:
@@ -45,7 +45,7 @@ def write_report(storage: Storage) -> str:
 
 
 def report_page(storage: Storage) -> str:
-    """The report of the sweep in `storage`, as HTML. Raises as `write_report`."""
+    """The report of the sweep in `storage`, as HTML. Raises the same errors as `write_report`."""
     sweep = Sweep.open(storage)
     style = _part("style.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
@@ -68,7 +68,7 @@ def as_script_data(data: object) -> str:
 
 
 def page_data(sweep: Sweep) -> dict[str, Any]:
-    """Everything that the page shows, as plain data without credentials."""
+    """Everything that the page shows, as plain data with credentials redacted."""
     names, axes = _metric_names(sweep), _axes(sweep)
     candidates = front_of([sweep], *(axis.name for axis in axes)).candidates if len(axes) > 1 else []
     confidence = {candidate.record.number: candidate.confidence for candidate in candidates}
@@ -77,7 +77,7 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
         {
             "name": sweep.name,
             "about": str(read_sweep_yaml(sweep.storage).get("about") or ""),
-            "location": sweep.storage.shown,
+            "location": sweep.storage.display_name,
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweep),
             "facts": facts(sweep),
@@ -109,12 +109,12 @@ def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> lis
 
 
 def config_yaml(config: DecodingConfig) -> str:
-    """In the format of `specfrontier generate --config`."""
+    """The config as YAML, as `specfrontier generate --config` reads it."""
     return yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
-    """The trial's group for each choice of colours."""
+    """The trial's group under each way of colouring the chart."""
     if setting is None:
         return dict.fromkeys(("acceptance", "tree", "drafter"), "none")
     if isinstance(setting.drafter, NoDrafter):

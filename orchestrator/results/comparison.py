@@ -17,9 +17,10 @@ from orchestrator.results.store import Axis, Identity
 from search_spaces.trial import DecodingConfig
 
 FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseline", "timings", "score."
-COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})  # needs that no net computes
-MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # have an extractor of their own where one is given
-UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # from features, without a bias in the number of images
+# metric inputs that need no neural network
+COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
+MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # these use the `manifold` extractor if configured
+UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,26 @@ def compare(groups: Mapping[str, Floats], axes: Sequence[Axis], reference: Seque
     Raises:
         ValueError: a group has no measured point.
     """
-    ways = directions(axes)
-    fronts = {name: points[nondominated(points, ways)] for name, points in groups.items()}
+    axis_directions = directions(axes)
+    fronts = {name: points[nondominated(points, axis_directions)] for name, points in groups.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
         raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(axis.name for axis in axes)}")
-    everything = np.concatenate(list(groups.values()))
-    point = reference_point(everything, ways) if reference is None else np.array(reference, dtype=np.float64)
-    together = np.concatenate(list(fronts.values()))
-    span = together.max(axis=0) - together.min(axis=0)
+    if reference is None:
+        point = reference_point(np.concatenate(list(groups.values())), axis_directions)
+    else:
+        point = np.array(reference, dtype=np.float64)
+    front_points = np.concatenate(list(fronts.values()))
+    span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
     pairs = [
         Pair(
             a,
             b,
-            (additive_epsilon(fronts[a], fronts[b], ways, scale), additive_epsilon(fronts[b], fronts[a], ways, scale)),
-            (coverage(fronts[a], fronts[b], ways), coverage(fronts[b], fronts[a], ways)),
+            (
+                additive_epsilon(fronts[a], fronts[b], axis_directions, scale),
+                additive_epsilon(fronts[b], fronts[a], axis_directions, scale),
+            ),
+            (coverage(fronts[a], fronts[b], axis_directions), coverage(fronts[b], fronts[a], axis_directions)),
         )
         for a, b in combinations(fronts, 2)
     ]
@@ -75,18 +81,18 @@ def compare(groups: Mapping[str, Floats], axes: Sequence[Axis], reference: Seque
         reference=tuple(float(value) for value in point),
         scale=tuple(float(value) for value in scale),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
-        hypervolumes={name: hypervolume(front, point, ways) for name, front in fronts.items()},
+        hypervolumes={name: hypervolume(front, point, axis_directions) for name, front in fronts.items()},
         pairs=tuple(pairs),
     )
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
-    """Why the sweeps' values of a metric cannot be compared, one clause for each reason; empty if they can.
+    """Why the sweeps' values of a metric cannot be compared, one clause for each reason; empty if they are comparable.
 
     Speed metrics can be compared, but times need the same device, threads and timing batch. A quality metric needs the
     same captions, the same extractor and, if it is computed from them, the same reference images or the same target and
-    baseline. A statistic of all features, such as fid, also needs the same number of images. A fact that an identity
-    does not state is no obstacle.
+    baseline. A statistic of all features, such as fid, also needs the same number of images. A missing timing property
+    or image count is no obstacle.
     """
     needs = _needs(identities, metric)
     if _is_time(identities, metric):
@@ -132,13 +138,13 @@ def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
 
 
 def _is_time(identities: Sequence[Identity], metric: str) -> bool:
-    """Whether the metric is a time, which holds for one machine only, rather than a ratio of two."""
+    """Whether the metric is a time, which holds for one machine only, rather than a ratio of two times."""
     units = [identity.metrics[metric].unit for identity in identities if metric in identity.metrics]
     return TIMINGS in _needs(identities, metric) and any(unit.startswith("s") for unit in units)
 
 
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:
-    """The facts that timings depend on and that differ, among the identities that state them."""
+    """The facts that timings depend on and that differ, among the identities that record them."""
     facts = {
         "devices": _stated(identity.device for identity in identities),
         "threads": _stated(identity.threads for identity in identities),
@@ -148,7 +154,7 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
 
 
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
-    """The extractors that the metric depends on: that of the features, a score's own, or all if that is not stated."""
+    """The extractors that the metric depends on: the feature extractor, a score's own, or all if it is not recorded."""
     names = list(dict.fromkeys(name for identity in identities for name in identity.extractors))
     scores = {need.removeprefix(SCORE) for need in needs if need.startswith(SCORE)}
     if scores and scores <= set(names) and FEATURES not in needs:
@@ -159,7 +165,7 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
 
 
 def _images(identity: Identity) -> int | None:
-    """Captions times samples of each; None if the identity does not state them."""
+    """Number of images: captions times samples per caption; None if the identity does not record them."""
     captions = identity.captions.get("count")
     return captions * identity.samples if isinstance(captions, int) and identity.samples is not None else None
 

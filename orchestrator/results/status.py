@@ -44,7 +44,7 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
     logs = log_folder(sweep.storage)
     return SweepStatus(
         name=sweep.name,
-        place=sweep.storage.shown,
+        place=sweep.storage.display_name,
         planned=planned_trials(sweep.storage),
         finished=len(sweep.records),
         failed=tuple(

@@ -158,7 +158,7 @@ def load_identity(storage: Storage) -> Identity:
     if identity is None:
         names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
         others = f"; ./{SWEEPS} has {', '.join(names)}" if names else ""
-        raise NoSweepError(f"{storage.shown}: no sweep here (no {IDENTITY}){others}")
+        raise NoSweepError(f"{storage.display_name}: no sweep here (no {IDENTITY}){others}")
     return identity
 
 
@@ -174,7 +174,7 @@ def read_identity(storage: Storage) -> Identity | None:
         return Identity.from_mapping(json.loads(storage.read(IDENTITY)))
     except ValueError as error:
         raise ValueError(
-            f"{storage.shown}/{IDENTITY}: damaged ({error}); restore the file, or launch under another --name"
+            f"{storage.display_name}/{IDENTITY}: damaged ({error}); restore the file, or launch under another --name"
         ) from error
 
 
@@ -227,7 +227,7 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
         try:
             records.append(TrialRecord.from_json(storage.read(f"{TRIALS}/{name}")))
         except ValueError as error:
-            where = f"{storage.shown}/{TRIALS}/{name}"
+            where = f"{storage.display_name}/{TRIALS}/{name}"
             raise ValueError(f"{where}: {error}; remove it, and --resume runs it again") from error
     return sorted(records, key=lambda record: record.number)
 
@@ -253,7 +253,7 @@ def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None
             raise ValueError(f"{name}: no column {missing[0]!r}; columns: {', '.join(file.schema_arrow.names)}")
         return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
     except (OSError, pa.ArrowInvalid) as error:
-        raise ValueError(f"{storage.shown}/{name}: cannot be read ({error})") from error
+        raise ValueError(f"{storage.display_name}/{name}: cannot be read ({error})") from error
 
 
 def write_table(storage: Storage, name: str, table: pyarrow.Table) -> None:

@@ -242,7 +242,7 @@ def front_of(
     import pyarrow as pa
 
     counts = Counter(sweep.name for sweep in sweeps)
-    named = {sweep.name if counts[sweep.name] == 1 else sweep.storage.shown: sweep for sweep in sweeps}
+    named = {sweep.name if counts[sweep.name] == 1 else sweep.storage.display_name: sweep for sweep in sweeps}
     if len(named) < len(sweeps):
         raise QueryError("a sweep is given twice; name each once")
     axes = sweeps[0].axes(x, y, z)

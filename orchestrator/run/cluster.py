@@ -1,4 +1,4 @@
-"""The Ray cluster that workers run on: connecting to it, or starting it on this machine, and sizing workers."""
+"""Connects to the Ray cluster that workers run on, or starts one on this machine, and sizes the workers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Outcome:
 class Driver:
     """Runs a sweep on workers and emits its events.
 
-    check: raises ConfigError for a config that the model cannot serve.
+    check: raises ConfigError for a config that the model does not support.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Driver:
             if proposal.config is not None:
                 self.check(proposal.config)
         except ConfigError as error:
-            return f"the model cannot serve this config: {error}"
+            return f"the model does not support this config: {error}"
         return None
 
     def _handle(self, result: TaskResult) -> None:

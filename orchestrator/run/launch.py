@@ -149,7 +149,9 @@ def _only_driver(storage: Storage) -> Iterator[None]:
     """
     with exclusive(storage, DRIVER_LOCK) as acquired:
         if not acquired:
-            raise SweepError(f"{storage.shown}: another launch is running this sweep; wait until it ends, or stop it")
+            raise SweepError(
+                f"{storage.display_name}: another launch is running this sweep; wait until it ends, or stop it"
+            )
         yield
 
 
@@ -222,8 +224,8 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
     changed = [key for key in _FIXED if getattr(stored, key) != getattr(identity, key)]
     if changed:
         raise IdentityError(
-            f"{storage.shown}: {', '.join(changed)} changed since this sweep started; launch under another --name, or "
-            "restore the originals"
+            f"{storage.display_name}: {', '.join(changed)} changed since this sweep started; launch under another "
+            "--name, or restore the originals"
         )
     storage.write(SWEEP, sweep.to_yaml().encode())
     return stored

@@ -24,10 +24,10 @@ from workers.actor import actor_class
 
 _MAX_ATTEMPTS = 3  # of a task whose worker dies
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
-_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # exceptions that a config causes by itself
+_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
 _SHARED_FACTS = ("models", "extractors", "captions", "precision", "device", "threads")  # equal for all workers
 _DRAWING_TASKS = ("quality", "timing")
-_GROW_INTERVAL_S = 5.0  # between looks for nodes that joined
+_GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _START_TIMEOUT_S = 1800.0
 
 
@@ -51,7 +51,8 @@ class _Worker:
 class _WorkerAgreement:
     """Which nodes have the same facts. The first worker to start sets the facts that all others must have.
 
-    If most nodes disagree with it before anything is drawn, the sweep stops rather than run on that worker alone.
+    If more nodes agree with each other than with the first worker before any image is drawn, the sweep stops: it would
+    otherwise run on the few workers that agree with the first.
 
     unstarted: names of the first workers that have not started yet. active: until the first images are drawn.
     """
@@ -62,7 +63,7 @@ class _WorkerAgreement:
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def add(self, worker: str, facts: Mapping[str, Any] | None) -> None:
-        """Record the facts of a worker; None if it did not start."""
+        """Record the facts of a worker. `facts` is None if it did not start."""
         self.unstarted.discard(worker)
         if facts is not None:
             self.nodes.setdefault(_facts_key(facts), set()).add(str(facts.get("node")))
@@ -103,7 +104,7 @@ class Pool:
         self._facts: Mapping[str, Any] | None = None
         self._busy: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._waiting: list[tuple[int, bool, int, Task]] = []  # a heap: by trial, urgent ones first, in order
+        self._waiting: list[tuple[int, bool, int, Task]] = []  # a heap: by trial, urgent first, in submission order
         self._withdrawn: set[int] = set()
         self._attempts: dict[str, int] = {}
         self._task_count, self._worker_count = itertools.count(), itertools.count()
@@ -117,7 +118,7 @@ class Pool:
 
     @property
     def names(self) -> list[str]:
-        """Names of the workers that are ready or busy."""
+        """Names of the workers that have started, idle or busy."""
         return sorted(worker.name for worker in (*self._busy, *self._idle) if worker.ready)
 
     def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
@@ -144,7 +145,8 @@ class Pool:
         heapq.heapify(self._waiting)
         for worker in self._busy:
             if worker.task and worker.task.trial == trial:
-                worker.handle.cancel.remote(dict(worker.task.payload))  # names the task: a later one goes on
+                # the payload identifies the task, so a later task is not cancelled
+                worker.handle.cancel.remote(dict(worker.task.payload))
 
     def collect(self, timeout: float) -> list[TaskResult]:
         if time.monotonic() > self._next_grow:
@@ -203,13 +205,13 @@ class Pool:
         return not problem
 
     def _handle_death(self, worker: _Worker, task: Task | None, death: str) -> TaskResult | None:
-        """Submit the task of a dead worker again, unless it has cost too many workers."""
+        """Submit the task of a dead worker again, unless too many workers died running it."""
         if not worker.ready:
             self._agreement.add(worker.name, None)
             self._handle_failed_start(worker, death)
             return None
         worker.kill()
-        for other in self._idle:  # the node may have died with them: no task for them before they reply
+        for other in self._idle:  # the whole node may have died: give the others no task before they reply
             self._request_facts(other)
         self._idle.clear()
         self._grow()
@@ -275,12 +277,12 @@ def diff_facts(first: Mapping[str, Any] | None, other: Mapping[str, Any]) -> str
         return None
     for key in _SHARED_FACTS:
         if first.get(key) != other.get(key):
-            return f"{key} differ from the first worker's: {other.get(key)} instead of {first.get(key)}"
+            return f"{key}: {other.get(key)}, but the first worker has {first.get(key)}"
     return None
 
 
 def _describe_error(error: BaseException) -> str:
-    """The cause behind Ray's wrapping, in one line."""
+    """The exception that Ray wrapped, in one line."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself

@@ -54,8 +54,8 @@ def preflight(
         captions = models.read_sweep_captions(sweep, model)
         if identity is not None and identity.captions["hash"] != captions_hash(captions):
             raise ValueError(
-                f"captions: {sweep.captions.source} has changed since the sweep in {storage.shown} started; restore "
-                "the original, or launch under another --name"
+                f"captions: {sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
+                "restore the original, or launch under another --name"
             )
         models.check_reference(sweep, model)
         _check_available(sweep, model, captions)

@@ -36,7 +36,7 @@ def prefix_errors(key: str) -> Iterator[None]:
 class CheckedModels:
     """A sweep's models as far as the headers of their files determine them.
 
-    extractors: the feature extractors by role, without their weights; "features" serves all distances.
+    extractors: the feature extractors by role, without their weights; all distances use "features".
     """
 
     entry: Entry
@@ -117,7 +117,7 @@ def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
 
 
 def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
-    """Check that the models can serve the enqueued configs and every branch of the space, at the ends of its ranges.
+    """Check that the models support the enqueued configs and every branch of the space, at the ends of its ranges.
 
     Raises:
         ConfigError: names the label or the branch, and the key.
@@ -139,7 +139,7 @@ def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
 
 
 def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
-    """Raise ConfigError, with the label, if the models cannot serve an enqueued config."""
+    """Raise ConfigError, with the label, if the models do not support an enqueued config."""
     for entry in sweep.enqueue:
         with at("enqueue", entry.label):
             capabilities.check(entry.config)

@@ -32,7 +32,7 @@ class Task:
 class TaskResult:
     """A finished task: its output, or the cause of its failure.
 
-    permanent: the failure is the config's, so a retry would fail again; otherwise a machine, network or file failed.
+    permanent: the config caused the failure, so a retry would fail again; otherwise a machine, network or file failed.
     """
 
     task: Task
@@ -54,10 +54,10 @@ class Workers(Protocol):
         """Drop the waiting tasks of a trial and cancel its running ones. Their results are not collected."""
 
     def collect(self, timeout: float) -> list[TaskResult]:
-        """Results so far; waits up to `timeout` seconds for the first. Raises PoolError."""
+        """Results since the last call; waits up to `timeout` seconds for the first. Raises PoolError."""
 
     @property
     def alive(self) -> int:
-        """Number of workers that are ready or busy."""
+        """Number of workers that have started, idle or busy."""
 
     def close(self) -> None: ...

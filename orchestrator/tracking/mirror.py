@@ -1,7 +1,7 @@
 """Copies a sweep's store to MLflow: finds what MLflow has, adds what is missing, completes what was interrupted.
 
-Every step can be interrupted and repeated. A trial's run is created with all of its tags in one call, so its tags find
-it again. Terminating the run is the last step. Only then does the run log get its line.
+Every step can be interrupted and repeated. A trial's run is created with all of its tags in one call, so a later update
+can find it by its tags. Terminating the run is the last step. It is then recorded in the store's run log (`RunLog`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SweepMirror:
     def update(self, *, running: bool = True) -> int:
         """Log what is new in the store and update what changed. Returns the number of logged runs.
 
-        running: the sweep goes on, so its run has the status RUNNING.
+        running: whether the sweep is still running; if so, its run is set to RUNNING.
         """
         trial_runs = self._trial_runs
         if trial_runs is None:
@@ -77,7 +77,7 @@ class SweepMirror:
         return logged
 
     def end(self, event: Event) -> None:
-        """Upload the sweep's views and terminate its run, after an `update`."""
+        """Upload the sweep's result files (plot, tables, report) and terminate its run, after an `update`."""
         with tempfile.TemporaryDirectory() as folder:
             self._download({name: name for name in _SWEEP_ARTIFACTS}, Path(folder))
             self._client.log_artifacts(self.parent, folder)
@@ -93,7 +93,7 @@ class SweepMirror:
         return max((runs.span(record, self.sweep)[1] for record in self.records.values()), default=None)
 
     def _read_experiment(self, running: bool) -> dict[int, _TrialRun]:
-        """Find or create the experiment and the sweep's run; the trials' runs that exist."""
+        """Find or create the experiment and the sweep's run; returns the existing trial runs by trial number."""
         self.experiment_id = ensure_experiment(self._client, self.uri, self.experiment)
         condition = f"tags.{runs.SWEEP_ID} = '{self.sweep.id}'"
         found = self._search(f"{condition} and tags.{runs.KIND} = 'sweep'")
@@ -128,7 +128,7 @@ class SweepMirror:
                 return found
 
     def _keep_one(self, duplicates: list[Run], logged: Iterable[str] = ()) -> str:
-        """The run to keep of several for the same sweep or trial; deletes the others.
+        """Choose which of several runs of the same sweep or trial to keep; deletes the others.
 
         Duplicates arise when a server creates a run but does not answer in time.
         """
@@ -149,8 +149,8 @@ class SweepMirror:
                 trial_runs[number] = run = self._log_trial(record, run, pareto=number in front)
                 logged += 1
             if number not in done or done[number].run_id != run.run_id:
-                place = (public_uri(self.uri), self.experiment, self.experiment_id, self.parent)
-                self._log.add(LoggedRun(*place, number, run.run_id))
+                location = (public_uri(self.uri), self.experiment, self.experiment_id, self.parent)
+                self._log.add(LoggedRun(*location, number, run.run_id))
         return logged
 
     def _log_trial(self, record: TrialRecord, run: _TrialRun | None, *, pareto: bool) -> _TrialRun:
@@ -166,21 +166,21 @@ class SweepMirror:
         entries = [Param(key, value) for key, value in params.items()]
         self._client.log_batch(run.run_id, runs.metrics(record, finished), entries)
         run.params |= params.keys()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state == COMPLETE:
-                names = {name: f"{place}/{record.digest}.png" for name, place in _TRIAL_ARTIFACTS.items()}
-                self._download(names, Path(folder))
+                names = {name: f"{folder}/{record.digest}.png" for name, folder in _TRIAL_ARTIFACTS.items()}
+                self._download(names, Path(artifacts))
             config = record.config.to_mapping() if record.config else {}
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            Path(folder, "config.yaml").write_text(text, "utf-8")
-            self._client.log_artifacts(run.run_id, folder)
+            Path(artifacts, "config.yaml").write_text(text, "utf-8")
+            self._client.log_artifacts(run.run_id, artifacts)
         status = RUN_STATUS["finished" if record.state == COMPLETE else "failed"]
         self._client.set_terminated(run.run_id, status, finished)
         run.complete = True
         return run
 
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
-        """Copy files of the store (name in MLflow -> name in the store) to a folder, without credentials.
+        """Copy files of the store (name in MLflow -> name in the store) to a folder, with credentials redacted.
 
         Skips files that do not exist.
         """
@@ -189,7 +189,7 @@ class SweepMirror:
                 (folder / name).write_bytes(redact_file(stored, self.storage.read(stored)))
 
     def _update_trials(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
-        """Give every run the same params, and tag exactly those on the current front."""
+        """Give every run the same params, and tag exactly the runs on the current front."""
         from mlflow.entities import Param, RunTag
 
         keys = {key for run in trial_runs.values() for key in run.params}

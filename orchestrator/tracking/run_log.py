@@ -83,5 +83,5 @@ def sole_writer(storage: Storage) -> Iterator[None]:
     with exclusive(storage, MLFLOW_LOCK) as acquired:
         if not acquired:
             problem = "another process is logging this sweep to MLflow; it will log the rest, or try again later"
-            raise TrackingError(f"{storage.shown}: {problem}")
+            raise TrackingError(f"{storage.display_name}: {problem}")
         yield

@@ -364,11 +364,11 @@ def test_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [name for name in ready_spaces() if name.startswith("papers/")]
     known = ", ".join([*(name for name in ready_spaces() if name not in tables), "papers/... (the papers' tables)"])
     for name, message in (
-        ("quikstart", f"quikstart: no such file, and no ready space; did you mean 'quickstart'? there are {known}"),
-        ("xyz", f"xyz: no such file, and no ready space; there are {known}"),
-        ("papers", f"papers: no such file, and no ready space; there are {', '.join(tables)}"),
+        ("quikstart", f"quikstart: no such file, and no ready space; did you mean 'quickstart'? available: {known}"),
+        ("xyz", f"xyz: no such file, and no ready space; available: {known}"),
+        ("papers", f"papers: no such file, and no ready space; available: {', '.join(tables)}"),
         ("lantern-table2", "lantern-table2: no such file, and no ready space; did you mean 'papers/lantern-table2'? "
-                           f"there are {', '.join(tables)}"),
+                           f"available: {', '.join(tables)}"),
         ("other.yaml", f"other.yaml: no such file; ready spaces are {known}"),
         (".", ".: is a folder; give the YAML file of a sweep"),
     ):  # fmt: skip

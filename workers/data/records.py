@@ -64,7 +64,7 @@ def read_shard(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, not one of specfrontier's, not of this kind, or lacks a column; it is named.
     """
-    where = f"{storage.shown}/{name}"
+    where = f"{storage.display_name}/{name}"
     path = storage.path(name)
     source: Any = pa.BufferReader(storage.read(name)) if path is None else pa.OSFile(str(path))
     try:

@@ -141,7 +141,7 @@ def read_reference(
         ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
     """
     storage, name = (place, name or FILE) if isinstance(place, Storage) else Storage.holding(place)
-    where = f"{storage.shown}/{name}"
+    where = f"{storage.display_name}/{name}"
     try:
         _, meta = read_shard(storage, name, [], kind=_KIND, fix=_FIX)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
 
 Writes are atomic: a process that is killed while writing leaves no file that `names` or `exists` reports, and of
-several writers of one name the last to finish wins. Credentials in a URI stay in `uri`; `shown`, repr and errors do not
-contain them.
+several writers of one name the last to finish wins. Credentials in a URI stay in `uri`; `display_name`, repr and errors
+do not contain them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Storage:
         ValueError: a URI that is malformed or of a scheme that pyarrow.fs does not support.
     """
 
-    __slots__ = ("_fs", "_root", "_secrets", "shown", "uri")
+    __slots__ = ("_fs", "_root", "_secrets", "display_name", "uri")
 
     def __init__(self, uri: str | Path, *, filesystem: FileSystem | None = None) -> None:
         text = str(uri)
         remote = bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
         self._fs: FileSystem | None = filesystem
         self.uri = text if remote or filesystem is not None else str(_local(text))
-        self.shown, self._secrets = _without_secrets(text) if remote else (self.uri, ())
+        self.display_name, self._secrets = _without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:
             self._fs, self._root = self._connect()
@@ -65,7 +65,7 @@ class Storage:
         return cls(f"{folder}{mark}{options}"), name
 
     def __repr__(self) -> str:
-        return f"Storage({self.shown!r})"
+        return f"Storage({self.display_name!r})"
 
     def write(self, name: str, data: bytes) -> None:
         """Store `data` under `name` atomically, replacing an earlier file.
@@ -136,20 +136,22 @@ class Storage:
             return found
         except (ValueError, OSError, NotImplementedError) as error:
             problem = self._redact(error)
-        raise ValueError(f"{self.shown}: cannot be used as storage ({problem}); give a folder, s3://, gs:// or abfs://")
+        raise ValueError(
+            f"{self.display_name}: cannot be used as storage ({problem}); give a folder, s3://, gs:// or abfs://"
+        )
 
     @contextmanager
     def _redact_errors(self, name: str) -> Iterator[None]:
-        """Raises errors of a remote filesystem again, with the shown name and without the URI's secrets."""
+        """Raises errors of a remote filesystem again, with the display name and without the URI's secrets."""
         try:
             yield
         except FileNotFoundError:
-            raise FileNotFoundError(f"{self.shown}/{name}: no such file") from None
+            raise FileNotFoundError(f"{self.display_name}/{name}: no such file") from None
         except OSError as error:
-            raise OSError(f"{self.shown}/{name}: {self._redact(error)}") from None
+            raise OSError(f"{self.display_name}/{name}: {self._redact(error)}") from None
 
     def _redact(self, error: Exception) -> str:
-        text = str(error).replace(self.uri, self.shown)
+        text = str(error).replace(self.uri, self.display_name)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text

@@ -46,7 +46,7 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
     """The config with the target's own sampling if it has none, checked against target and drafter.
 
     Raises:
-        ConfigError: the target or the drafter cannot serve it.
+        ConfigError: the target or the drafter does not support it.
         ValueError: the drafter is missing, or not the one that the config names.
     """
     config = config.with_sampling(config.sampling or target.sampling)

@@ -18,7 +18,7 @@ from workers.models.masks import AttentionMask
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to draw: a caption, its id and sample index (which key its random numbers)."""
+    """One image to draw: a caption, its id and a sample index. The id and the sample index seed its random numbers."""
 
     caption_id: int
     caption: str
@@ -26,15 +26,17 @@ class Request:
 
 
 class Batch:
-    """B captions in flight. Rows of the transformer are the B conditional streams, then (guided) the B unconditional
-    ones.
+    """B captions in flight. Rows of the transformer are the B conditional streams, then, under classifier-free
+    guidance, the B unconditional ones.
 
     rng: the images' random numbers. emitted [B]: image tokens emitted so far. root [B]: the last of them, whose keys
     and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions.
 
-    The next `reach` places of every row: token_positions [B, reach], from the next image token on; columns [R, reach],
-    from the root's cache column on; rope_positions [R, reach], the entries of those columns in the rotation table (the
-    same numbers, unless `row_ends` have columns between prompt and image).
+    row_ends: the end-of-row tokens, for targets that have them.
+
+    The next `reach` positions of every row (R = streams x B): token_positions [B, reach], from the next image token on;
+    columns [R, reach], from the root's cache column on; rope_positions [R, reach], the entries of those columns in the
+    rotation table (the same numbers, unless `row_ends` have columns between prompt and image).
     """
 
     token_positions: Tensor
@@ -82,7 +84,7 @@ class Batch:
         return repeat_streams_unless_shared(x, self.streams)
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
-        """The row ends that a pass over a tree of this shape needs; None if no slot can end a row."""
+        """The row ends that a pass over a tree of this shape needs; None if no tree node can end a row."""
         beyond = shape.max_depth - self.cells_to_row_end
         if self.row_ends is None or beyond < 0:
             return None
@@ -104,8 +106,8 @@ class Batch:
         return self.image_len - self.emitted
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
-        """Update the host's copies between rounds: `max_emitted`, the largest of `emitted`, and `cells_to_row_end`, the
-        fewest cells between a root and the end of its row.
+        """Update the CPU copies of the token counts between rounds: `max_emitted`, the largest of `emitted`, and
+        `cells_to_row_end`, the fewest cells between a root and the end of its image row.
         """
         self.max_emitted = max(emitted, default=1)
         cols = self.row_ends.cols if self.row_ends else 1
@@ -121,7 +123,9 @@ class Batch:
         self._update_positions()
 
     def commit(self, tokens: Tensor, counts: Tensor, root: Tensor) -> None:
-        """Append each row's first counts [B] of tokens [B, W] (accepted drafts, then the resampled or bonus token)."""
+        """Append the first counts[b] of tokens [B, W] of each caption b: accepted drafts, then the resampled or bonus
+        token.
+        """
         # the next round overwrites the surplus entries
         self._tokens.scatter_(1, self.token_positions[:, : tokens.shape[1]], tokens)
         self.emitted = self.emitted + counts

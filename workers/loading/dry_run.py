@@ -177,7 +177,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     models: on the meta device. The round is the last one, when caches are full.
 
     Raises:
-        ValueError: the models cannot serve the config.
+        ValueError: the models do not support the config.
     """
     # an adjacency tree's size depends on values: usually at most the largest in its ranges; in the largest batch, one
     # row's tree has the maximum depth, and another's is shallow and `widest`

@@ -1,4 +1,4 @@
-"""Loaded models, and what they can serve."""
+"""Loaded models, and what they support."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Models:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a target and its drafters can serve, without their weights.
+    """What a target and its drafters support, as plain data: configs can be checked without loading weights.
 
-    target: its name. vocab_size: codes. rows, cols: of the token grid. image_size: pixels along the longer side.
+    target: its name. vocab_size: number of image codes. rows, cols: of the token grid. image_size: pixels along the
+    longer side.
     sampling: the target's defaults. drafters: kinds with weights. medusa_heads: None without a Medusa drafter.
     """
 
@@ -60,10 +61,10 @@ class Capabilities:
         )
 
     def check(self, config: DecodingConfig) -> None:
-        """Refuse a setting that the models cannot serve.
+        """Refuse a config that the models do not support.
 
         Raises:
-            ConfigError: the key, and what it exceeds or which drafter is missing.
+            ConfigError: names the key, and the limit exceeded or the missing drafter.
         """
         config.check_model(
             self.vocab_size,

@@ -1,9 +1,10 @@
 """ImageReward v1 (Xu et al. 2023): predicted human rating of an image for its caption, in standard deviations.
 
-`metrics.image_reward` is its file (`ImageReward.pt`: BLIP's ViT-L/16, BERT with cross-attention, and a linear head).
-The towers are transformers' BLIP; captions are tokenized by BERT's uncased tokenizer, whose vocab.txt or tokenizer.json
-is next to the checkpoint, to 35 tokens. The reward is the head's output on BERT's first state, minus 0.16717, divided
-by 1.03334: the published mean and standard deviation.
+The key `metrics.image_reward` of models.yaml gives its weight file (`ImageReward.pt`: BLIP's ViT-L/16, BERT with
+cross-attention, and a linear head). The towers are transformers' BLIP. Captions are padded or truncated to 35 tokens by
+BERT's uncased tokenizer; its vocab.txt or tokenizer.json must be next to the checkpoint. The reward is the head's
+output on BERT's last hidden state at the first token, minus 0.16717, divided by 1.03334: the published mean and
+standard deviation.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class ImageReward(nn.Module):
 def load_image_reward(
     path: Path, *, vision: BlipVisionConfig | None = None, text: BlipTextConfig | None = None
 ) -> ImageReward:
-    """The model of a checkpoint with the tokenizer next to it; `vision`, `text`: its sizes (default those of v1).
+    """Load the model and the tokenizer next to it. vision, text: the configs of the towers (default: those of v1).
 
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; there is no tokenizer next to it.
@@ -120,8 +121,8 @@ def load_image_reward(
     vision, text = vision or BlipVisionConfig(**VISION), text or BlipTextConfig(**TEXT)
     if len(tokenizer) > text.vocab_size:
         raise WeightsError(
-            f"{path.parent}: its tokenizer has {len(tokenizer)} words, the model {text.vocab_size}; copy the files of "
-            "bert-base-uncased there"
+            f"{path.parent}: its tokenizer has {len(tokenizer)} entries, but the model's vocabulary only "
+            f"{text.vocab_size}; copy the files of bert-base-uncased there"
         )
     return load_frozen(lambda: ImageReward(vision, text, tokenizer), path, _TABLE)
 

@@ -31,7 +31,7 @@ def save(
     The write is atomic: readers see either the complete file or none.
 
     Raises:
-        WeightsError: a value is not finite, or becomes so in `dtype`.
+        WeightsError: a value is not finite, or overflows in `dtype`.
     """
     path = Path(path)
     tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights

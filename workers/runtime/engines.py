@@ -1,4 +1,6 @@
-"""Engines by decoding config: kept between shards, cancelled on demand, retried at half the batch out of memory."""
+"""One engine per decoding config, reused across shards. Runs can be cancelled, and are retried at half the batch size
+if memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from workers.decoding.tree import DraftTree
 from workers.loading.models import Capabilities, Models
 from workers.runtime.memory import OutOfMemory, guard_memory
 
-_MAX_ENGINES = 4  # their tables and shapes are worth keeping between the shards of a trial
+_MAX_ENGINES = 4  # rebuilding their lookup tables and tree shapes for every shard is slow
 
 
 class Cancelled(RuntimeError):
@@ -32,7 +34,7 @@ class CancellableEngine(Engine):
 
 
 class Engines:
-    """Engines of one model by config. A config that the model cannot serve is refused before anything runs."""
+    """Engines of one model by config. A config that the model does not support is refused before anything runs."""
 
     def __init__(self, models: Models, seed: int, is_cancelled: Callable[[], bool]) -> None:
         self.models, self.seed, self.is_cancelled = models, seed, is_cancelled
@@ -43,7 +45,7 @@ class Engines:
         """The engine of a config.
 
         Raises:
-            ConfigError: the model cannot serve it.
+            ConfigError: the model does not support it.
         """
         if config not in self._engines:
             self.capabilities.check(config)
@@ -57,11 +59,10 @@ class Engines:
         return self._engines[config]
 
     def draw(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
-        """The requests' results in their order, and the batch that they were drawn at: `batch`, or half of it if memory
-        ran out.
+        """The results in the order of the requests, and the batch size used: `batch`, or half of it if memory ran out.
 
         Raises:
-            ConfigError: the model cannot serve the config.
+            ConfigError: the model does not support the config.
             OutOfMemory: not even half the batch fits.
             Cancelled: the task was cancelled.
             DecodingError: the target's logits are not finite.
@@ -75,7 +76,7 @@ class Engines:
         return self.draw_once(config, requests, half), half
 
     def draw_once(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> list[Result]:
-        """As `draw`, at this batch or not at all."""
+        """Like `draw`, without the retry at half the batch size."""
 
         def run() -> list[Result]:
             engine = self.get(config)

@@ -16,7 +16,8 @@ from workers.data.storage import Storage
 _FOLDER = "logs"
 _LOGGER = "workers"  # parent of the loggers of all modules in this package
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-_CANCELLED = "Cancelled"  # of workers.runtime.engines, by name: importing that module imports torch
+# exception class in workers.runtime.engines, matched by name because importing that module imports torch
+_CANCELLED = "Cancelled"
 
 
 class _WorkerHandler(logging.FileHandler):
@@ -41,7 +42,7 @@ def open_log(storage: Storage, worker: str) -> logging.Logger:
         handler = _WorkerHandler(path, encoding="utf-8")
         handler.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(handler)
-    logger.info("%s starts on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.shown)
+    logger.info("%s starts on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.display_name)
     return logger
 
 
@@ -68,7 +69,7 @@ def log_duration(logger: logging.Logger, task: str) -> Iterator[None]:
 
 
 def describe_task(task: Mapping[str, Any]) -> str:
-    """e.g. `quality of captions 48 to 95, eagle chain`."""
+    """One-line description of a task, e.g. `quality of captions 48 to 95, eagle chain`."""
     kind, config = task.get("kind"), task.get("config") or {}
     span = f" of captions {task['start']} to {task['stop'] - 1}" if "start" in task and "stop" in task else ""
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]

@@ -1,10 +1,11 @@
-"""Distillation of drafters that read the target's features (EAGLE layer, Medusa heads), for any target; it is frozen.
+"""Distillation of drafters that read the target's features (EAGLE layer, Medusa heads), for any target; the target is
+frozen.
 
 One teacher-forced pass gives the target's features f. Slot s of the EAGLE layer pairs f_s with the embedding of the
 token at position s + 1 and predicts f_{s+1}; Medusa's head m reads f_s and predicts the token m + 2 positions later.
 The loss compares drafter and target at each draft level, over the slots that draft a token of the image:
 
-    sum over levels j of fade^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
+    sum over levels j of decay^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
 
 with q the target's probabilities and p the drafter's. `Distillation` has the weights. Its defaults are the published
 recipe (EAGLE-1; LANTERN's settings for images): one level, noise on the features, a tenth of the examples under the
@@ -15,8 +16,8 @@ With `guidance`, q and p are those that decoding compares: conditional and null 
 guidance, at a scale drawn per image. With several levels the EAGLE layer is unrolled: at level j it reads its own
 predictions of the levels before, as when drafting (the idea of HASS, Zhang et al. 2024).
 
-All random numbers of an example follow from the step and its place in the batch, so the number of processes does not
-matter.
+All random numbers of an example are determined by the step and its index in the batch, so the number of processes does
+not matter.
 
 Shape legend: B examples, R rows (B, or 2B under guidance: conditional, then null), N tokens of an image, P prompt
 positions, S = P + N - 2 slots, D width, V codes.
@@ -52,17 +53,18 @@ _INPUT_NORM = "attention_norm.weight"
 class Distillation:
     """Weights and augmentation of the loss (see the module's docstring). The defaults are EAGLE's published recipe.
 
-    guidance: bounds of the guidance scales, drawn uniformly per image; None: no guidance, and the null prompt takes the
-    caption's place with probability `dropped`. noise: width of the uniform noise on input features, times 512 / S.
+    guidance: bounds of the guidance scales, drawn uniformly per image; None: no guidance, and the null prompt replaces
+    the caption with probability `caption_dropout`. noise: uniform noise of width noise x 512 / S is added to the input
+    features. decay: factor of the loss from one level to the next.
     """
 
     cross_entropy: float = 0.1
     variation: float = 0.0
     feature: float = 1.0
     levels: int = 1
-    fade: float = 0.8
+    decay: float = 0.8
     noise: float = 0.2
-    dropped: float = 0.1
+    caption_dropout: float = 0.1
     guidance: tuple[float, float] | None = None
 
 
@@ -95,7 +97,7 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
 
 
 def prompt_filler(target: Target) -> int | None:
-    """What stands in for the token ids of the target's prompts (see `EagleDrafter`): LlamaGen's have none."""
+    """Token id used where prompts have no token ids (LlamaGen; see `EagleDrafter`); else None."""
     return 0 if target.transformer.config.rope == "grid" else None
 
 
@@ -106,7 +108,9 @@ def head_logits(target: Target, features: Tensor) -> Tensor:
 
 
 def combine(logits: Tensor, scales: Tensor | float | None) -> Tensor:
-    """Guided logits [B, n, V] in fp32 of conditional and null rows [2B, n, V]; scales [B, 1, 1]. None: as they are."""
+    """Guided logits [B, n, V] in fp32 of conditional and null rows [2B, n, V]; scales [B, 1, 1]. With scales None, the
+    logits in fp32.
+    """
     if scales is None:
         return logits.float()
     cond, null = logits.float().chunk(2)
@@ -123,7 +127,7 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
     embeddings, features, mask, _ = inputs
     if levels == 1:
         return [layer(embeddings, features, inputs.positions, mask)]
-    block, by = layer.decoder.layers[0], rotation(layer.decoder, inputs.positions)
+    block, rope = layer.decoder.layers[0], rotation(layer.decoder, inputs.positions)
     assert isinstance(block, Layer)
     size = features.shape[1]
     order = torch.arange(size, device=features.device)
@@ -134,37 +138,37 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
     current = features
     for level in range(levels):
         x = layer.fuse(embeddings, current)
-        q, k, v = project(block.attention, block.attention_norm(x), by)
+        q, k, v = project(block.attention, block.attention_norm(x), rope)
         keys.append(k)
         values.append(v)
-        # Column s - i at level j - i: diagonal i of the scores against that level's keys. The others are at level 1.
+        # slot s - i at level j - i is diagonal i of the scores against that level's keys; other slots are at level 1
         hidden = ~mask | (distance < level)
         bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(hidden, float("-inf"))
         recent = [_diagonal(q, keys[level - i], i) for i in range(level)]
         weights = torch.cat([bulk, *recent], dim=-1).softmax(-1).to(v.dtype)
         attended = weights[..., :size] @ values[0]
         for i in range(level):
-            attended = attended + weights[..., size + i, None] * _later(values[level - i], i)
+            attended = attended + weights[..., size + i, None] * _shift(values[level - i], i)
         outputs.append(layer.decoder.norm(finish(block, x, attended)))
         current = torch.cat([features[:, :1], outputs[-1][:, :-1].to(features.dtype)], dim=1)
     return outputs
 
 
-def _later(x: Tensor, by: int) -> Tensor:
-    """x [R, H, S, C] moved `by` slots later, zeros first."""
-    return F.pad(x, (0, 0, by, 0))[:, :, : x.shape[2]] if by else x
+def _shift(x: Tensor, offset: int) -> Tensor:
+    """x [R, H, S, C] shifted by `offset` slots to the right, padded with zeros on the left."""
+    return F.pad(x, (0, 0, offset, 0))[:, :, : x.shape[2]] if offset else x
 
 
-def _diagonal(q: Tensor, k: Tensor, by: int) -> Tensor:
-    """Scores [R, H, S, 1] of each slot's query against the key `by` slots before; -inf where there is none."""
-    scores = (q * _later(k, by)).float().sum(-1, keepdim=True)
-    missing = torch.arange(q.shape[2], device=q.device)[:, None] < by
-    return scores.masked_fill(missing, float("-inf")) if by else scores
+def _diagonal(q: Tensor, k: Tensor, offset: int) -> Tensor:
+    """Scores [R, H, S, 1] of each slot's query against the key `offset` slots before; -inf where there is none."""
+    scores = (q * _shift(k, offset)).float().sum(-1, keepdim=True)
+    missing = torch.arange(q.shape[2], device=q.device)[:, None] < offset
+    return scores.masked_fill(missing, float("-inf")) if offset else scores
 
 
 def draft_levels(target: Target, drafter: Drafter, inputs: Slots, levels: int) -> list[tuple[Tensor, Tensor | None]]:
-    """For each draft level j from 0: the drafter's logits [R, N - 1 - j, V] for the tokens that the labels [:, j:]
-    give, and an EAGLE layer's predictions [R, N - 1 - j, D] of those labels. Medusa has a level per head.
+    """For each draft level j from 0: the drafter's logits [R, N - 1 - j, V] for the tokens of labels [:, j:], and an
+    EAGLE layer's predictions [R, N - 1 - j, D] of those labels. Medusa has one level per head.
     """
     count = inputs.labels.shape[1]
     if isinstance(drafter, EagleLayer):
@@ -193,7 +197,7 @@ def drafter_loss(
     group: ProcessGroup = SINGLE_PROCESS,
     compiled: bool = False,
 ) -> LossFunction:
-    """The loss of this process's share of a batch of examples."""
+    """A function that computes the loss of this process's share of a batch of examples."""
 
     def levels_loss(inputs: Slots, probs: Tensor, scales: Tensor | None) -> Tensor:
         total = torch.zeros((), device=probs.device)
@@ -201,7 +205,7 @@ def drafter_loss(
             loss = soft_loss(combine(logits, scales), probs[:, j:], config)
             if predicted is not None:
                 loss = loss + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
-            total = total + config.fade**j * loss
+            total = total + config.decay**j * loss
         return total
 
     run = torch.compile(levels_loss, dynamic=False) if compiled else levels_loss
@@ -211,7 +215,7 @@ def drafter_loss(
         captions, tokens = data.pick(indices[share], target.device)
         prompt = target.encode(captions, guided=True)
         if config.guidance is None:
-            dropped = torch.rand(size, generator=generator) < config.dropped
+            dropped = torch.rand(size, generator=generator) < config.caption_dropout
             rows = torch.arange(len(captions)) + len(captions) * dropped[share]
             prompt = Prompt(prompt.embeds[rows.to(tokens.device)], prompt.valid[rows.to(tokens.device)])
         else:
@@ -232,15 +236,15 @@ def drafter_loss(
 
 
 def feature_noise(like: Tensor, seed: int, scale: float) -> Tensor:
-    """(U - 1/2) scale 512 / S, of the shape [S, D] of `like` (EAGLE's augmentation of features)."""
+    """(U - 1/2) scale 512 / S, U uniform in [0, 1), of the shape [S, D] of `like` (EAGLE's augmentation of features)."""
     generator = torch.Generator(like.device).manual_seed(seed)
     drawn = torch.rand(like.shape, generator=generator, device=like.device)
     return (drawn - 0.5) * (scale * 512 / like.shape[0])
 
 
 def new_eagle(target: Target, seed: int) -> EagleLayer:
-    """An untrained EAGLE layer of the target's shape (with an input norm where its prompts are tokens: Chameleon's). It
-    starts as the target's last layer, where that is one of this project's layers.
+    """An untrained EAGLE layer of the target's shape, with an input norm if its prompts are tokens (Chameleon). It is
+    initialised from the target's last layer if that is one of this project's layers.
     """
     torch.manual_seed(seed)
     body = target.transformer.config
@@ -262,7 +266,7 @@ def new_medusa(target: Target, heads: int, *, shared_head: bool = False) -> Medu
 
 
 def header(target: Target, drafter: Drafter) -> dict[str, Any]:
-    """What the drafter's file says of its shape."""
+    """The config stored in the drafter file's header."""
     if isinstance(drafter, EagleLayer):
         return {"transformer": asdict(drafter.decoder.config), "filler": prompt_filler(target)}
     own_heads = drafter.heads is not None

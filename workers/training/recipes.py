@@ -78,7 +78,7 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
 }
 #: Of the drafters that read features: the probabilities under guidance, and an EAGLE layer unrolled as it will draft.
 _DISTILLATION = Distillation(
-    cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, dropped=0.0, guidance=(1.0, 4.0)
+    cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, caption_dropout=0.0, guidance=(1.0, 4.0)
 )
 
 

@@ -79,6 +79,6 @@ def test_storages_show_no_more_than_this(uri: str) -> None:
     from pyarrow.fs import LocalFileSystem
 
     storage = Storage(uri, filesystem=LocalFileSystem())
-    assert SECRET not in storage.shown
+    assert SECRET not in storage.display_name
     assert SECRET not in without_credentials(uri)
-    assert without_credentials(storage.shown) == storage.shown
+    assert without_credentials(storage.display_name) == storage.display_name

@@ -45,7 +45,7 @@ class Echo:
         with self.log.open("a") as lines:
             lines.write(f"{task['n']} {os.getpid()}\n")
         if task.get("raises"):
-            raise ValueError("the model cannot serve it")
+            raise ValueError("the model does not support it")
         if task.get("dies") and (task["dies"] == "always" or not Path(task["dies"]).exists()):
             if task["dies"] != "always":
                 Path(task["dies"]).touch()
@@ -137,7 +137,7 @@ def test_an_error_in_a_task_is_reported_and_the_worker_lives(make: Any) -> None:
     pool.submit(task(1))
     first, second = collect_all(pool, 2)
     assert first.output is None
-    assert first.cause == "ValueError: the model cannot serve it"
+    assert first.cause == "ValueError: the model does not support it"
     assert not first.permanent
     assert second.output == {"n": 1}
 
@@ -214,7 +214,7 @@ def test_a_worker_on_other_hardware_is_not_used_and_warned_about(make: Any, warn
     assert warnings[0].startswith("worker-1 cannot be used: device differ")
     assert (
         diff_facts({"device": "cpu"}, {"device": "cuda"})
-        == "device differ from the first worker's: cuda instead of cpu"
+        == "device: cuda, but the first worker has cpu"
     )
     assert diff_facts({"device": "cpu", "pid": 1}, {"device": "cpu", "pid": 2}) is None
     assert diff_facts(None, {"device": "cuda"}) is None

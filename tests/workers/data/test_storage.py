@@ -76,7 +76,7 @@ def test_paths_and_file_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     }.items():
         storage = Storage(given)
         assert storage.path("x/y.json") == root / "x" / "y.json"
-        assert storage.uri == storage.shown == str(root)
+        assert storage.uri == storage.display_name == str(root)
     assert Storage("mock:///a").path("x") is None
     for wrong, message in {"": "empty", "file://elsewhere/a": "names no host", "~nobody-here/a": "full path"}.items():
         with pytest.raises(ValueError, match=message):
@@ -87,9 +87,9 @@ def test_the_storage_that_holds_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     for given, root in {"a.parquet": tmp_path, "x/a.parquet": tmp_path / "x", "file:///y/a.parquet": "/y"}.items():
         storage, name = Storage.holding(given)
-        assert (storage.shown, name) == (str(root), "a.parquet")
+        assert (storage.display_name, name) == (str(root), "a.parquet")
     storage, name = Storage.holding("s3://KEYID:hunter22@bucket/a/b.parquet?region=x")
-    assert (storage.shown, name) == ("s3://bucket/a?region=x", "b.parquet")
+    assert (storage.display_name, name) == ("s3://bucket/a?region=x", "b.parquet")
     with pytest.raises(ValueError, match=r"^s3://bucket/a: names no file"):
         Storage.holding("s3://KEYID:hunter22@bucket/a/")
 
@@ -213,9 +213,9 @@ def test_credentials_are_not_shown(uri: str, shown: str) -> None:
         seen = str(error)
         assert seen.startswith(shown)
     else:
-        assert storage.shown == shown
+        assert storage.display_name == shown
         assert storage.uri == uri, "workers connect with what the user gave"
-        seen = repr(storage) + storage.shown
+        seen = repr(storage) + storage.display_name
     assert not any(part in seen for part in (SECRET, "wJalr/XUtnFEMI", "AKIAKEY"))
 
 

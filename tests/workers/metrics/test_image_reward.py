@@ -204,7 +204,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         loaded(path)
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, *map(str, range(90))]))
     path.write_bytes(content)
-    with pytest.raises(WeightsError, match=r"its tokenizer has \d+ words, the model 13"):
+    with pytest.raises(WeightsError, match=r"its tokenizer has \d+ entries, but the model's vocabulary only 13"):
         loaded(path)
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(WeightsError, match=r"no tokenizer; copy vocab\.txt"):

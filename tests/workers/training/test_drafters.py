@@ -46,7 +46,7 @@ CONFIGS: dict[str, TransformerConfig] = {
     "Chameleon": replace(BASE, rope="line", qk_norm=True),
     "Lumina": replace(ROW_ENDS, qk_norm=True),
 }
-PLAIN = Distillation(noise=0.0, dropped=0.0)
+PLAIN = Distillation(noise=0.0, caption_dropout=0.0)
 GUIDED = Distillation(cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, guidance=(1.0, 4.0))
 
 
@@ -116,7 +116,7 @@ def published_loss(target: Target, data: Examples, layer: EagleLayer, *, null: b
 def test_the_default_loss_is_the_published_one(null: bool) -> None:
     target = toy_target()
     layer, data = new_eagle(target, 0), random_examples(target, 5)
-    loss = drafter_loss(target, layer, data, replace(PLAIN, dropped=float(null)))
+    loss = drafter_loss(target, layer, data, replace(PLAIN, caption_dropout=float(null)))
     expected = published_loss(target, data, layer, null=null)
     assert loss(torch.arange(5), torch.Generator()).item() == pytest.approx(expected, rel=1e-5)
 
@@ -194,7 +194,7 @@ def test_shares_of_a_batch_come_to_the_whole_batch() -> None:
         assert layer.fc.weight.grad is not None
         return value.item(), layer.fc.weight.grad
 
-    for config in (Distillation(dropped=0.5), GUIDED):
+    for config in (Distillation(caption_dropout=0.5), GUIDED):
         whole, one, two = (
             gradient(group, config) for group in (ProcessGroup(), ProcessGroup(0, 2), ProcessGroup(1, 2))
         )
