@@ -33,7 +33,8 @@ Examples:
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
 """
 _LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
-_MLFLOW_TIMEOUT_S, _MLFLOW_AWAY_TIMEOUT_S = 60.0, 5.0  # at the end of a sweep; if the server did not respond before
+_MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
+_MLFLOW_UNREACHABLE_TIMEOUT_S = 5.0  # if the server did not respond before
 
 Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
 Out = Annotated[str, typer.Option(metavar="DIR|URI", help="Parent folder; each sweep gets a folder with its name.")]
@@ -42,7 +43,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume the sweep, or sta
 Trials = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: total number of trials.")]
 Images = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: images; no trial starts after that.")]
 Hours = Annotated[
-    float | None, typer.Option(metavar="H", help="Budget: wall clock of one run; a resumed sweep gets them again.")
+    float | None, typer.Option(metavar="H", help="Budget: wall clock of one run; a resumed sweep starts from zero.")
 ]
 SamplerName = Annotated[
     str | None, typer.Option("--sampler", metavar="NAME", help="tpe, nsga2, nsga3, gp, random, qmc or grid.")
@@ -86,7 +87,7 @@ def launch(
     check: Check = False,
     as_json: JsonEvents = False,
 ) -> None:
-    """Map the front of a search space: workers draw, time and measure every config that the search proposes.
+    """Map the front of a search space: workers generate images with every proposed config, time it and measure it.
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
@@ -171,7 +172,7 @@ def _preflight(
 
 
 def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:
-    """Run the sweep with progress, views and MLflow; end with a summary.
+    """Run the sweep, with progress, result files and MLflow; print a summary at the end.
 
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
@@ -234,7 +235,9 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
 
 
 def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
-    """Write views and report, and give MLflow some time to log the rest. Errors are ignored: the results are stored."""
+    """Write tables, plot and report, and give MLflow some time to log the rest. Errors are ignored: the results are
+    stored.
+    """
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
 
@@ -242,11 +245,11 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
         Views(storage).write()
         write_report(storage)
     if tracker:
-        tracker.finish(_MLFLOW_AWAY_TIMEOUT_S if tracker.problem else _MLFLOW_TIMEOUT_S, event)
+        tracker.finish(_MLFLOW_UNREACHABLE_TIMEOUT_S if tracker.problem else _MLFLOW_TIMEOUT_S, event)
 
 
 def _resume_command() -> str:
-    """This command line with --resume, without credentials."""
+    """This command line with --resume, with credentials redacted."""
     from orchestrator.results.redaction import without_credentials
 
     words = ["specfrontier", *map(without_credentials, sys.argv[1:])]
@@ -272,11 +275,11 @@ def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     """How to open the sweep in MLflow."""
     from orchestrator.tracking.server import find_location
 
-    place = sweep.storage.display_name
+    sweep_location = sweep.storage.display_name
     location = find_location(sweep.storage, sweep.records, tracker.uri)
     if location.trials < len(sweep.records):
         missing = counted(len(sweep.records) - location.trials, "trial")
-        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {place}"]
+        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {sweep_location}"]
     base = tracker.public_uri if location.has_server else _LOCAL_SERVER
-    opening = [] if location.has_server else [f"MLflow   specfrontier ui {place}    then, while it runs:"]
+    opening = [] if location.has_server else [f"MLflow   specfrontier ui {sweep_location}    then, while it runs:"]
     return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

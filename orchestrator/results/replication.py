@@ -1,10 +1,10 @@
 """Replication of a paper's table: the trials of a sweep next to the published rows, and which figures differ.
 
-Papers round their figures and print no errors, though a printed figure is a sample as much as a measured one. Hence
+Papers round their figures and print no errors, although a printed figure has a sampling error too. Hence
 z = (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's error^2). The paper's
-error is taken to be ours at the number of images it states, or at our number if it states none (as for all speeds).
-A figure differs if z is above 1.96: at most 5 % of them do in a perfect replication. A figure without spread (vanilla's
-own speed-up) agrees if it rounds to the printed one.
+error is assumed to equal ours, scaled to the number of images that it states, or unscaled if it states none (as for all
+speeds). A figure differs if z is above 1.96: at most 5 % do in a perfect replication. A figure without error (the
+speed-up of vanilla itself) agrees if it rounds to the printed one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure of a row. measured: None without such a trial or metric. published: in the metric's unit. printed: as
-    in the paper. z: None without an error."""
+    """One figure of a row. measured: None if there is no such trial or metric. published: in the metric's unit.
+    printed: as in the paper. z: None without an error."""
 
     metric: str
     measured: Measured | None
@@ -49,8 +49,8 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A published row and the trial that replicates it (None: there is none). differences: of the trial's config from
-    the row's: `acceptance.k 10 instead of 1000`."""
+    """A published row and the trial that replicates it (None: there is none). differences: where the trial's config
+    differs from the row's: `acceptance.k 10 instead of 1000`."""
 
     row: Published
     trial: int | None
@@ -83,7 +83,7 @@ class Replication:
 
 
 def replicate(sweep: Sweep, table: str) -> Replication:
-    """Compare each row of a table with the trial of the row's config, or else of its label.
+    """Compare each row of a table with the trial that has the row's config, or else its label.
 
     Raises:
         QueryError: there is no such table.
@@ -95,7 +95,7 @@ def replicate(sweep: Sweep, table: str) -> Replication:
 
 
 def verdict(measured: Measured | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
-    """z and the verdict (see the module). images: of the published figure; None: not stated."""
+    """z and the verdict (see the module's docstring). images: of the published figure; None: not stated."""
     if measured is None:
         return None, "not measured"
     if measured.error is None or not math.isfinite(measured.error):
@@ -113,8 +113,8 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
         images = None if metric in TIMED else row.images
-        z, said = verdict(measured, figure, images)
-        figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, said))
+        z, result = verdict(measured, figure, images)
+        figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, result))
     if record is None:
         return TableRow(row, None, (), tuple(figures))
     assert record.config is not None  # it is complete

@@ -1,15 +1,15 @@
-"""The files of a sweep's folder: their names, and how each is read and written.
+"""The files of a sweep's folder: their names, and functions that read and write them.
 
 sweep.yaml                  the sweep as launched, with all defaults written out
 identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
 shards/, measures/          results of the workers' tasks, named by `workers.data.shards`
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
-trials.parquet, front.parquet, front.png, report.html    views, rebuilt from the trials
+trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
 events.jsonl, logs/         what the driver and the workers did
 study.log                   Optuna's journal
-mlflow.jsonl                the runs that MLflow has
-store.id, *.lock            one store seen by all workers, one process at a time
+mlflow.jsonl                the runs that were logged to MLflow
+store.id, *.lock            checks that all workers see this store, and that one process at a time writes
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Axis:
 
     @property
     def error(self) -> str:
-        """The column of its standard errors."""
+        """Name of the column with the metric's standard errors."""
         return f"{self.name}_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Everything that a sweep's results depend on, written when it starts. Resuming checks it.
+    """Everything that a sweep's results depend on. Written when the sweep starts, checked when it is resumed.
 
     experiment: digest of what its shards depend on. models, extractors, versions: name -> content hash or identity.
     captions: count, hash, source. reference: identity, count, source. baseline: vanilla with the sweep's sampling.
@@ -112,11 +112,14 @@ class Identity:
                 name: Axis(name, facts["direction"], facts["unit"], facts["about"], tuple(facts["needs"]))
                 for name, facts in given["metrics"].items()
             }
-            goals = [(goal["metric"], goal["direction"]) for goal in given.get("objectives") or ()]
+            objectives = [(entry["metric"], entry["direction"]) for entry in given.get("objectives") or ()]
             baseline, grid = given.get("baseline"), given.get("grid")
             parsed = {
                 "metrics": metrics,
-                "objectives": tuple(replace(metrics.get(m, Axis(m, way)), direction=way) for m, way in goals),
+                "objectives": tuple(
+                    replace(metrics.get(name, Axis(name, direction)), direction=direction)
+                    for name, direction in objectives
+                ),
                 "constraints": tuple(given.get("constraints") or ()),
                 "baseline": DecodingConfig.from_mapping(baseline, Sampling()) if baseline else None,
                 "grid": tuple(grid) if grid else None,
@@ -129,31 +132,31 @@ class Identity:
 
     @property
     def sampling(self) -> Sampling | None:
-        """The baseline's."""
+        """The sampling settings of the baseline."""
         return None if self.baseline is None else self.baseline.sampling
 
 
 class NoSweepError(ValueError):
-    """There is no sweep at this place."""
+    """There is no sweep at this location."""
 
 
-def find_sweep(place: str | Path) -> Storage:
-    """The storage of a folder or URI; a bare name that is no folder here is looked up in ./sweeps.
+def find_sweep(location: str | Path) -> Storage:
+    """The storage of a folder or URI. A name without slashes that is not a folder is looked up in ./sweeps.
 
     Raises:
         NoSweepError: the URI is invalid.
     """
-    bare = str(place)
-    if "/" not in bare and "\\" not in bare and not Path(bare).is_dir() and Path(SWEEPS, bare).is_dir():
-        place = Path(SWEEPS, bare)
+    name = str(location)
+    if "/" not in name and "\\" not in name and not Path(name).is_dir() and Path(SWEEPS, name).is_dir():
+        location = Path(SWEEPS, name)
     try:
-        return Storage(str(place))
+        return Storage(str(location))
     except ValueError as error:
         raise NoSweepError(str(error)) from error
 
 
 def load_identity(storage: Storage) -> Identity:
-    """Raises NoSweepError if no sweep has started here, ValueError if its identity is damaged."""
+    """The identity of a sweep. Raises NoSweepError if no sweep has started here, ValueError if the file is damaged."""
     identity = read_identity(storage)
     if identity is None:
         names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
@@ -163,7 +166,7 @@ def load_identity(storage: Storage) -> Identity:
 
 
 def read_identity(storage: Storage) -> Identity | None:
-    """None if no sweep has started here.
+    """The identity of a sweep; None if no sweep has started here.
 
     Raises:
         ValueError: the file is damaged.
@@ -183,12 +186,12 @@ def write_identity(storage: Storage, identity: Identity) -> None:
 
 
 def read_sweep_text(storage: Storage) -> str:
-    """sweep.yaml as it is; "" if there is none."""
+    """The text of sweep.yaml; "" if there is none."""
     return storage.read(SWEEP).decode("utf-8", "replace") if storage.exists(SWEEP) else ""
 
 
 def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
-    """sweep.yaml as plain data; empty if it is missing or damaged, since only views read it this way."""
+    """sweep.yaml as plain data, for display; empty if the file is missing or damaged."""
     import yaml
 
     try:
@@ -199,7 +202,7 @@ def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
 
 
 def planned_trials(storage: Storage) -> int | None:
-    """The trials in the budget of the sweep as launched; None if it does not say."""
+    """The number of trials in the budget of the sweep as launched; None if sweep.yaml does not give it."""
     budget = read_sweep_yaml(storage).get("budget")
     trials = budget.get("trials") if isinstance(budget, Mapping) else None
     return trials if isinstance(trials, int) else None
@@ -214,7 +217,7 @@ def write_trial(storage: Storage, record: TrialRecord) -> None:
 
 
 def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord]:
-    """The finished trials in the order of their numbers, but for those in `skip`.
+    """The finished trials in the order of their numbers, without those in `skip`.
 
     Raises:
         ValueError: a file is not a trial's record.
@@ -233,7 +236,7 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
 
 
 def image_shards(record: TrialRecord) -> list[str]:
-    """The files with the rows of a trial's images."""
+    """The shard files of a trial that have one row per image."""
     return [name for name in record.shards if name.rpartition("/")[2].startswith(IMAGE_SHARD)]
 
 
@@ -265,8 +268,8 @@ def write_table(storage: Storage, name: str, table: pyarrow.Table) -> None:
 
 
 def read_lines(storage: Storage, name: str) -> list[Mapping[str, Any]]:
-    """The JSON objects of a file with one per line. Skips a line that was cut off (its writer was killed, or is
-    writing); empty if there is no such file."""
+    """The JSON objects of a JSON lines file; empty if there is no such file. Skips an incomplete line (its writer was
+    killed, or is still writing)."""
     entries: list[Mapping[str, Any]] = []
     for line in storage.read(name).splitlines() if storage.exists(name) else ():
         try:

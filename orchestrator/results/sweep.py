@@ -1,9 +1,9 @@
-"""The Python API of finished and running sweeps, which the commands use too:
+"""The Python API of finished and running sweeps. The commands use it too:
 
     sweep = Sweep.open("sweeps/quickstart")
     sweep.front("speedup", "fid", where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
 
-Tables are pyarrow tables. Nothing is written. Neither torch nor the model's files are needed.
+Tables are pyarrow tables. No file is written. Neither torch nor the model's files are needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-DEFAULT_OBJECTIVES, _DIGITS = ("speedup", "fid"), 4  # of a sweep that names fewer than two; of described numbers
+DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
+_DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class Sweep:
     records: tuple[TrialRecord, ...]
 
     @classmethod
-    def open(cls, place: str | Path | Storage) -> Sweep:
-        """Read the sweep in a folder, at a URI, or by its bare name under ./sweeps.
+    def open(cls, location: str | Path | Storage) -> Sweep:
+        """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
 
         Raises:
-            NoSweepError: there is none.
+            NoSweepError: there is no sweep.
             ValueError: one of its files is damaged.
         """
-        storage = place if isinstance(place, Storage) else find_sweep(place)
+        storage = location if isinstance(location, Storage) else find_sweep(location)
         return cls(storage, load_identity(storage), tuple(read_trials(storage)))
 
     @property
@@ -72,11 +73,11 @@ class Sweep:
 
     @property
     def vanilla(self) -> TrialRecord | None:
-        """The trial of the baseline's config, or else named vanilla."""
+        """The trial with the baseline's config, or else the one with the label `vanilla`."""
         return self.find(self.identity.baseline, "vanilla")
 
     def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:
-        """The first complete trial of a config, else the first one with a label."""
+        """The first complete trial with this config, else the first one with this label."""
         done = [record for record in self.records if record.state == COMPLETE]
         same = [record for record in done if record.config == config]
         return next(iter([*same, *(record for record in done if record.label == label)]), None)
@@ -138,7 +139,7 @@ class Sweep:
     def images(self, number: int | None = None, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """One row per image of a trial, or of all trials, with the trial's `number` as first column.
 
-        Trials with the same config share their images; such rows have the requested number, or else the first one.
+        Trials with the same config share their images; their rows have the requested number, or else the first trial's.
 
         Raises:
             QueryError: there is no such trial.
@@ -160,10 +161,10 @@ class Sweep:
         return pa.concat_tables(tables, promote_options="permissive")
 
     def limit(self, text: str) -> Callable[[TrialRecord], bool]:
-        """Whether a trial is within a constraint such as `fid<=vanilla+0.5`.
+        """A function that tells whether a trial meets a constraint such as `fid<=vanilla+0.5`.
 
         Raises:
-            QueryError: it cannot be read, or needs a value that the sweep lacks.
+            QueryError: the constraint cannot be parsed, or needs a value that the sweep does not have.
         """
         return parse_limit(text, self.identity.metrics, {} if self.vanilla is None else self.vanilla.metrics)
 
@@ -172,7 +173,7 @@ class Sweep:
 class Front:
     """The front of one or more sweeps.
 
-    candidates: the trials that may be on it, by rising first objective. left_out: the number of others, by reason.
+    candidates: the trials that may be on it, by increasing first objective. left_out: number of other trials by reason.
     trials: all trials as a table, with a column `sweep`.
     """
 
@@ -188,7 +189,7 @@ class Front:
         return [candidate for candidate in self.candidates if candidate.on_front]
 
     def table(self, candidates: Sequence[Candidate]) -> pyarrow.Table:
-        """Candidates as rows: a column `sweep`, those of `trial_table`, and the last four fields of `Candidate`."""
+        """Candidates as rows. Columns: `sweep`, those of `trial_table`, and the last four fields of `Candidate`."""
         import pyarrow as pa
 
         table, texts = self.trials.take(pa.array([c.row for c in candidates], pa.int64())), pa.list_(pa.string())
@@ -203,14 +204,14 @@ class Front:
         return None if found is None else self.members[found]
 
     def best(self, limits: Sequence[str] = ()) -> Candidate | None:
-        """The candidate with the best first objective among those within all limits, the first one on a tie."""
+        """The candidate with the best first objective among those that meet all limits, the first one on a tie."""
         tests = {name: [sweep.limit(text) for text in limits] for name, sweep in self.sweeps.items()}
         within = [c for c in self.candidates if all(test(c.record) for test in tests[c.sweep])]
         sign, metric = -1.0 if self.axes[0].direction == "maximize" else 1.0, self.axes[0].name
         return min(within, key=lambda c: sign * c.record.metrics[metric].value, default=None)
 
     def reference_point(self) -> list[float]:
-        """The default reference point, in the axes' units: from all complete trials of the sweeps, filtered or not."""
+        """The default reference point, in the axes' units; computed from all complete trials, without filters."""
         complete = [record for sweep in self.sweeps.values() for record in sweep.records if record.state == COMPLETE]
         return [float(value) for value in reference_point(values_of(complete, self.axes)[0], directions(self.axes))]
 
@@ -236,8 +237,8 @@ def front_of(
     candidates (see `query`). feasible: only trials within the constraints that the sweep was launched with.
 
     Raises:
-        QueryError: a metric, column or constraint that a sweep does not know; a metric that means something else in
-            another sweep; a sweep given twice.
+        QueryError: a metric, column or constraint that a sweep does not have; a metric whose values cannot be compared
+            across the sweeps; a sweep given twice.
     """
     import pyarrow as pa
 
@@ -266,14 +267,14 @@ def front_of(
         "outside --subject-to": [all(limit(record) for limit in limits[name]) for name, record in owned],
         "not measured": [all(axis.name in record.metrics for axis in axes) for _, record in owned],
     }
-    left, left_out = np.ones(len(owned), dtype=np.bool_), Counter[str]()
+    kept, left_out = np.ones(len(owned), dtype=np.bool_), Counter[str]()
     for reason, passed in tests.items():
-        left_out[reason] = int((left & ~np.array(passed, dtype=np.bool_)).sum())
-        left &= np.array(passed, dtype=np.bool_)
+        left_out[reason] = int((kept & ~np.array(passed, dtype=np.bool_)).sum())
+        kept &= np.array(passed, dtype=np.bool_)
     candidates = []
-    for row in np.flatnonzero(left):
+    for row in np.flatnonzero(kept):
         name, record = owned[row]
-        shown = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
+        label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
         setting = record.describe(named[name].identity.sampling, _DIGITS)
-        candidates.append(Candidate(int(row), name, shown, setting, record))
+        candidates.append(Candidate(int(row), name, label, setting, record))
     return Front(named, axes, mark_front(candidates, axes), +left_out, trials)

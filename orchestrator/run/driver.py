@@ -1,7 +1,7 @@
-"""The driver's loop: ask the search for configs, hand out their shards, measure them, tell the search.
+"""The driver's loop: ask the search for configs, submit their shards to workers, measure them, tell the search.
 
-The store's files are the truth: a shard that exists is not drawn again, and a trial with a record is only told to the
-search. So resuming a sweep is running the same loop on a store that is not empty.
+The store's files are the only state: a shard that exists is not generated again, and a trial with a record is only told
+to the search. So a resumed sweep runs the same loop on a store that is not empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-_SUMMARY_DIGITS = 3  # of the numbers in a config's summary
+_SUMMARY_DIGITS = 3  # significant digits of the numbers in a config's summary
 _MAX_LOST_IN_A_ROW = 10  # trials
 _POLL_TIMEOUT_S = 0.5
 
@@ -97,7 +97,7 @@ class Driver:
             self._finish_oldest()
 
     def _start_trials(self) -> str | None:
-        """Start trials until `parallel` are in flight; returns the part of the budget that is spent, if any."""
+        """Start trials until `parallel` are in flight; returns the limit that is reached (see `Outcome`), or None."""
         while len(self._pending) < self.sweep.search.parallel:
             stopped_by = self._spent_budget()
             if stopped_by:
@@ -123,7 +123,7 @@ class Driver:
         return None
 
     def _start(self, pending: PendingTrial, record: TrialRecord | None) -> None:
-        """Plan a trial and submit its missing shards. `record`: the trial's, if the store has it."""
+        """Plan a trial and submit its missing shards. record: of the trial, if the store has one."""
         proposal = pending.proposal
         problem = proposal.problem or self._model_problem(proposal)
         if problem or proposal.config is None:
@@ -137,7 +137,7 @@ class Driver:
             return
         self._images += pending.images
         if self._baseline is None:
-            self._baseline = pending  # all trials need its images, even if it has a record
+            self._baseline = pending  # all trials need its images: its missing shards run even if it has a record
         elif record is not None:
             return
         if record is None:
@@ -161,7 +161,7 @@ class Driver:
         return None
 
     def _handle(self, result: TaskResult) -> None:
-        """Process a finished task. Results of trials that have a record are dropped, except the baseline's."""
+        """Process a finished task. Results of trials that have a record are ignored, except the baseline's."""
         trials = (*self._pending, *([self._baseline] if self._baseline else []))
         pending = next((trial for trial in trials if trial.number == result.task.trial), None)
         if pending is None or (pending.record is not None and pending is not self._baseline):
@@ -191,7 +191,7 @@ class Driver:
         self.emit({"event": "shard", "trial": pending.number, "kind": task.kind, **facts})
 
     def _fail(self, pending: PendingTrial, cause: str, *, permanent: bool = True) -> None:
-        """Fail one trial. A failure of the baseline ends the sweep: all metrics compare with its images."""
+        """Mark a trial as failed. If it is the baseline, the sweep ends: all metrics compare with its images."""
         if pending is self._baseline:
             raise SweepError(f"vanilla, the baseline of every metric, failed: {cause}")
         self.workers.withdraw(pending.number)
@@ -206,10 +206,11 @@ class Driver:
         alive = self.workers.alive
         if alive != self._workers_alive:
             self._workers_alive = alive
-            self.emit({"event": "workers", "alive": alive, "note": "" if alive else "no worker is up; waiting for one"})
+            note = "" if alive else "no worker is running; waiting for one"
+            self.emit({"event": "workers", "alive": alive, "note": note})
 
     def _submit_measurements(self) -> None:
-        """Submit the measuring of every trial whose shards and the baseline's are complete."""
+        """Submit the measure task of every trial whose shards, and the baseline's, are complete."""
         if self._baseline is None or self._baseline.missing:
             return
         for pending in self._pending:
@@ -218,9 +219,9 @@ class Driver:
                 self.workers.submit(self.planner.measure(pending, self._baseline))
 
     def _finish_oldest(self) -> None:
-        """Write and tell the oldest trial in flight, if it has finished.
+        """Write the oldest trial in flight and tell it to the search, if it has finished.
 
-        One at a time: the proposals that follow each tell must not depend on how many trials finished together.
+        Only one trial per call: the next proposal must not depend on how many trials finished at the same time.
         """
         pending = self._pending[0]
         if pending.duplicate_of is not None and pending.record is None:
@@ -255,7 +256,7 @@ class Driver:
         )
 
     def _with_constraints(self, record: TrialRecord) -> TrialRecord:
-        """The record of a complete trial with its violation of each constraint."""
+        """The record, with the violation of each constraint if the trial is complete."""
         if record.state != COMPLETE:
             return record
         vanilla = self._records[0] if self._records else record
@@ -264,6 +265,6 @@ class Driver:
 
 
 def _violation(constraint: Constraint, record: TrialRecord, vanilla: TrialRecord) -> float:
-    """How much a trial misses a constraint, in the metric's unit; at most 0 if it is met."""
+    """By how much a trial violates a constraint, in the metric's unit; at most 0 if it is met."""
     reference = vanilla.metrics.get(constraint.metric)
     return constraint.violation(record.metrics[constraint.metric].value, reference.value if reference else math.nan)

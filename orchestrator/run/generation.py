@@ -1,4 +1,5 @@
-"""Images of captions under one decoding config, with a contact sheet, heat map, statistics and the config itself."""
+"""Generates images from captions with one decoding config; writes a contact sheet, a heat map, statistics, the config.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from workers.models.target import Grid
 from workers.runtime.device import versions
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
-_MAX_CAPTION_CHARS = 48  # of a file name
+_MAX_CAPTION_CHARS = 48  # of a caption in a file name
 _PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
 _STATISTICS = "statistics.json"
 _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
@@ -82,12 +83,12 @@ class Gallery:
 
 
 def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options: Generation, *, as_json: bool) -> str:
-    """Draw all captions and write the output folder; returns the text to print.
+    """Generate all images and write the output folder; returns the text to print.
 
-    mapping: a `DecodingConfig` as a mapping; missing sampling keys take the target's defaults.
+    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
 
     Raises:
-        CommandError: config, models, captions or folder are wrong (2); weights or decoding fail (1); interrupt (130).
+        CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
     """
     with ends_with(WRONG_USAGE):
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
             config.check_model(target.vocab_size, drafters=models.drafters.keys())
             drafter = models.drafters.get(config.drafter.kind)
             engine = Engine(target, config, drafter, seed=options.seed, batch_size=options.batch)
-            target.check(captions)  # all of them, before the first is drawn
+            target.check(captions)  # all of them, before the first image is generated
     requests = [
         Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
     ]
@@ -135,7 +136,7 @@ def _remove_previous(folder: Path) -> None:
     try:
         names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no previous run, or a file from elsewhere
+        return  # no previous run, or another program's file
     for name in names:
         if _PICTURE_NAME.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
@@ -143,9 +144,9 @@ def _remove_previous(folder: Path) -> None:
 
 
 def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
-    """Run all requests and write each picture as it finishes. A terminal shows the progress.
+    """Run all requests and write each picture when it is finished. A terminal shows the progress.
 
-    Returns the engine's wall time in seconds, without decoding tokens to pixels and writing files.
+    Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing files.
 
     Raises:
         CommandError: decoding failed (1) or was interrupted (130).
@@ -177,7 +178,7 @@ def file_name(request: Request) -> str:
 
 
 def _image_row(result: Result, file: str) -> dict[str, Any]:
-    """The statistics of one image. `latency`: its share of the seconds of the rounds it took part in."""
+    """The statistics of one image. `latency`: its share of the seconds of its rounds."""
     request, statistics = result.request, result.statistics
     return {
         "file": file,
@@ -194,8 +195,8 @@ def _image_row(result: Result, file: str) -> dict[str, Any]:
 def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, Any]:
     """Statistics over all images.
 
-    Accepted length: all tokens except the prefills' over all target passes. Step compression and tree depth: means
-    over the images. `latency`: wall time per image at this batch size. `seconds`: sums over the images.
+    Accepted length: all tokens except those of the prefills, divided by all target passes. Step compression and tree
+    depth: means over the images. `latency`: wall time per image at this batch size. `seconds`: sums over the images.
     """
     passes = sum(row["target_passes"] for row in rows)
     means = {name: sum(row[name] for row in rows) / len(rows) for name in _MEANS}
@@ -219,7 +220,7 @@ def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_sec
     sheet = contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows])
     sheet.save(folder / "contact_sheet.png")
     mean, images = statistics["overall"]["mean_accepted_length"], _count_images(len(rows))
-    # a long round covers more cells than a short one, so the mean over cells exceeds the mean over rounds
+    # rounds that accept more cover more cells, so the mean over cells exceeds the mean over rounds
     title = f"accepted length of each cell's round, {images} (mean over rounds {mean:.2f})"
     heat_map(cells, title).save(folder / "heatmap.png")
     text = json.dumps(statistics, indent=2, ensure_ascii=False)
@@ -229,8 +230,8 @@ def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_sec
 
 
 def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
-    """All pictures, each enlarged to about `side` pixels with its caption below: one row up to four, then as square as
-    six columns allow.
+    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four pictures are one row; more
+    are a grid of at most six columns that is as square as possible.
     """
     font = ImageFont.load_default(TEXT_SIZE)
     thumbs = [enlarge(picture, side) for picture in pictures]

@@ -1,4 +1,4 @@
-"""Launching a sweep: start workers, resolve the sweep with their facts, check its identity, run the driver."""
+"""Launches a sweep: start workers, resolve the sweep with their facts, check its identity, run the driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIXED = ("experiment", "target", "models", "extractors", "captions", "reference
 
 
 class IdentityError(ValueError):
-    """The store's results were made from something else; the message says what differs and how to continue."""
+    """The store's results depend on other weights, captions or settings; the message names them, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LaunchOptions:
 
 
 def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
-    """Run a sweep, or the rest of it, to the end. `cores`: of this machine.
+    """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine.
 
     Raises:
         PoolError, StudyError, IdentityError, ConfigError, SweepError: the message names the fix.
@@ -134,7 +134,7 @@ def _absolute(source: str) -> str:
 
 
 def _store_id(storage: Storage) -> str:
-    """A random id, written before any worker starts. A worker that reads another id sees another store."""
+    """A random id, written before any worker starts. A worker that reads another id has another store at this path."""
     if not storage.exists(STORE_ID):
         storage.write(STORE_ID, uuid.uuid4().hex.encode())
     return storage.read(STORE_ID).decode()
@@ -142,7 +142,7 @@ def _store_id(storage: Storage) -> str:
 
 @contextmanager
 def _only_driver(storage: Storage) -> Iterator[None]:
-    """Hold the sweep's lock.
+    """Hold the sweep's lock while the block runs.
 
     Raises:
         SweepError: another launch holds it.
@@ -162,7 +162,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:
-    """Raise ConfigError if the loaded models cannot give a metric that the sweep names."""
+    """Raise ConfigError if a metric that the sweep names cannot be computed with the loaded models."""
     for section, name in sweep.named_metrics:
         if name not in available:
             problem = f"these models cannot give the metric {name!r}; they give {', '.join(available)}"
@@ -181,7 +181,7 @@ def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
 
 
 def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities) -> Identity:
-    """The identity of a sweep that starts now."""
+    """The identity of a new sweep."""
     assert sweep.sampling is not None
     metrics = facts["metrics"]
     return Identity.from_mapping(

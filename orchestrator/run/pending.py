@@ -23,10 +23,10 @@ def utc_now() -> str:
 
 @dataclass(slots=True)
 class PendingTrial:
-    """One trial between ask and tell.
+    """One trial between Optuna's ask and tell.
 
-    files: names of its shard files by kind. missing: those that are not in the store yet. duplicate_of: the earlier
-    trial with the same config. record: set when the trial is finished.
+    files: names of its shard files by kind. missing: shard files that are not in the store yet. duplicate_of: number of
+    the earlier trial with the same config. record: set when the trial is finished.
     """
 
     proposal: Proposal
@@ -56,14 +56,14 @@ class PendingTrial:
 
     @property
     def is_running(self) -> bool:
-        """Whether workers still have to finish it."""
+        """Whether workers still have tasks of this trial."""
         return self.record is None and self.duplicate_of is None
 
     def fail(self, cause: str) -> None:
         self.record = self._make_record(FAILED, cause=cause)
 
     def copy_result(self, earlier: TrialRecord) -> None:
-        """Take over the result of an earlier trial with the same config."""
+        """Copy the result of an earlier trial with the same config."""
         self.record = self._make_record(
             earlier.state,
             metrics=earlier.metrics,
@@ -78,7 +78,7 @@ class PendingTrial:
     def complete(self, output: Mapping[str, Any], required: Collection[str]) -> None:
         """Make the record from the output of a worker's measure task.
 
-        Values that are not finite are dropped. The trial has failed if one of the `required` metrics is missing.
+        Values that are not finite are left out. The trial has failed if one of the `required` metrics is missing.
         Constraints are evaluated later.
         """
         self.seconds += output.get("seconds", 0.0)
@@ -114,7 +114,7 @@ class PendingTrial:
 class Planner:
     """Plans the shards of a config, and the tasks that write the missing ones.
 
-    baseline: vanilla's config. captions: their number.
+    baseline: vanilla's config. captions: number of captions.
     """
 
     sweep: SweepConfig
@@ -124,7 +124,7 @@ class Planner:
     metrics: tuple[str, ...]
 
     def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
-        """Fill in the trial's shards; returns the tasks for those that are not `existing` files."""
+        """Set the trial's shards; returns the tasks for those whose files are not in `existing`."""
         config, quality, timing = pending.config, self.sweep.quality, self.sweep.timing
         pending.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
         if uses_timings(self.metrics):

@@ -1,4 +1,4 @@
-"""Progress of a sweep: live on a terminal, else as lines or JSON events, and all events in a file."""
+"""Progress of a sweep: a live view on a terminal, else lines or JSON events; all events also go to a file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _MIN_TRIALS_FOR_ETA = 3
-_LINE_INTERVAL_S = 5.0  # between lines about shards
+_LINE_INTERVAL_S = 5.0  # between lines about finished shards
 
 
 @dataclass
 class Progress:
-    """The state of a sweep, from its events.
+    """The state of a sweep, updated by its events.
 
-    objectives: metric and direction. candidates: summary and metrics of trials within the constraints, by number.
-    new_trials: those finished in this run.
+    objectives: metric and direction. candidates: summary and metrics of the trials that meet the constraints, by trial
+    number. new_trials: number of trials finished in this run.
     """
 
     planned: int | None
@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds to the end at this run's pace; None without a budget of trials, or after too few of them."""
+        """Estimated seconds to the end; None without a budget of trials, or before enough trials have finished."""
         if not self.planned or self.new_trials < _MIN_TRIALS_FOR_ETA:
             return None
         return self.elapsed / self.new_trials * max(self.planned - self.done, 0)
@@ -100,7 +100,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def headline(progress: Progress) -> str:
-    """The state in one line."""
+    """The sweep's state in one line."""
     failed = f", {progress.failed} failed" if progress.failed else ""
     total = f"/{progress.planned}" if progress.planned else ""
     workers = f"{progress.workers} worker{'' if progress.workers == 1 else 's'}"
@@ -175,14 +175,14 @@ def render(progress: Progress) -> RenderableType:
 
 
 def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[EventSink]:
-    """Shows events as JSON if asked for, else live on a terminal and as plain lines elsewhere."""
+    """Shows events as JSON if `as_json`, else in a live view on a terminal, else as lines."""
     if as_json:
         return nullcontext(show_json)
     return show_live(progress) if sys.stderr.isatty() else nullcontext(show_lines(progress))
 
 
 def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventSink:
-    """A sink that adds the time to an event and passes it to the progress, to `show` and a JSON lines file."""
+    """A sink that adds the time to each event and passes it to the progress, to `show` and to a JSON lines file."""
 
     def emit(event: Event) -> None:
         stamped = {"at": utc_now(), **event}

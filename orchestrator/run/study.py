@@ -1,10 +1,10 @@
 """The search and its study: the only module that uses Optuna.
 
-The search is a function of its results, not of their timing: trial n is proposed when exactly the trials 0..n-P have
-been told, in order (P = `parallel` trials are in flight), by a sampler that is made for this ask with its own seed. So
-1 worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
+The search depends on the trials' results, not on their timing: trial n is proposed when exactly the trials 0..n-P have
+been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
+worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
 
-`Search` thinks in memory and `StudyLog` writes whole trials, so that a crash never leaves half of one.
+`Search` keeps its study in memory. `StudyLog` writes whole trials, so that a crash never leaves half of one.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class StudyError(ValueError):
 
 
 class ParameterTPESampler(TPESampler):
-    """TPE that sees a running trial by its parameters alone.
+    """TPE that uses only the parameters of a running trial.
 
-    Optuna's own also uses what it drew for branches that a running trial did not take. A resumed search sets
-    parameters instead of drawing them, so it would propose something else.
+    Optuna's `TPESampler` also uses the values that it sampled for branches that a running trial did not take. A resumed
+    search sets parameters instead of sampling them, so it would propose other configs.
     """
 
     def _get_params(self, trial: FrozenTrial, study: Study) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ParameterTPESampler(TPESampler):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The config of a trial. `config` is None if the search proposed an invalid one; `problem` says why."""
+    """A proposed trial. `config` is None if the search proposed an invalid config; `problem` says why."""
 
     number: int
     label: str
@@ -69,10 +69,10 @@ class Proposal:
 
 
 class Search:
-    """Proposes configs in order and learns from their results.
+    """Proposes configs in order and tells their results to Optuna.
 
-    Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers look for parameters
-    that all trials share, would find none, and draw at random from then on.
+    Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers need parameters that
+    all trials share, and without any they would sample at random from then on.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
@@ -93,7 +93,7 @@ class Search:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a resumed search asks its sampler for every trial again, so that told trials must not change."""
+        """Whether a resumed search asks its sampler for every trial again, so finished trials must not change."""
         return self._choice.stateful
 
     @property
@@ -104,7 +104,7 @@ class Search:
     def propose(self, number: int, stored_params: Mapping[str, Any] | None = None) -> Proposal:
         """The config of trial `number`; numbers must be in order. `stored_params`: of a trial that has finished.
 
-        Finished trials keep their parameters. A stateful sampler is asked anyway, and must propose the same.
+        Finished trials keep their parameters. A stateful sampler is asked anyway, and must propose the same parameters.
 
         Raises:
             StudyError: the search proposes other parameters than `stored_params`.
@@ -140,7 +140,7 @@ class Search:
         return Proposal(number, label, config, dict(trial.params), dict(trial.distributions), problem)
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
-        """Learn the result of a trial. Trials must be told in the order of their numbers."""
+        """Tell Optuna the result of a trial. Trials must be told in the order of their numbers."""
         trial = self._live.pop(record.number, None)
         if trial is None:
             return
@@ -175,8 +175,8 @@ def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[flo
 class StudyLog:
     """The sweep's study for Optuna users: every trial with its parameters, values and constraints.
 
-    It is written only, filled up from the trials' files at every start. If the storage fails later, the sweep goes on:
-    `problem` holds the reason, and the next start writes what is missing.
+    The sweep never reads it; every start adds the missing trials from the store. If the storage fails later, the sweep
+    continues: `problem` holds the reason, and the next start writes what is missing.
 
     Raises:
         StudyError: the storage cannot be opened, or holds another sweep's study of that name.
@@ -200,8 +200,8 @@ class StudyLog:
             raise StudyError(_storage_problem(url, error)) from error
         owner = self._study.user_attrs.get("sweep")
         if owner not in (None, sweep_id):
-            shown = without_credentials(url)
-            raise StudyError(f"{shown}: study {name!r} belongs to another sweep; choose another name or storage")
+            public_url = without_credentials(url)
+            raise StudyError(f"{public_url}: study {name!r} belongs to another sweep; choose another name or storage")
         if owner is None:
             self._study.set_user_attr("sweep", sweep_id)
             self._study.set_metric_names(self.objectives)
@@ -209,7 +209,7 @@ class StudyLog:
 
     def add(self, proposal: Proposal) -> None:
         """Write a trial that starts, unless the study has it."""
-        if proposal.number != len(self._states):  # the study has it, or misses an earlier one
+        if proposal.number != len(self._states):  # the study has it, or lacks an earlier trial
             return
         attrs: dict[str, Any] = {"label": proposal.label}
         if proposal.config is not None:
@@ -268,10 +268,10 @@ def check_storage(url: str) -> None:
 
 
 def _storage_problem(url: str, error: Exception) -> str:
-    """The reason why a storage cannot be opened, in one line and without credentials."""
-    shown, reason = without_credentials(url), getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    why = without_credentials(reason.replace(url, shown)) or type(error).__name__
-    return f"{shown}: the study cannot be opened ({why}); give a file in an existing folder, or a database URL"
+    """The reason why a storage cannot be opened, in one line and with credentials redacted."""
+    public_url, reason = without_credentials(url), getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    why = without_credentials(reason.replace(url, public_url)) or type(error).__name__
+    return f"{public_url}: the study cannot be opened ({why}); give a file in an existing folder, or a database URL"
 
 
 def open_storage(url: str) -> BaseStorage:

@@ -111,7 +111,7 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 @contextmanager
 def as_tracking_error(uri: str) -> Iterator[None]:
-    """Turn every error inside into a TrackingError with place and reason, without credentials."""
+    """Turn every error inside into a TrackingError with place and reason, with credentials redacted."""
     try:
         yield
         return

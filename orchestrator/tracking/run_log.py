@@ -20,7 +20,7 @@ from workers.data.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """The run of a trial, a child of the sweep's run `parent`. uri: of the tracking server, without credentials."""
+    """The run of a trial, a child of the sweep's run `parent`. uri: the tracking server's, credentials redacted."""
 
     uri: str
     experiment: str

@@ -79,7 +79,7 @@ class SweepRun:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """The leaves of nested mappings under dotted keys, as text without credentials; a list is one leaf."""
+    """The leaves of nested mappings under dotted keys, as text with credentials redacted; a list is one leaf."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from flatten(entry, f"{prefix}.{legal_name(str(key))}" if prefix else legal_name(str(key)))
@@ -104,7 +104,7 @@ def legal_name(name: str) -> str:
 
 
 def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Tags as text without credentials; omits None and empty ones."""
+    """Tags as text with credentials redacted; omits None and empty ones."""
     texts = {key: without_credentials(str(value)) for key, value in tags.items() if value is not None}
     return {key[:_MAX_NAME]: text[:_MAX_TAG] for key, text in texts.items() if text}
 

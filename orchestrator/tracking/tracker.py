@@ -64,12 +64,12 @@ class Tracker(ABC):
 
     @property
     def problem(self) -> str | None:
-        """Why the last attempt failed, without credentials; None if it succeeded."""
+        """Why the last attempt failed, with credentials redacted; None if it succeeded."""
         return self._problem
 
     @property
     def public_uri(self) -> str:
-        """The tracking URI without credentials."""
+        """The tracking URI with credentials redacted."""
         return public_uri(self.uri)
 
     def start(self) -> None:

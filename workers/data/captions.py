@@ -1,15 +1,14 @@
-"""Captions to draw: from a user's file, a published set, procedural scenes, or class numbers.
+"""Captions of the images to generate: from a user's file, a published set, procedural scenes, or class numbers.
 
-    .txt            one caption a line
+    .txt            one caption per line
     .csv .tsv       with a header line; column caption, text or prompt (in any case), or a named one
-    .jsonl          one object a line, with such a key
+    .jsonl          one object per line, with such a key
     .parquet        with such a column
-    .json           COCO captions: one caption for each image, chosen by the seed, the first, or the longest
+    .json           COCO captions: one caption per image, chosen by the seed, the first, or the longest
 
-A caption's id is its position in the source (from 0) or COCO's annotation id, whichever captions are selected: the id
-keys its random numbers, so the same caption gives the same image in every subset. SHA-256 of (seed, id) decides which
-captions are selected and their order. So both are the same on every machine, and a smaller selection is always the
-start of a larger one.
+A caption's id is its position in the whole source (from 0) or COCO's annotation id. The id seeds the image's random
+numbers, so a caption gives the same image in every selection. The SHA-256 of (seed, id) decides which captions are
+selected, and their order: both are the same on every machine, and a smaller selection is the start of a larger one.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ def read_captions(
     """`count` captions of a source (all if None), selected and ordered by the seed. The source "scenes" is procedural;
     "classes" are the numbers of ImageNet's classes.
 
-    choose: which of an image's captions in a COCO file: by the seed, the first in the file, or the longest (of equals
-    the one with the smallest id). In other formats each row is an image's only caption.
-    Line ends within a caption become spaces; blank lines at the end of a file are ignored.
+    choose: which of an image's captions is taken from a COCO file: by the seed, the first in the file, or the longest
+    (if several are the longest, the one with the smallest id). In other formats each row is one image's caption. Line
+    ends within a caption become spaces; blank lines at the end of a file are ignored.
 
     Raises:
         ValueError: no such file, an unknown format, no captions, text that is not UTF-8, a missing column, a blank or
-        broken row, fewer captions than `count`; it names the file, the first such row, the number of others, and the
-        fix.
+            invalid row, or fewer captions than `count`. The message names the file, the first such row, the number of
+            others, and the fix.
     """
     if count is not None and count < 1:
         raise ValueError(f"{source}: count is {count}; use at least 1")
@@ -90,7 +89,7 @@ def scene_captions(count: int, seed: int) -> list[Caption]:
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:
-    """20 hex digits that name a list of captions: their ids, texts and order."""
+    """20 hex digits that identify a list of captions: their ids, texts and order."""
     return digest([[caption.id, caption.text] for caption in captions])
 
 
@@ -132,13 +131,13 @@ def _from_table(path: Path, column: str | None) -> list[_Row]:
     while cells and not any(cells[-1][1]):
         cells.pop()
     header = cells[0][1] if cells else []
-    place = header.index(_column(path, header, column))
+    index = header.index(_column(path, header, column))
     fix = _FIXES[path.suffix.lower()]
 
     def cell(location: str, row: list[str]) -> object:
         if len(row) > len(header):
             return ValueError(f"{location}: {len(row)} fields under {len(header)} columns; {fix}")
-        return row[place] if place < len(row) else ""
+        return row[index] if index < len(row) else ""
 
     return [(location, cell(location, row)) for location, row in cells[1:]]
 
@@ -151,14 +150,14 @@ def _comma_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
         for row in reader:
             yield f"{path}, line {first}", row
-            first = reader.line_num + 1  # a quoted caption may have several
+            first = reader.line_num + 1  # a quoted caption may span several lines
     except csv.Error as error:
         raise ValueError(f'{path}, line {reader.line_num}: {error}; write " inside a quoted field as ""') from error
 
 
 def _tab_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Fields between tabs. Published sets leave quotation marks as they are, spreadsheets quote as in CSV: a field is
-    unquoted only if it is quoted from end to end, with every mark inside doubled."""
+    """Fields between tabs. Published sets have plain quotation marks; spreadsheets quote fields as in CSV. So quotes
+    are removed only from a field that is quoted as a whole, with every quotation mark inside doubled."""
     for location, line in read_lines(path):
         fields = line.rstrip("\n").split("\t")
         yield location, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
@@ -172,7 +171,7 @@ def _from_jsonl(path: Path, column: str | None) -> list[_Row]:
 
 
 def _entry(line: str, location: str, column: str | None) -> object:
-    """The caption of a line of JSON, or the line's error."""
+    """The caption in a line of JSON, or the error of that line."""
     try:
         entry = _json(line, location)
         if not isinstance(entry, dict):
@@ -196,7 +195,7 @@ def _from_parquet(path: Path, column: str | None) -> list[_Row]:
 
 
 def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
-    """One caption per image; by the seed it is the one with the smallest SHA-256 of (seed, image id, annotation id)."""
+    """One caption per image; "seeded" takes the one with the smallest SHA-256 of (seed, image id, annotation id)."""
     content = _json(read_text(path), str(path))
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
@@ -206,10 +205,10 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
     chosen: dict[int, tuple[Any, Caption]] = {}
     seen: set[int] = set()
     with collect_errors("annotation") as collect:
-        for place, entry in enumerate(annotations):
+        for index, entry in enumerate(annotations):
             with collect():
-                image, caption = _annotation(entry, f"{path}, annotation {place + 1}", seen)
-                keys = {"seeded": _rank(seed, image, caption.id), "first": place, "longest": -len(caption.text)}
+                image, caption = _annotation(entry, f"{path}, annotation {index + 1}", seen)
+                keys = {"seeded": _rank(seed, image, caption.id), "first": index, "longest": -len(caption.text)}
                 candidate = ((keys[choose], caption.id), caption)
                 chosen[image] = min(chosen.get(image, candidate), candidate, key=lambda found: found[0])
     return [caption for _, caption in chosen.values()]
@@ -231,7 +230,7 @@ def _is_id(value: object) -> bool:
 
 
 def _column(location: Path | str, columns: Sequence[str], column: str | None) -> str:
-    """The column of captions. ValueError if there is none, or two of its name."""
+    """The column with the captions. ValueError if there is none, or if two columns have its name."""
     names = [name for name in columns if name == column] if column is not None else []
     if column is None:
         by_word: Mapping[str, list[str]] = {
@@ -248,7 +247,8 @@ def _column(location: Path | str, columns: Sequence[str], column: str | None) ->
 
 
 def _clean(text: object, location: str) -> str:
-    """The caption on one line. ValueError if it is blank, not text, or has invalid characters; an error is raised."""
+    """The caption as one line. ValueError if it is blank, not text, or has invalid characters, or if `text` itself is
+    an error."""
     if isinstance(text, ValueError):
         raise text
     if text is None or (isinstance(text, str) and not text.strip()):
@@ -268,8 +268,8 @@ def _json(text: str, location: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
-        raise ValueError(f"{location}: broken JSON: {error.msg}{place}; the file may be truncated") from error
+        where = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
+        raise ValueError(f"{location}: broken JSON: {error.msg}{where}; the file may be truncated") from error
 
 
 _READERS: Mapping[str, Callable[[Path, str | None], list[_Row]]] = {

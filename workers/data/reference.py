@@ -1,7 +1,7 @@
 """Reference features: the features of real images that generated images are compared with, stored as Parquet.
 
-Distances are comparable only on the same features of the same images. So a reference records its extractor, a hash of
-the images in `source`, and the resize rule, which changes FID (Parmar et al. 2022).
+Distances are comparable only if both use the same features of the same images. So a reference records its extractor, a
+hash of the images in `source`, and the resize rule, which changes FID (Parmar et al. 2022).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FIX = "create it again: specfrontier reference DIR --out FILE, with --inception
 
 
 class Extractor(Protocol):
-    """A feature extractor. name: its column as an additional extractor. identity: architecture and weight hash. width:
-    number of features.
+    """A feature extractor. name: of its column in the file, if it is an additional extractor. identity: architecture
+    and weight hash. width: number of features.
     """
 
     name: str
@@ -127,7 +127,7 @@ def write_reference(storage: Storage, name: str, reference: Reference) -> None:
 
 
 def read_reference(
-    place: Storage | str | Path,
+    location: Storage | str | Path,
     name: str | None = None,
     *,
     extractors: Sequence[Extractor] = (),
@@ -135,12 +135,13 @@ def read_reference(
 ) -> Reference:
     """A stored reference: file `name` of a storage, or the path or URI of a file.
 
-    extractors: those whose features are read (default: the first one, whichever it is). count: limits its images.
+    extractors: those whose features are read (default: the first one of the file). count: largest number of images
+    read.
 
     Raises:
         ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
     """
-    storage, name = (place, name or FILE) if isinstance(place, Storage) else Storage.holding(place)
+    storage, name = (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
     where = f"{storage.display_name}/{name}"
     try:
         _, meta = read_shard(storage, name, [], kind=_KIND, fix=_FIX)

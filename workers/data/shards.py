@@ -1,8 +1,8 @@
 """The tasks that a trial is divided into, and the names of the files that hold their results.
 
-A file's name is a hash of everything that its content depends on, and of nothing else: the driver knows the name of a
-result before it exists, and a file that exists need not be computed again. The order of a mapping's keys and the
-version of Python do not change the name. `start` and `stop` are positions in the sweep's list of captions.
+A file's name is a hash of everything that its content depends on, and of nothing else. So the driver knows the name of
+a result before it exists, and a file that exists is not computed again. The order of a mapping's keys and the version
+of Python do not change the name. `start` and `stop` are indices in the sweep's list of captions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 1  # raised when rows of the same identity would mean something else; files of another format are not used
+FORMAT = 1  # increase it when the meaning of the rows changes; files of another format are not used
 _SHARDS, _MEASURES = "shards", "measures"  # folders
 _CONFIGS = ("config", "baseline")  # fields that hold a DecodingConfig
 
 
 def digest(value: object, length: int = 20) -> str:
-    """The first hex digits of the SHA-256 of plain data, as JSON that equal data share.
+    """The first hex digits of the SHA-256 of plain data in canonical JSON.
 
     Raises:
         ValueError: NaN or infinity.
@@ -66,7 +66,7 @@ def _parsed(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Experiment(Serializable):
-    """What every result of a sweep depends on, apart from the decoding config.
+    """Everything that all results of a sweep depend on, apart from the decoding config.
 
     models, extractors: name -> content hash or identity. captions: their hash. precision: e.g. "float32".
     """
@@ -113,7 +113,9 @@ class QualityShard(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class TimingShard(Serializable):
-    """Images of captions start..stop-1 by `baseline` and `config` in turn, `batch` at a time, `repetitions` times."""
+    """Images of captions start..stop-1, generated alternately by `baseline` and `config`, `batch` at a time; repeated
+    `repetitions` times.
+    """
 
     config: DecodingConfig
     baseline: DecodingConfig
@@ -176,10 +178,11 @@ def plan_timing(
 ) -> list[TimingShard]:
     """The one timing shard of a config: `images` of `count` captions, rounded up to whole batches.
 
-    Its captions depend on the numbers alone, so that all configs of a sweep are timed on the same ones.
+    Its captions depend only on `count`, `images`, `batch` and `seed`, so all configs of a sweep are timed on the same
+    captions.
 
     Raises:
-        ValueError: a number below 1, fewer captions than that takes, or a config without sampling.
+        ValueError: a number below 1, too few captions, or a config without sampling.
     """
     _check_sizes(count=count, images=images, batch=batch)
     _check_sampling(config)

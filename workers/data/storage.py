@@ -1,8 +1,8 @@
 """Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
 
-Writes are atomic: a process that is killed while writing leaves no file that `names` or `exists` reports, and of
-several writers of one name the last to finish wins. Credentials in a URI stay in `uri`; `display_name`, repr and errors
-do not contain them.
+Writes are atomic: if a process is killed while writing, `names` and `exists` report no new file. If several processes
+write one name, the last to finish wins. Only `uri` contains the credentials of a URI; `display_name`, repr and errors
+do not.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_HIDDEN = "."  # prefix of unfinished files' names, which no other name may have
+_HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
 _ATOMIC_UPLOAD = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class Storage:
-    """A tree of files below a root, a path (`~` and relative ones too) or URI. Nothing is created when it is opened.
+    """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates nothing.
 
     Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's
     own; the URI's path is then a path inside it.
 
     Raises:
-        ValueError: a URI that is malformed or of a scheme that pyarrow.fs does not support.
+        ValueError: the URI is malformed, or pyarrow.fs does not support its scheme.
     """
 
     __slots__ = ("_fs", "_root", "_secrets", "display_name", "uri")
@@ -119,7 +119,7 @@ class Storage:
         return Path(path) if self._fs is None else None
 
     def _at(self, name: str) -> str:
-        """The full path of a name. Raises ValueError when the name could lead elsewhere."""
+        """The full path of a name. Raises ValueError if the name could be outside the root."""
         parts = name.split("/")
         if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(_HIDDEN) for part in parts):
             raise ValueError(
@@ -142,7 +142,7 @@ class Storage:
 
     @contextmanager
     def _redact_errors(self, name: str) -> Iterator[None]:
-        """Raises errors of a remote filesystem again, with the display name and without the URI's secrets."""
+        """Re-raises errors of a remote filesystem with the display name, and without the URI's secrets."""
         try:
             yield
         except FileNotFoundError:
@@ -178,19 +178,19 @@ def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(host) :]
     if "@" not in host and ":" in host and ("@" in tail or not host.rpartition(":")[2].isdigit()):
-        # A raw / ? or # in a key ends the host too early: the rest of the key would be shown.
+        # an unescaped / ? or # in a key ends the host too early, and the rest of the key would be displayed
         raise ValueError(
             f"storage: malformed {scheme}:// URI (not shown, it may hold keys); in a key write / as %2F, ? as %3F, "
             "# as %23 and @ as %40"
         )
-    account, _, place = host.rpartition("@")
+    account, _, server = host.rpartition("@")
     path, _, query = tail.partition("#")[0].partition("?")
     options = parse_qsl(query, keep_blank_values=True)
     public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
     hidden = [value for key, value in options if (key, value) not in public]
     secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
-    shown = f"{scheme}://{place}{path.rstrip('/')}" + (f"?{urlencode(public, safe=':/')}" if public else "")
-    return shown, tuple(sorted(secrets, key=len, reverse=True))
+    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (f"?{urlencode(public, safe=':/')}" if public else "")
+    return public_uri, tuple(sorted(secrets, key=len, reverse=True))
 
 
 def _write_local(path: Path, data: bytes) -> None:
@@ -217,7 +217,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, where the system supports it."""
+    """Flush a folder's entries to disk, if the system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

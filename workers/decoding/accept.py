@@ -1,8 +1,8 @@
 """Verification: which drafts of a tree are accepted, and which token follows them.
 
-One loop serves every rule, tree and drafter; a chain has no siblings and needs no loop. As in SpecInfer and EAGLE,
-siblings are tried in order, each against the residual that its rejected predecessors left of the target's probs
-(rejection sampling without replacement). The random numbers enter here, so the rules are deterministic functions.
+All rules, trees and drafters use the same loop; a chain has no siblings and needs no loop. As in SpecInfer and EAGLE,
+siblings are tested in order, each against the residual of the target's probs after the rejections before it (rejection
+sampling without replacement). This module supplies the random numbers, so the rules are deterministic functions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from workers.decoding.tree import DraftTree, gather_rows
 class AcceptResult:
     """The outcome of a round for B rows. W = deepest level reached + 1.
 
-    path [B, W]: slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot. None:
-    the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token at index
+    path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
+    None: the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token at index
     num_accepted; undefined after it. num_accepted [B]: accepted drafts; `num_emitted` = num_accepted + 1. next_root
     [B]: the resampled or bonus token. nonfinite [B]: the probs it was sampled from were not finite.
     """
@@ -45,21 +45,21 @@ class AcceptResult:
 
 
 def all_done(pending: Tensor) -> bool:
-    """True if no row is pending and the host can see that without waiting.
+    """True if no row is pending and the host can read that without waiting for the device.
 
-    On a CPU reading a flag is free, so loops stop as soon as every row is decided. On an accelerator it would stall the
-    queue: loops run to their fixed bounds and masks keep decided rows unchanged.
+    On a CPU a flag costs nothing to read, so loops stop as soon as every row is decided. On an accelerator the read
+    would wait for all queued kernels: loops run to their fixed bounds, and masks keep decided rows unchanged.
     """
     return pending.device.type == "cpu" and not bool(pending.any())
 
 
 def max_on_host(depth: Tensor, bound: int) -> int:
-    """The largest of depths [B] where the host can read it for free, else their bound."""
+    """The largest of depths [B] if the host can read it without waiting for the device, else `bound`."""
     return int(depth.max()) if depth.device.type == "cpu" else bound
 
 
 class _Level(NamedTuple):
-    """What the acceptance tests at one depth share."""
+    """The inputs that all acceptance tests at one depth share."""
 
     tree: DraftTree
     eligible: Tensor  # [B, N+1] whether a slot may be accepted
@@ -135,7 +135,7 @@ class Acceptor:
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """Level by level, the children of the node accepted last."""
+        """Level by level, verify the children of the node accepted last."""
         node, levels = torch.zeros_like(batch.emitted), tree.shape.max_depth
         path = [node]
         residual = to_probs(logits[:, 0], self.sampling)
@@ -198,8 +198,8 @@ class Acceptor:
         return sample_with_exponentials(probs, noise[:, 0])
 
     def _accept_greedy(self, tree: DraftTree, logits: Tensor, remaining: Tensor) -> AcceptResult:
-        """Temperature 0: the rule accepts a node in place of the target's most likely token, if it accepts all of its
-        ancestors. The longest such path is taken, the first one on a tie, and the target's argmax follows it.
+        """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in place of the target's
+        most likely tokens. The longest accepted path is taken, the first one on a tie; the target's argmax follows it.
         """
         batch, slots, vocab_size = logits.shape
         device = logits.device
@@ -212,7 +212,7 @@ class Acceptor:
                 parent_probs = logits.softmax(-1).gather(1, parents[..., None].expand(-1, -1, vocab_size)).flatten(0, 1)
                 omega = self._omegas[tree.levels[:, None], depth].flatten()
                 accepted = self.rule.greedy(parent_probs, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
-            else:  # by logits, as vanilla decoding chooses: a softmax may round two of them to one probability
+            else:  # compare logits, as vanilla decoding does: a softmax may round two of them to one probability
                 accepted = tree.tokens == logits.argmax(-1).gather(1, parents)
             accepted &= tree.exists & (depth < remaining[:, None])
             ancestors = tree.shape.mask[:, 1:, 1:].expand(batch, -1, -1)
@@ -239,8 +239,8 @@ def _trace_path(tree: DraftTree, last_slots: Tensor, depth: Tensor) -> tuple[Ten
 
 
 def remove_and_renormalise(probs: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-    """The probs [B, V] of the next sample without replacement after x [B], in the rows where `rows` [B] is True; all
-    zero if x had all the mass.
+    """In the rows where `rows` [B] is True, the probs [B, V] of the next sample without replacement after x [B] was
+    removed; all zero if x had all the mass. Other rows are unchanged.
     """
     remaining = probs.scatter(1, x[:, None], 0.0)
     remaining = remaining / remaining.sum(1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)

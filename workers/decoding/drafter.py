@@ -18,8 +18,8 @@ from workers.models.transformer import Body
 
 
 class Drafter(nn.Module, ABC):
-    """Proposes probs for the tokens after the root, level by level. All logits have one row per stream (R), fp32 or
-    lower.
+    """Proposes probs for the tokens after the root, level by level. All logits have one row per stream (R rows), in
+    fp32 or a lower precision.
 
     The engine calls, in this order: `prepare` once per run; `admit` for every new caption; then per round `root_logits`
     once, `expand` once per further level, and after verification `commit`; `keep` when captions have finished.
@@ -47,8 +47,8 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
-        """Allocate for `batch`: trees of at most `levels` levels, with `expanded` nodes expanded below the root per
-        round.
+        """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most `expanded` nodes below
+        the root are expanded per round.
         """
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Drafter(nn.Module, ABC):
         """Logits [R, F, V] of the tokens after F nodes of the next level.
 
         tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call (None: that call had
-        one node only, at first the root).
+        only one node; before the first call it is the root).
         """
 
     @abstractmethod
@@ -83,11 +83,12 @@ class Drafter(nn.Module, ABC):
 
 
 class CachedDrafter(Drafter):
-    """A drafter that is itself a small transformer over the tokens, whatever else it reads.
+    """A drafter that is itself a small transformer over the tokens, and over the target's features if it uses them.
 
-    It is one round behind: the tokens that a round emitted are fed at the start of the next round (`root_logits`), with
-    the target's true features if the drafter uses them; the drafts of the round before are overwritten. Token n is at
-    column `base + n` of its cache and at position `prompt_len + n` of the target's rotation table.
+    Its cache is one round behind: the tokens that a round emitted are fed at the start of the next round
+    (`root_logits`), with the target's true features if the drafter uses them. They overwrite the drafts of the round
+    before. Token n is at column `base + n` of the cache and at position `prompt_len + n` of the target's rotation
+    table.
     """
 
     cache: KVCache
@@ -145,7 +146,7 @@ class CachedDrafter(Drafter):
             positions = self.prompt_positions(torch.arange(self.base, device=x.device))
             self.decoder(x, positions, mask=causal_padding_mask(valid), cache=self.cache.prompts(rows, self.base))
         self.attention_mask.admit(rows, valid)
-        # other rows' tensors may be shared with the engine: changed in copies
+        # these tensors may be shared with the engine, so change copies
         self._cached[indices] = 0
         self._tokens, self._features = self._tokens.clone(), self._features.clone()
         self._counts = self._counts.clone()
@@ -154,18 +155,18 @@ class CachedDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         width = self._tokens.shape[1]
-        places = self._per_row(self._cached)[:, None] + self._offsets[:width]
-        columns, span = places + self.base, self._span(batch, width)
+        indices = self._per_row(self._cached)[:, None] + self._offsets[:width]  # of the tokens in the image
+        columns, span = indices + self.base, self._span(batch, width)
         outputs = self.decoder(
             self.inputs(self._per_row(self._tokens), self._features),
-            places + self.target.prompt_len,
+            indices + self.target.prompt_len,
             mask=self.attention_mask.chain(columns)[..., :span],
             cache=self.cache.at(columns, span),
         )
         if width > 1:  # the output of each row's last token; entries past it are never read
             last = (self._per_row(self._counts) - 1)[:, None, None]
             outputs = outputs.gather(1, last.expand(-1, 1, outputs.shape[2]))
-        # drafted nodes go to the columns after the last token's, and level by level to the positions after its own
+        # drafted nodes use the columns after the last token's; each level has the next position
         root = batch.rope_positions[:, :1]
         start = root + (self.base + 1 - self.target.prompt_len)
         self._outputs, self._mask = outputs, self.attention_mask.chain(start - 1)[:, 0]
@@ -201,7 +202,7 @@ class CachedDrafter(Drafter):
         self._counts, self._cached = self._counts[indices], self._cached[indices]
 
     def _of_parents(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
-        """The entries [R, nodes, n] of x [R, F, n] of the nodes' parents [B|1, nodes] (None: x has one entry)."""
+        """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has one entry)."""
         if parents is None:
             return x.expand(-1, nodes, -1)
         if parents.shape[0] == 1:
@@ -212,7 +213,6 @@ class CachedDrafter(Drafter):
         return repeat_streams(x, self._streams)
 
     def _span(self, batch: Batch, width: int) -> int:
-        """Columns that any row can have in use: the tokens of the longest row (known on the host) and this round's
-        block.
+        """Number of columns that any row may use: the tokens of the longest row (known on the host) and `width` more.
         """
         return min(self.cache.columns, self.base + batch.max_emitted + width)

@@ -1,4 +1,4 @@
-"""The engine: captions in, tokens out. Every method, vanilla decoding included, is one loop:
+"""The engine: turns captions into image tokens. Every method, vanilla decoding included, is the same loop:
 
 draft -> verify (one pass of the target) -> accept -> commit
 """
@@ -46,13 +46,13 @@ class Engine:
     """Decodes captions with one config.
 
     A config without sampling parameters uses the target's own. drafter: the loaded drafter that the config names (None
-    for vanilla decoding and Jacobi windows). tables: what its rule looks up (None: computed here). At most `batch_size`
-    captions advance together, each at its own pace; a finished caption gives its row to the next, and when none are
-    left the batch shrinks.
+    for vanilla decoding and Jacobi windows). tables: the lookup tables of the acceptance rule (None: computed here). At
+    most `batch_size` captions are decoded together (continuous batching): a waiting caption takes the row of a finished
+    one, and when none is waiting the batch shrinks.
 
     Raises:
-        ValueError: the config does not fit the target or the drafter (k beyond the codebook, more levels than heads,
-            ...).
+        ValueError: the target or the drafter does not support the config (k larger than the codebook, more levels than
+            Medusa heads, ...).
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Engine:
         """Yield every request's result as it finishes.
 
         Raises:
-            ValueError: the target cannot read a caption, when its turn comes; results yielded before remain valid.
+            ValueError: the target cannot read a caption; raised when the caption is admitted. Results yielded before
+                remain valid.
             DecodingError: the target's or the drafter's logits are not finite.
         """
         queue = deque(requests)
@@ -107,7 +108,7 @@ class Engine:
         return batch, recorder
 
     def read_counts(self, batch: Batch, result: AcceptResult, tree: DraftTree) -> list[int]:
-        """Tokens that each row has emitted so far: all that the host reads of a round, in one transfer.
+        """Number of tokens that each row has emitted so far: the only device-to-host transfer of a round.
 
         Raises:
             DecodingError: logits were not finite.
@@ -122,8 +123,8 @@ class Engine:
         return emitted
 
     def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
-        """One round for every row. Nothing is read back from the device after drafting has begun; only an adjacency
-        tree reads its size first, while the device is idle.
+        """One round for every row. The host reads nothing from the device after drafting has begun. Only an adjacency
+        tree reads its size before that, while the device is idle.
         """
         timer = self.timer.start()
         tree = self.drafting.draft(batch)
@@ -160,7 +161,7 @@ class Engine:
         return features, self.target.head(features)
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """Move the accepted path's keys and values into place, update the drafting, append the tokens."""
+        """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens."""
         width = result.tokens.shape[1]
         if result.path is None:
             features = features[:, :width]
@@ -175,11 +176,11 @@ class Engine:
         batch.commit(result.tokens, result.num_emitted, result.next_root)
 
     def allocate(self, size: int) -> Batch:
-        """An empty batch with space for every column that decoding can touch."""
+        """An empty batch whose cache has every column that decoding can use."""
         target = self.target
         row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
         guided = self.sampling.cfg != 1.0
-        # a round uses as many columns as its tree has slots, or as its path is wide where the host does not know it
+        # a round uses one column per tree slot, or per level of the path if the host does not know the path's length
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row
@@ -215,13 +216,13 @@ class Engine:
         recorder.open(rows, requests)
 
     def _refill(self, batch: Batch, recorder: StatisticsRecorder, finished: list[int], queue: deque[Request]) -> None:
-        """Give finished rows to waiting captions; drop the rows that are left over."""
+        """Give finished rows to waiting captions; remove the finished rows for which no caption is waiting."""
         reused = finished[: len(queue)]
         if reused:
             self.admit(batch, recorder, reused, queue)
-        dropped = set(finished[len(reused) :])
-        if dropped:
-            rows = [row for row in range(batch.size) if row not in dropped]
+        removed = set(finished[len(reused) :])
+        if removed:
+            rows = [row for row in range(batch.size) if row not in removed]
             indices = torch.tensor(rows, dtype=torch.int64, device=self.device)
             batch.keep(indices)
             self.drafting.keep(indices)

@@ -1,4 +1,4 @@
-"""Fixed tokens at the ends of image rows (Lumina-mGPT), which the target's passes process along the way.
+"""Fixed tokens at the ends of image rows (Lumina-mGPT), which the target's passes add to the image tokens.
 
 The engine's tokens are image tokens only, for every family. If a target was trained with a fixed token after every
 row, a pass that contains the last token of a row contains the row end behind it: later tokens attend to its keys and
@@ -11,8 +11,8 @@ token is the row end's.
 
 The target's cache holds: prompt | one column for each row end | image tokens | the drafts of a round. A chain has at
 most one token in a cell, so its row ends are written to their final columns at once. In a tree any slot may end a row:
-each slot has a companion in the columns behind the tree, and the companions along the accepted path are moved into
-place.
+each slot has a companion (a possible row end) in the columns behind the tree, and the companions along the accepted
+path are moved to their final columns.
 
 Shape legend: R rows of the transformer, S slots of a round, E row ends in the pass, D width.
 """
@@ -41,7 +41,7 @@ class RowEnds:
         self.image_column = self.first_column + self.rows  # of the image's first token
 
     def sequence_order(self, columns: int, device: torch.device) -> Tensor:
-        """[columns] each cache column's place in the sequence."""
+        """[columns] each cache column's index in the token sequence."""
         prompt = torch.arange(self.first_column, device=device)
         ends = torch.arange(1, self.rows + 1, device=device) * (self.cols + 1) - 1
         cells = torch.arange(columns - self.image_column, device=device)
@@ -70,7 +70,7 @@ class RowEndPass:
         return cells % self.ends.cols == self.ends.cols - 1
 
     def _row(self, cells: Tensor) -> Tensor:
-        """The cells' rows. Cells past the image share the last row, whose end no kept token attends to."""
+        """The cells' rows. Cells past the image have the last row, whose end no image token attends to."""
         return (cells // self.ends.cols).clamp(max=self.ends.rows - 1)
 
     def _slot_cells(self) -> Tensor:

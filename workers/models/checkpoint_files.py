@@ -24,8 +24,9 @@ from torch import Tensor
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
-WRAPPERS = ("model", "module", "state_dict")  # plain training, DeepSpeed, Lightning; FSDP files are the dict itself
-HASH_NOT_READ = "0" * 16  # stands for a file of which only the shapes are read
+# keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are the state dict itself
+WRAPPERS = ("model", "module", "state_dict")
+HASH_NOT_READ = "0" * 16  # instead of the hash of a file of which only the shapes are read
 
 _INDEX = ".index.json"  # ends the name of a list of shards
 _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
@@ -37,9 +38,9 @@ class WeightsError(ValueError):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, checkpoints give tensors on the meta device, with shape and dtype but no values.
+    """While the block runs, checkpoints load as tensors on the meta device, with shape and dtype but no values.
 
-    Code that loads a model then checks its files, names and shapes, in milliseconds and without memory.
+    Code that loads a model then checks only its files, names and shapes, in milliseconds and without memory.
     """
     token = _SHAPES_ONLY.set(True)
     try:
@@ -54,7 +55,7 @@ def is_shapes_only() -> bool:
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The named tensors of a checkpoint: a file, or a folder with one. Their values are read on access.
+    """The named tensors of a checkpoint, which is a file or a folder with one. Their values are read on access.
 
     Raises:
         WeightsError: the path does not exist, or is damaged, not a weight file, or contains more than tensors.
@@ -122,8 +123,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def content_hash(path: str | Path) -> str:
     """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a folder's files.
 
-    Hidden files of a folder do not count. A process reads a file once, unless its size or time changes; inside
-    `shapes_only` it reads none.
+    Hidden files of a folder are ignored. A process reads a file once, unless its size or modification time changes;
+    inside `shapes_only` it reads none.
 
     Raises:
         WeightsError: the path does not exist, or an index is damaged.
@@ -161,7 +162,7 @@ def _cached_hash(path: Path, _size: int, _time: int) -> str:
 
 
 def _find_checkpoint(folder: Path) -> Path:
-    """The index of shards, or the only weight file; safetensors if there are pickles too."""
+    """The index of shards, or the only weight file of a folder; safetensors files are preferred to pickles."""
     for endings in ((".safetensors",), PICKLED):
         files = sorted(file for file in folder.glob("[!.]*") if file.suffix in endings)
         indices = [file for ending in endings for file in folder.glob(f"*{ending}{_INDEX}")]
@@ -177,7 +178,7 @@ def _find_checkpoint(folder: Path) -> Path:
 
 
 def _shards(index: Path) -> dict[str, Tensor]:
-    """Checks that every shard exists, is complete, and contains its tensors."""
+    """The tensors of all shards. Checks that every shard exists, is complete, and contains its tensors."""
     files = _weight_map(index)
     shards = sorted(set(files.values()))
     if outside := [file for file in shards if Path(file).name != file]:
@@ -223,6 +224,6 @@ def _pickled(path: Path) -> dict[str, Tensor]:
 
 
 def preview(names: Sequence[str], limit: int = 4) -> str:
-    """The first names, and the number of the others."""
+    """The first names, and how many more there are."""
     listed = ", ".join(names[:limit])
     return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workers.models.cache import CacheView, KVCache
 
-SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; those further on share the last
+SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; later drafts use the last position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class TransformerConfig:
     rope: "grid" rotates the first half of a head's channels by the row and the second half by the column of an image
     cell (LlamaGen); "line" rotates all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
     pairs; checkpoints in the half-split convention are permuted when they are loaded. prompt_rope: rotation of prompt
-    positions with "grid". "zero" (LlamaGen) multiplies them by zero, so every image token gives all of them the same
-    score; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
+    positions with "grid". "zero" (LlamaGen) multiplies their keys by zero, so an image token has the same score for all
+    of them; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
     (Lumina). input_norm, final_norm: off in an EAGLE layer.
     """
 
@@ -97,7 +97,7 @@ def rotation_table(config: TransformerConfig) -> Tensor:
 
 
 def line_places(config: TransformerConfig) -> Tensor:
-    """The place in the token sequence of each position that a pass may use (int64); row ends come last."""
+    """The index in the token sequence of each position that a pass may use (int64); row ends come last."""
     places = torch.arange(config.positions)
     if not config.row_ends:
         return places
@@ -143,8 +143,8 @@ class Attention(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm). Its eps is 1e-5,
-    whatever the RMSNorms use.
+    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm). Its eps is always
+    1e-5, independent of `norm_eps`.
     """
 
     def __init__(self, heads: int, channels: int) -> None:
@@ -226,7 +226,7 @@ class Transformer(Body):
         self.last_position = self.rotations.shape[0] - 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As for any module, but the rotation table stays complex fp32."""
+        """Like `nn.Module._apply`, but the rotation table stays complex fp32."""
         del self.rotations  # a cast would drop the imaginary parts
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         table = rotation_table(self.config).to(next(self.parameters()).device)

@@ -26,8 +26,9 @@ class VQConfig:
 
     Attributes:
         codebook_size, code_dim: V and d.
-        l2_normalised: codes are compared with the encoder's outputs, and decoded, on the unit sphere.
-        channels, multipliers: level l has channels * multipliers[l]; every level but the last halves the image's side.
+        l2_normalised: codes and the encoder's outputs are normalised to unit length before they are compared or
+            decoded.
+        channels, multipliers: level l has width channels * multipliers[l]; all levels but the last halve the sides.
         encoder_blocks, decoder_blocks: residual blocks per level.
         z_channels: width of the encoder's output, before the 1x1 convolution to d.
         groups: of every GroupNorm; must divide every width.
@@ -92,7 +93,9 @@ class ResBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """One head of self-attention over all positions, with 1x1 convolutions. [B, C, H, W] -> the same."""
+    """Single-head self-attention over all positions, with 1x1 convolutions as projections. The shape [B, C, H, W] stays
+    the same.
+    """
 
     def __init__(self, width: int, groups: int) -> None:
         super().__init__()
@@ -107,8 +110,8 @@ class AttnBlock(nn.Module):
 
 
 class Resample(nn.Module):
-    """A 3x3 convolution that halves the sides (padded at the right and the bottom only, as taming does), or one after
-    nearest-neighbour doubling.
+    """Down: a 3x3 convolution with stride 2, padded only at the right and the bottom, as in taming. Up: doubling by
+    nearest neighbour, then a 3x3 convolution.
     """
 
     def __init__(self, width: int, *, down: bool) -> None:
@@ -198,7 +201,7 @@ class Decoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """The codebook: `embedding.weight` [V, d], normalised to unit length at every use where the config says so."""
+    """The codebook: `embedding.weight` [V, d], normalised to unit length at every use if `l2_normalised`."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -206,7 +209,7 @@ class Quantizer(nn.Module):
         self.embedding = nn.Embedding(config.codebook_size, config.code_dim)
 
     def normalise(self, z: Tensor) -> Tensor:
-        """[..., d] onto the unit sphere, or unchanged without l2."""
+        """z [..., d], normalised to unit length if `l2_normalised`."""
         return F.normalize(z, dim=-1) if self.l2_normalised else z
 
     @property
@@ -271,6 +274,6 @@ def load_vq(path: Path) -> VQModel:
     """A codec written by `save_vq`, in fp32 and eval mode.
 
     Raises:
-        WeightsError: the file is missing, damaged, or carries no VQ config that fits its weights.
+        WeightsError: the file is missing or damaged, or its header has no VQ config that fits the weights.
     """
     return read_module(path, "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))[0]

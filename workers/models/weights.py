@@ -1,15 +1,15 @@
-"""Checkpoint tensors into a module through key mappings, all or nothing.
+"""Loads checkpoint tensors into a module through key mappings; every tensor must have a mapping, or loading fails.
 
-A checkpoint's naming is a list of `KeyMapping`s. In a template `{i}` (any word) stands for one component of a dotted
-name and `{...}` for any part of it; the matched text is put into the target's template:
+The names in a checkpoint are described by a list of `KeyMapping`s. In a template `{i}` (any word) stands for one
+component of a dotted name and `{...}` for any part of it; the matched text is put into the target's template:
 
     KeyMapping("layers.{i}.attention.wo.weight", "transformer.layers.{i}.attention.wo.weight")
     KeyMapping(("{...}.w1.weight", "{...}.w3.weight"), "transformer.{...}.w13.weight")   # concatenates two
     KeyMapping("quantize.codebook_used", None)                                           # known and unused
 
-A tensor of the module may have several mappings: the first one with a source in the checkpoint counts.
+A tensor of the module may have several mappings: the first one with a source in the checkpoint is used.
 
-A checkpoint of another origin needs other mappings, never another model.
+A checkpoint with other names needs other mappings, not another model class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers.models.checkpoint_files import WeightsError, is_shapes_only, previe
 M = TypeVar("M", bound=nn.Module)
 Merge = Callable[[Sequence[Tensor]], Tensor]
 
-# Names that occur in only one kind of file: error messages say what a wrong file is.
+# Names that occur in only one kind of file, so that error messages can say what a wrong file contains.
 _KNOWN_FILES = (
     ("tok_embeddings.weight", "an official LlamaGen transformer"),
     ("model.cls_embedding.", "a LlamaGen transformer in Hugging Face naming"),
@@ -80,7 +80,7 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
     """
 
     def interleave(weight: Tensor) -> Tensor:
-        # a size that does not fit is left for the comparison of shapes to report
+        # a wrong size is reported later, when shapes are compared
         if channels is None or weight.shape[0] % channels:
             return weight
         return interleave_rotary(weight, channels)
@@ -108,8 +108,8 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
 
 
 class _SkipInit(TorchFunctionMode):
-    """Puts what torch's layers allocate with `torch.empty` on the meta device and skips `torch.nn.init`, parts of which
-    import torch's compiler, which takes seconds.
+    """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips `torch.nn.init`, because parts
+    of it import torch's compiler, which takes seconds.
     """
 
     def __torch_function__(
@@ -124,8 +124,8 @@ class _SkipInit(TorchFunctionMode):
 def skip_init(build: Callable[[], M]) -> M:
     """build(), with weights that have no storage until `load_weights` sets them.
 
-    This saves the time for random numbers, and a forgotten weight raises at its first use. Computed buffers (rotation
-    tables) are real.
+    This skips the random initialisation, and a weight that was not loaded raises an error at its first use. Computed
+    buffers (rotation tables) have values.
     """
     with _SkipInit():
         return build()
@@ -145,8 +145,8 @@ def load_weights(
     `shapes_only` everything is checked except the values, and parameters stay on the meta device.
 
     Raises:
-        WeightsError: tensors without a mapping, parameters without a tensor, other shapes, values that are not finite.
-            The module must not be used then.
+        WeightsError: tensors without a mapping, parameters without a tensor, wrong shapes, or values that are not
+            finite. The module must not be used then.
     """
     slots, names = module.state_dict(keep_vars=True), set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
@@ -209,7 +209,7 @@ def _find_sources(slot: str, mappings: Sequence[KeyMapping], names: set[str]) ->
 
 
 def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[str]:
-    """The sources that `names` lack; if it has none of them, the module's own name with its sources in brackets."""
+    """The sources that are not in `names`; if none is, the module's own name, with the sources in parentheses."""
     if names.isdisjoint(sources):
         return [slot if sources == [slot] else f"{slot} ({' + '.join(sources)})"]
     return [source for source in sources if source not in names]
@@ -225,6 +225,6 @@ def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor
 
 
 def _origin(tensors: Mapping[str, Tensor]) -> str:
-    """What kind of file has such names."""
+    """A sentence that says which kind of file has these names; empty if unknown."""
     kind = next((kind for start, kind in _KNOWN_FILES if any(name.startswith(start) for name in tensors)), None)
     return f". By its names the file is {kind}" if kind else ""

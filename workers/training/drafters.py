@@ -236,7 +236,7 @@ def drafter_loss(
 
 
 def feature_noise(like: Tensor, seed: int, scale: float) -> Tensor:
-    """(U - 1/2) scale 512 / S, U uniform in [0, 1), of the shape [S, D] of `like` (EAGLE's augmentation of features)."""
+    """(U - 1/2) scale 512 / S, U uniform in [0, 1), of the shape [S, D] of `like` (EAGLE's feature augmentation)."""
     generator = torch.Generator(like.device).manual_seed(seed)
     drawn = torch.rand(like.shape, generator=generator, device=like.device)
     return (drawn - 0.5) * (scale * 512 / like.shape[0])

@@ -1,6 +1,6 @@
-"""Training of a drafter with held-out figures, and an EAGLE drafter's training as plain data for the command line.
+"""Training of drafters with held-out metrics, and `DrafterJob`: the training of an EAGLE drafter for a user's target.
 
-The kept weights are those that were best at held-out top-3.
+The weights with the best held-out top-3 accuracy are kept.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 WEIGHTS, CHECKPOINT, JOURNAL = "eagle.safetensors", "eagle.checkpoint.pt", "eagle.journal.jsonl"
 FACTS = "eagle.job.json"
-IMAGES = "images"  # folder of the drawn images' tokens
-_BEST = "top-3"  # the held-out figure that decides which weights are kept
-_MAX_HELD_OUT = 512  # examples: each costs two passes of the target at every save
+IMAGES = "images"  # folder with the tokens of the generated images
+_BEST = "top-3"  # the held-out metric that decides which weights are kept
+_MAX_HELD_OUT = 512  # examples; each needs two passes of the target at every save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleRecipe(Distillation):
-    """The published settings. `steps` None: as many as show every example `epochs` times. bf16: mixed precision on a
-    GPU; a CPU, which it would slow down, stays at fp32.
+    """The published settings. steps None: `epochs` passes over the examples. bf16: mixed precision on a GPU; on a CPU,
+    where it is slower, fp32 is used.
     """
 
     batch: int = 16
@@ -51,7 +51,7 @@ class EagleRecipe(Distillation):
     seed: int = 0
 
     def split(self, examples: int) -> int:
-        """How many of the examples, the last ones, are held out.
+        """The number of held-out examples; they are the last ones.
 
         Raises:
             ValueError: too few to train and to evaluate on.
@@ -62,7 +62,9 @@ class EagleRecipe(Distillation):
         return held
 
     def schedule(self, examples: int, device: torch.device) -> TrainConfig:
-        """The loop's settings for so many training examples: AdamW, linear warm-up (at most a tenth) and decay."""
+        """The training settings for this many examples: AdamW, linear decay, and a linear warm-up of at most a tenth of
+        the steps.
+        """
         steps = self.steps or max(1, self.epochs * examples // self.batch)
         return TrainConfig(
             steps=steps, batch=self.batch, optimiser="adamw", other_lr=self.rate, warmup=min(self.warmup, steps // 10),
@@ -87,10 +89,10 @@ def train_drafter(
 ) -> Drafter:
     """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
 
-    The weights best at held-out top-3 go to out/<piece>.safetensors, the checkpoint and the journal to the same folder.
-    `phase` numbers the trainings of one drafter that follow each other; a later one keeps the weights of the earlier
-    ones unless it beats them. `resume` continues from the checkpoint if there is one. In a process group, all processes
-    call this with the same arguments, and `out` is a folder that all of them see.
+    The weights with the best held-out top-3 accuracy are written to out/<piece>.safetensors, the checkpoint and the
+    journal to the same folder. phase: index of the training if one drafter is trained several times in a row; a later
+    phase overwrites the weights only if it is as good. resume: continue from the checkpoint if there is one. In a
+    process group, all processes call this with the same arguments, and `out` is a folder that all of them see.
 
     Raises:
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
@@ -120,9 +122,9 @@ def train_drafter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """An EAGLE drafter for an entry's target, trained on images that the target draws of `captions`.
+    """An EAGLE drafter for an entry's target, trained on images that the target generates from `captions`.
 
-    out: a folder for weights, checkpoint, journal and drawn images; all processes of a group see it.
+    out: a folder for weights, checkpoint, journal and generated images; all processes of a group see it.
     """
 
     entry: Entry
@@ -138,7 +140,7 @@ class DrafterJob:
         group: ProcessGroup = SINGLE_PROCESS,
         log: Callable[[str], None] = print,
     ) -> Path:
-        """Draws the images, then trains; returns the weight file. All processes of a group call it.
+        """Generates the images, then trains; returns the weight file. All processes of a group call it.
 
         Raises:
             ValueError: a resumed training was started with other models, captions or options; see `train_drafter`.
@@ -162,7 +164,7 @@ class DrafterJob:
         return train_eagle(models.target, data, self.out, recipe, resume=resume, group=group, log=log)
 
     def open(self, *, resume: bool) -> None:
-        """Checks a resumed training against what it was started with; otherwise removes an earlier training.
+        """Checks that a resumed training has the options it was started with; otherwise removes an earlier training.
 
         Raises:
             ValueError: it was started with other models, captions or options.
@@ -183,7 +185,7 @@ class DrafterJob:
         os.replace(partial, path)
 
     def _facts(self) -> dict[str, Any]:
-        """What the result depends on, as JSON data."""
+        """Everything that the result depends on, as JSON data."""
         facts = {
             "target": self.entry.name,
             "models": self.entry.hashes,

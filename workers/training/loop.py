@@ -1,7 +1,7 @@
 """The training loop: deterministic batches, two optimisers, averaged weights, checkpoints that resume exactly.
 
-With several processes, each computes the loss of its share of every batch, gradients are averaged, and the main process
-alone writes files and logs.
+With several processes, each computes the loss of its share of every batch, and gradients are averaged. Only the main
+process writes files and logs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from workers.training.optim import Muon
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
-#: Loss of the examples `indices` [batch]; the generator serves every random choice inside (dropped captions, noise).
+#: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
 Figures = dict[str, float]
 Model = TypeVar("Model", bound=nn.Module)
@@ -34,11 +34,12 @@ _FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long and how fast to train. Rates are peaks; over the last share `decay` of the steps they fall to zero.
+    """Hyperparameters of a training. Learning rates are peaks; over the last fraction `decay` of the steps they fall to
+    zero.
 
     optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`; or AdamW for all, at `other_lr`
-    with `betas`. clip bounds the norm of all gradients, clip_value each of their entries; 0 is no bound. ema 0: no
-    average is kept.
+    with `betas`. clip bounds the norm of all gradients, clip_value each of their entries; 0 is no bound. ema: decay of
+    the averaged weights; 0: the average is the current weights.
     """
 
     steps: int
@@ -74,7 +75,7 @@ def _permutation(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
-    """The examples [batch] of a step, a function of the arguments alone; every epoch is one permutation of `size`."""
+    """The example indices [batch] of a step, determined by the arguments; every epoch is one permutation of `size`."""
     positions = torch.arange(step * batch, (step + 1) * batch)
     epochs, within = positions // size, positions % size
     parts = [_permutation(seed, epoch, size)[within[epochs == epoch]] for epoch in sorted(set(epochs.tolist()))]
@@ -82,9 +83,8 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
 
 
 def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon on the matrices of linear layers, AdamW on embeddings, output heads ("head"), norms and biases; or AdamW.
-
-    A parameter that needs no gradient is left out.
+    """Muon for the matrices of linear layers and AdamW for embeddings, output heads ("head"), norms and biases; or
+    AdamW for all. Parameters that need no gradient are left out.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     if config.optimiser == "adamw":
@@ -93,16 +93,16 @@ def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     hidden = {id(weight) for name, weight in linear.items() if name.split(".")[-1] != "head"}
     matrices = [p for p in trainable if id(p) in hidden]
     others = [p for p in trainable if id(p) not in hidden]
-    made: list[torch.optim.Optimizer] = []
+    optimisers: list[torch.optim.Optimizer] = []
     if matrices:
-        made.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay))
+        optimisers.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay))
     if others:
-        made.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
-    return made
+        optimisers.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
+    return optimisers
 
 
 def trapezoid(step: int, config: TrainConfig) -> float:
-    """Share of the peak rate at 0-based `step`: linear rise over `warmup`, flat, linear fall over `decay`."""
+    """Fraction of the peak learning rate at 0-based `step`: linear warm-up, constant, linear decay."""
     rise = (step + 1) / max(1, config.warmup)
     fall = (config.steps - step) / max(1.0, config.decay * config.steps)
     return min(1.0, rise, fall)
@@ -121,13 +121,15 @@ def train(
     log: Callable[[str], None] = print,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[Model, list[Figures]]:
-    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model, the journal.
+    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model and the
+    journal's entries.
 
     `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
-    held-out figures. out/<name>.checkpoint.pt stores the state as often; `resume` continues from it if it exists, on
-    the same curve as an uninterrupted run. out/<name>.journal.jsonl gets a line per step with its loss and per save
-    with its held-out figures; a resumed run first cuts it back to its checkpoint. In a process group, `loss_of` gets
-    the whole batch and takes its share, so that its random numbers do not depend on the number of processes.
+    held-out metrics. At the same steps the state is saved to out/<name>.checkpoint.pt; `resume` continues from it if it
+    exists, with the same losses as an uninterrupted run. out/<name>.journal.jsonl has one line per step with the loss,
+    and one per save with the held-out metrics; a resumed run first removes the lines after its checkpoint. In a process
+    group, `loss_of` gets the whole batch and selects its share, so that its random numbers do not depend on the number
+    of processes.
 
     Raises:
         ValueError: no examples; a checkpoint of another config; a loss that is not finite.
@@ -142,7 +144,7 @@ def train(
     if run.journal is not None:
         run.journal.write_text("".join(json.dumps(entry) + "\n" for entry in run.entries), encoding="utf-8")
     started, first = time.monotonic(), run.steps
-    losses: list[Tensor] = []  # on the device; read rarely, because reading waits for the device
+    losses: list[Tensor] = []  # on the device; copied to the host rarely, because a copy waits for the device
     for step in range(first, config.steps):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         with torch.autocast(run.device.type, torch.bfloat16, enabled=config.bf16):
@@ -192,12 +194,12 @@ class _Run(Generic[Model]):
                 group["lr"] = group["peak_lr"] * rate
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        # Early on the average must forget the initial weights quickly.
+        # a smaller decay in the first steps, so that the average forgets the initial weights quickly
         with torch.no_grad():
             torch._foreach_lerp_(self.averaged, self.trainable, 1 - min(config.ema, (step + 1) / (step + 10)))
 
     def copy_untrained(self) -> None:
-        """Gives the averaged model the buffers and frozen parameters of the model."""
+        """Copies the model's buffers and frozen parameters to the averaged model."""
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         current, average = self.model.state_dict(), self.average.state_dict()
         for name in current.keys() - trained:
@@ -221,7 +223,7 @@ class _Run(Generic[Model]):
         self.steps += len(values)
 
     def status(self, seconds: float) -> str:
-        """The log's line, at so many seconds a step."""
+        """The line for the log. seconds: per step."""
         config, step = self.config, self.steps
         recent = [entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry]
         recent = recent[-config.log_every :]
@@ -261,5 +263,5 @@ class _Run(Generic[Model]):
         self.steps, self.entries = state["steps"], state["journal"]
 
     def fixed_settings(self) -> dict[str, Any]:
-        """The settings that decide the curve."""
+        """The settings that the losses depend on; a resumed run must not change them."""
         return {key: value for key, value in asdict(self.config).items() if key not in _FREE_FIELDS}

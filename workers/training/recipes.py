@@ -1,8 +1,8 @@
-"""How each piece of a model is made, by name: what `specfrontier train PIECE` runs.
+"""The training recipe of each piece of a model: what `specfrontier train PIECE` runs.
 
-Without `data` a piece is trained on procedural scenes, as the built-in one was; with it, on a user's folder of
-captioned or class-labelled images (`workers.data.folder`). Pieces build on each other through the output folder: the
-target needs its tokenizer, a drafter its target. For scenes, a missing piece is taken from the built-in model.
+Without `data` a piece is trained on procedural scenes, like the built-in model; with `data`, on a user's folder of
+captioned or class-labelled images (`workers.data.folder`). Pieces find the pieces that they need in the output folder:
+a target needs its tokenizer, a drafter its target. For scenes, the built-in model replaces a missing piece.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from workers.training.tokenizer import scene_images, tokenize_scenes, train_toke
 
 _SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
 _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
-_MAX_HELD_OUT = 128  # of them, for a drafter at every save
-_TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000  # for the codec, and for the metrics' nets
+_MAX_HELD_OUT = 128  # held-out examples that a drafter is evaluated on at every save
+_TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000  # for the codec, and for the networks of the metrics
 _MEDUSA_HEADS = 5
 _MAX_WORDS = 32  # of a caption
 
 _TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
 _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
 _OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
-#: The recipes, some in phases: each starts from the averaged weights of the one before.
+#: Recipes by piece. A recipe may have several phases; each starts from the averaged weights of the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
         replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, decay=0.9),
@@ -76,7 +76,7 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
         ),
     ),
 }
-#: Of the drafters that read features: the probabilities under guidance, and an EAGLE layer unrolled as it will draft.
+#: For the drafters that read features: guided probabilities, and an EAGLE layer that is unrolled as in drafting.
 _DISTILLATION = Distillation(
     cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, caption_dropout=0.0, guidance=(1.0, 4.0)
 )
@@ -94,7 +94,7 @@ class _Job:
     log: Callable[[str], None]
 
     def piece_file(self, piece: str) -> Path:
-        """The file of a piece that this one builds on."""
+        """The file of a piece that this one needs."""
         own = self.out / f"{piece}.safetensors"
         if own.exists():
             return own
@@ -103,14 +103,14 @@ class _Job:
         return BUILTIN / f"{piece}.safetensors"
 
     def phases(self) -> tuple[TrainConfig, ...]:
-        """The recipe's; with `steps`, its first alone."""
-        # Compiling takes about a minute: more than a short run saves.
-        fast = _can_compile(self.device) and (self.steps is None or self.steps >= 200)
+        """The phases of the recipe; with `steps`, only the first one, with that many steps."""
+        # compiling takes about a minute, which is more than it saves in a short run
+        compiled = _can_compile(self.device) and (self.steps is None or self.steps >= 200)
         if self.steps is None:
-            return tuple(replace(config, seed=self.seed, compile=fast) for config in _RECIPES[self.piece])
+            return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.piece])
         first = _RECIPES[self.piece][0]
-        rise = min(first.warmup, max(1, self.steps // 10))
-        return (replace(first, steps=self.steps, warmup=rise, seed=self.seed, compile=fast),)
+        warmup = min(first.warmup, max(1, self.steps // 10))
+        return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
 
 def train_piece(
@@ -128,19 +128,19 @@ def train_piece(
 
     Args:
         data: the user's images; None: procedural scenes.
-        device: None takes a GPU if torch can use one.
-        steps: None takes the recipe's.
-        resume: continue from the checkpoint in `out` if there is one; otherwise start again.
+        device: None: a GPU if torch can use one.
+        steps: None: the recipe's.
+        resume: continue from the checkpoint in `out` if there is one.
 
     Raises:
-        ValueError: an unknown piece, a missing piece that this one builds on, or data that cannot be read.
+        ValueError: an unknown piece, a missing piece that this one needs, or data that cannot be read.
     """
     if piece not in PIECES:
         raise ValueError(f"unknown piece {piece!r}; known: {', '.join(PIECES)}")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    job = _Job(piece=piece, out=out, data=data, seed=seed, device=place, steps=steps, resume=resume, log=log)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    job = _Job(piece=piece, out=out, data=data, seed=seed, device=device, steps=steps, resume=resume, log=log)
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
         for stale in out.glob(f"{piece}*.checkpoint.pt"):
@@ -153,7 +153,7 @@ def train_piece(
 
 
 def _can_compile(device: str) -> bool:
-    """Whether torch.compile can work here: it needs a C++ compiler for CPU code, and Triton for a GPU's."""
+    """Whether torch.compile works here: it needs a C++ compiler for CPU code, and Triton for GPU code."""
     if device.startswith("cuda"):
         return torch.utils._triton.has_triton()
     return shutil.which("g++") is not None or shutil.which("clang++") is not None
@@ -177,7 +177,7 @@ def _tokenizer(job: _Job) -> Path:
 
 
 def _ar_model(job: _Job) -> Path:
-    """A target, or the same in small: an independent drafter."""
+    """Trains a target, or an independent drafter, which is a smaller model of the same kind."""
     settings, data, held_out = _examples(job)
     sizes = TARGET if job.piece == "target" else INDEPENDENT
     prompt_len = build_conditioner(settings, 1).prompt_len
@@ -193,7 +193,7 @@ def _ar_model(job: _Job) -> Path:
 
 
 def _drafter(job: _Job) -> Path:
-    """A drafter that reads the target's features."""
+    """Trains a drafter that reads the target's features."""
     _, data, held_out = _examples(job)
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
     target = load_model(job.piece_file("target")).to(job.device).as_target()
@@ -208,7 +208,9 @@ def _drafter(job: _Job) -> Path:
 
 
 def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
-    """The conditioner's settings, training and held-out examples; scenes' tokens are kept in the output folder."""
+    """The conditioner's settings, training examples and held-out examples. Tokens of scenes are cached in the output
+    folder.
+    """
     tokenizer = job.piece_file("tokenizer")
     codec = load_vq(tokenizer).to(job.device)
     if job.data is None:
