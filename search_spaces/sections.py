@@ -66,7 +66,7 @@ class Section:
             raise ConfigError((key,), unknown_key(key, known))
 
     def known_keys(self, kinds: Mapping[str, Iterable[str]]) -> list[str]:
-        """The tags, the common keys, and those of these kinds by tag."""
+        """The tags, the common keys, and the keys of these kinds by tag."""
         return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
 
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:

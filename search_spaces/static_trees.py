@@ -48,7 +48,8 @@ class StaticTree:
 
 
 def _check_paths(ordered: list[tuple[int, ...]]) -> None:
-    """Refuse what is no tree. `ordered` is in level order, so parents and earlier siblings have been seen."""
+    """Raise ValueError if the paths are no tree. `ordered` is in level order: parents and earlier siblings come first.
+    """
     if not ordered:
         raise ValueError("the tree has no nodes; list at least the path [0]")
     seen: set[tuple[int, ...]] = set()

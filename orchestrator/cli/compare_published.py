@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.results.replication import Replication, TableRow
 
 
-def compare_with_papers(places: list[str], *, as_json: bool) -> None:
-    """Print each sweep next to the tables among `places`, or to the table with the sweep's name.
+def compare_with_papers(names: list[str], *, as_json: bool) -> None:
+    """Print each sweep next to each table. names: sweeps and tables; without a table, the one with the sweep's name.
 
     Raises:
         CommandError: no sweep, or no such table.
@@ -24,12 +24,12 @@ def compare_with_papers(places: list[str], *, as_json: bool) -> None:
     from orchestrator.results.published import FOLDER, tables
     from orchestrator.results.replication import replicate
 
-    named = [place for place in places if place in tables()]
-    opened = o.open_sweeps([place for place in places if place not in named])
+    given_tables = [name for name in names if name in tables()]
+    opened = o.open_sweeps([name for name in names if name not in given_tables])
     if not opened:
-        raise CommandError(f"--published: give a sweep to compare with {', '.join(named)}", WRONG_USAGE)
+        raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
     with o.query_errors():
-        replications = [replicate(sweep, table) for sweep in opened for table in named or [FOLDER + sweep.name]]
+        replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
     if as_json:
         typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
     else:
@@ -71,4 +71,4 @@ def _row_lines(row: TableRow) -> list[list[str]]:
         lines.append([figure.metric, value, printed, z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
     lines = lines or [["-", "-", "-", "-", "no figures"]]
-    return [[*((row.row.label, trial) if at == 0 else ("", "")), *line] for at, line in enumerate(lines)]
+    return [[*((row.row.label, trial) if index == 0 else ("", "")), *line] for index, line in enumerate(lines)]

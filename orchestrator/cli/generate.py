@@ -22,7 +22,7 @@ Captions = Annotated[
     list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
 ]
 CaptionsFile = Annotated[
-    str | None, typer.Option("--captions", metavar="FILE", help="File with one caption a line; - for standard input.")
+    str | None, typer.Option("--captions", metavar="FILE", help="File with one caption per line; - for standard input.")
 ]
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="A published method with its paper's parameters; see --list-presets.")
@@ -32,8 +32,8 @@ ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
 ]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Images drawn together.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same seed draws the same images at any batch size.")]
+Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Images generated together.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same images at any batch size.")]
 Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Images per caption.")]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")]
@@ -54,11 +54,11 @@ def generate(
     device: o.Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw images of captions with one decoding config: a preset or a YAML file, with --set for single keys.
+    """Generate images from captions with one decoding config: a preset or a YAML file, with --set for single keys.
 
     Writes a PNG for each image, contact_sheet.png, heatmap.png (accepted length over the image grid), statistics.json,
     and config.yaml, which --config accepts. Without --preset and --config: vanilla autoregressive decoding. Sampling
-    keys that are not set take the target's defaults.
+    keys that are not set have the target's defaults.
     """
     if list_presets:
         typer.echo(_describe_presets())
@@ -84,7 +84,7 @@ def _describe_presets() -> str:
 def _read_config(preset: str | None, file: str | None, assignments: list[str]) -> dict[str, Any]:
     """The config of a preset or a file (vanilla without either) with the assignments applied, as a mapping.
 
-    The sampling section holds only the keys that were given. Everything that does not depend on the model is validated.
+    The section `sampling` has only the keys that were given. Everything that does not depend on the model is validated.
 
     Raises:
         CommandError: wrong usage.

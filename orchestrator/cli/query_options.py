@@ -66,16 +66,16 @@ def query_errors() -> Iterator[None]:
         raise CommandError(explain(error), FAILED) from error
 
 
-def open_sweeps(places: Sequence[str]) -> list[Sweep]:
-    """The sweeps at these places.
+def open_sweeps(locations: Sequence[str]) -> list[Sweep]:
+    """The sweeps at these locations.
 
     Raises:
-        CommandError: a place has no sweep, or a broken one.
+        CommandError: a location has no sweep, or a damaged one.
     """
     from orchestrator.results.sweep import Sweep
 
     with query_errors():
-        return [Sweep.open(place) for place in places]
+        return [Sweep.open(location) for location in locations]
 
 
 def read_point(text: str | None, axes: int) -> list[float] | None:

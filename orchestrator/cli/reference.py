@@ -53,15 +53,15 @@ def reference(
     from workers.metrics.extractors import load_extractors
     from workers.models.checkpoint_files import WeightsError
 
-    place = o.pick_device(device)
+    torch_device = o.pick_device(device)
     if not is_reference_file(out):
         raise CommandError(f"--out {out}: give a file name that ends in .parquet", WRONG_USAGE)
     try:
         storage, name = Storage.holding(out)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         weights = {key: path for key, path in files.items() if path is not None}
-        extractors = list(load_extractors(find_entry(models).folder, weights, place).values())
-        made = build_reference(
+        extractors = list(load_extractors(find_entry(models).folder, weights, torch_device).values())
+        built = build_reference(
             folder, extractors, size=extractors[0].side, count=count, seed=seed, on_progress=_progress
         )
     except WeightsError as error:
@@ -71,12 +71,12 @@ def reference(
     except KeyboardInterrupt:
         raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
-        write_reference(storage, name, made)
-    where, width = f"{storage.display_name}/{name}", made.features[0].shape[1]
+        write_reference(storage, name, built)
+    where, width = f"{storage.display_name}/{name}", built.features[0].shape[1]
     if as_json:
-        typer.echo(json.dumps({"file": where, "width": width, **made.facts}, indent=2))
+        typer.echo(json.dumps({"file": where, "width": width, **built.facts}, indent=2))
         return
-    facts = made.facts
+    facts = built.facts
     typer.echo(f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}")
 
 

@@ -27,7 +27,7 @@ def report(
     """Write a sweep's report and print its path.
 
     One HTML file that needs no network: the front with uncertainties and images, all trials, heat maps of accepted
-    length, and every config as `generate --config` accepts it. Works while the sweep is running, too.
+    length, and every config as `generate --config` accepts it. Also works while the sweep is running.
     """
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep
@@ -36,17 +36,17 @@ def report(
         storage = Sweep.open(sweep).storage
         if out is None:
             name = write_report(storage)
-            place = storage.path(name)
+            path = storage.path(name)
         else:
-            place = Path(out)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(report_page(storage), "utf-8")
-    typer.echo(str(place) if place is not None else f"{storage.display_name}/{name}")
+            path = Path(out)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(report_page(storage), "utf-8")
+    typer.echo(str(path) if path is not None else f"{storage.display_name}/{name}")
     if not open_it:
         return
-    if place is None:
+    if path is None:
         raise CommandError("--open: the page is not on this machine; add --out FILE", FAILED)
     import webbrowser
 
-    if not webbrowser.open(place.resolve().as_uri()):
+    if not webbrowser.open(path.resolve().as_uri()):
         raise CommandError("--open: this machine has no browser; copy the page to one that has", FAILED)

@@ -1,4 +1,5 @@
-"""`specfrontier status`: a sweep's progress, from its files alone; it may run elsewhere or not at all."""
+"""`specfrontier status`: a sweep's progress, read from its files; the sweep may run on another machine, or have ended.
+"""
 
 from __future__ import annotations
 

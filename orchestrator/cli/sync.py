@@ -30,9 +30,9 @@ def sync(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Log the trials that MLflow does not have; repeating it changes nothing.
+    """Log the trials that MLflow does not have. Repeating the command changes nothing.
 
-    For sweeps whose tracking server was away, that ran without MLflow, or that another server should have, too.
+    Use it if the tracking server was unreachable, if the sweep ran without MLflow, or to log it to a second server.
     """
     from orchestrator.results.sweep import Sweep
 
@@ -45,13 +45,13 @@ def sync(
     with ends_with(FAILED):
         done = sync(opened.storage, uri, experiment)
         found = find_location(opened.storage, opened.records, resolve_uri(opened.storage, uri))
-    place = public_uri(found.uri)
-    links = found.links(place) if found.has_server else {}
+    tracking_uri = public_uri(found.uri)
+    links = found.links(tracking_uri) if found.has_server else {}
     if as_json:
-        facts = {"logged": done.logged, "already": done.already, "uri": place, "links": links}
+        facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {place}")
+    typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}")
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
     if not found.has_server:

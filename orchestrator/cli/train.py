@@ -1,4 +1,4 @@
-"""`specfrontier train`: the parts of a scenes model, or an EAGLE drafter for an existing target from captions alone."""
+"""`specfrontier train`: the components of a scenes model, or an EAGLE drafter for an existing target, from captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
-from workers.training import PIECES, SCENES_ONLY
+from workers.training import COMPONENTS, SCENES_ONLY
 
 EPILOG = """\b
 Examples:
@@ -24,7 +24,7 @@ Examples:
 """
 ALL, EAGLE = "all", "eagle"
 
-Pieces = Annotated[list[str], typer.Argument(metavar="PIECE", help=f"{', '.join(PIECES)}; or {ALL}.")]
+Components = Annotated[list[str], typer.Argument(metavar="COMPONENT", help=f"{', '.join(COMPONENTS)}; or {ALL}.")]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for weights, checkpoints and caches.")]
 Data = Annotated[
     str | None, typer.Option(metavar="DIR", help="Your captioned or class-labelled images. Default: procedural scenes.")
@@ -48,7 +48,7 @@ Workers = Annotated[
 
 
 def train(
-    pieces: Pieces,
+    components: Components,
     out: Out = "runs/train",
     data: Data = None,
     steps: Steps = None,
@@ -66,14 +66,14 @@ def train(
     tracking_uri: o.TrackingUri = None,
     mlflow: o.Mlflow = True,
 ) -> None:
-    """Train parts of a scenes model, each into one weight file in DIR.
+    """Train components of a scenes model, each into one weight file in DIR.
 
-    Parts build on each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
-    procedural scenes, a part that DIR does not hold is taken from the built-in model.
+    Components need each other: a target needs its tokenizer, a drafter its target. They are trained in that order. For
+    procedural scenes, the built-in model replaces a component that is not in DIR.
 
-    With --captions, train an EAGLE drafter for the target of --models (default: builtin), on images that it
-    draws of the captions (kept in DIR). The loss goes to DIR/eagle.journal.jsonl and MLflow; DIR gets the
-    weights with the best held-out top-3 accuracy.
+    With --captions, train an EAGLE drafter for the target of --models (default: builtin), on images that the target
+    generates from the captions (kept in DIR). The loss is written to DIR/eagle.journal.jsonl and MLflow, the weights
+    with the best held-out top-3 accuracy to DIR.
     """
     if captions is None:
         drafter_options = {
@@ -84,9 +84,9 @@ def train(
         for option, value in drafter_options.items():
             if value is not None:
                 raise CommandError(f"{option} requires --captions: it trains a drafter for a target", WRONG_USAGE)
-        _train_pieces(pieces, out, data, steps=steps, seed=seed, device=device, resume=resume)
+        _train_components(components, out, data, steps=steps, seed=seed, device=device, resume=resume)
         return
-    if pieces != [EAGLE] or data is not None:
+    if components != [EAGLE] or data is not None:
         problem = "--captions trains an EAGLE drafter for a target: use `train eagle` without --data"
         raise CommandError(problem, WRONG_USAGE)
     if device is not None and (workers > 1 or address is not None):
@@ -95,35 +95,35 @@ def train(
     from orchestrator.run.training import drafter_job, train_drafter
     from workers.training.eagle import EagleRecipe
 
-    place = o.pick_device(device)
+    torch_device = o.pick_device(device)
     with _exit_codes("resume with the same command and --resume"):
         eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})  # type: ignore[arg-type]
         job = drafter_job(models or "builtin", captions, Path(out), eagle, count=count)
         path = train_drafter(
-            job, device=place, workers=workers, address=address, mlflow=mlflow, tracking_uri=tracking_uri,
-            resume=resume, log=typer.echo,
+            job, device=torch_device, workers=workers, address=address, mlflow=mlflow,
+            tracking_uri=tracking_uri, resume=resume, log=typer.echo,
         )  # fmt: skip
     typer.echo(f"{EAGLE}: {path}")
 
 
-def _train_pieces(
-    pieces: list[str], out: str, data: str | None, *, steps: int | None, seed: int, device: str | None, resume: bool
+def _train_components(
+    components: list[str], out: str, data: str | None, *, steps: int | None, seed: int, device: str | None, resume: bool
 ) -> None:
-    """Train the parts of a scenes model in order."""
-    ordered = ordered_pieces(pieces, with_data=data is not None)
-    from workers.training.recipes import train_piece
+    """Train the components of a scenes model in order."""
+    ordered = ordered_components(components, with_data=data is not None)
+    from workers.training.recipes import train_component
 
     device_name = str(o.pick_device(device))
     options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
-    words = [str(word) for option in options.items() if option[1] is not None for word in option]
-    for index, piece in enumerate(ordered):
-        again = shlex.join(["specfrontier", "train", *ordered[index:], *words, "--resume"])
-        with _exit_codes(f"resume with: {again}"):
-            path = train_piece(
-                piece, Path(out), Path(data) if data is not None else None,
+    arguments = [str(part) for option in options.items() if option[1] is not None for part in option]
+    for index, component in enumerate(ordered):
+        command = shlex.join(["specfrontier", "train", *ordered[index:], *arguments, "--resume"])
+        with _exit_codes(f"resume with: {command}"):
+            path = train_component(
+                component, Path(out), Path(data) if data is not None else None,
                 seed=seed, device=device_name, steps=steps, resume=resume, log=typer.echo,
             )  # fmt: skip
-        typer.echo(f"{piece}: {path}")
+        typer.echo(f"{component}: {path}")
 
 
 @contextmanager
@@ -145,15 +145,15 @@ def _exit_codes(advice: str) -> Iterator[None]:
         raise CommandError(explain(error), WRONG_USAGE) from error
 
 
-def ordered_pieces(pieces: list[str], *, with_data: bool) -> list[str]:
-    """The parts in the order in which they build on each other; "all" are those that the data can train.
+def ordered_components(components: list[str], *, with_data: bool) -> list[str]:
+    """The components in the order of their dependencies; "all" are those that can be trained on the data.
 
     Raises:
-        CommandError: an unknown part.
+        CommandError: an unknown component.
     """
-    for piece in pieces:
-        if piece not in (*PIECES, ALL):
-            raise CommandError(f"unknown piece {piece!r}; use {', '.join(PIECES)} or {ALL}", WRONG_USAGE)
-    trainable = [piece for piece in PIECES if not (with_data and piece in SCENES_ONLY)]
-    chosen = {*pieces, *(trainable if ALL in pieces else [])}
-    return [piece for piece in PIECES if piece in chosen]
+    for component in components:
+        if component not in (*COMPONENTS, ALL):
+            raise CommandError(f"unknown component {component!r}; use {', '.join(COMPONENTS)} or {ALL}", WRONG_USAGE)
+    trainable = [component for component in COMPONENTS if not (with_data and component in SCENES_ONLY)]
+    chosen = {*components, *(trainable if ALL in components else [])}
+    return [component for component in COMPONENTS if component in chosen]

@@ -18,11 +18,11 @@ from search_spaces.trial import DecodingConfig
 class Candidate:
     """A measured trial that may be on a front.
 
-    row: in the table of all trials. name: the trial's number, after the sweep's name if there are several. setting: its
-    label and config in short. confidence: the share of draws from the errors in which it is on the front.
-    distinct_from_next: the objectives in which it differs beyond errors from the front's next trial (None for the last
-    one and off the front). within_error_of: the names of the front's other trials from which it differs beyond errors
-    in no objective (None off the front).
+    row: index in the table of all trials. name: the trial's number, after the sweep's name if there are several.
+    setting: its label and a short description of its config. confidence: the share of draws from the errors in which it
+    is on the front (see `pareto.front_confidence`). distinct_from_next: the objectives in which it differs beyond error
+    from the next trial on the front (None for the last trial, and off the front). within_error_of: names of the other
+    trials on the front that are within error of it in every objective (None off the front).
     """
 
     row: int

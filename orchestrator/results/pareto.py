@@ -19,11 +19,11 @@ Rows: TypeAlias = ArrayLike | Sequence[Sequence[float | None]]
 
 LEVEL = 0.05  # significance level of the two-sided test for a difference
 DRAWS = 1000
-_BLOCK = 2_000_000  # numbers in memory at once while drawing or comparing pairs
+_BLOCK = 2_000_000  # numbers in memory at once while sampling or comparing pairs
 
 
 def costs(values: Rows, directions: Sequence[str]) -> Floats:
-    """The values [n, m] with signs such that less is better; None becomes NaN.
+    """The values [n, m], negated where they are maximised, so that less is better; None becomes NaN.
 
     Raises:
         ValueError: the shape does not match the directions, or a direction is unknown.
@@ -98,7 +98,7 @@ def differ_beyond_error(
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
-    """The row of a front [n, m] beyond which improving one objective costs much of another; None if it has none.
+    """The knee's row in a front [n, m]: beyond it, improving one objective costs much of another. None: no knee.
 
     Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The chord is the line (or
     plane) on which the scaled objectives sum to 1; with two objectives it joins the ends of the front. The knee is the
@@ -117,7 +117,7 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
 
 
 def _minimal(cost: Floats) -> Bools:
-    """Which points of each set are not dominated: [sets, n, m] -> [sets, n]. No NaN; less is better."""
+    """Which points of each set are not dominated: [sets, n, m] -> [sets, n]. Costs have no NaN; less is better."""
     if cost.shape[2] == 1:
         best: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
         return best
@@ -164,9 +164,9 @@ def _dominates(points: Floats, others: Floats) -> Bools:
 
 
 def _minimal_somewhere(drawn: Floats) -> NDArray[np.intp]:
-    """The points that may be minimal in some draw of [draws, n, m]: no other point's worst is below their best.
+    """The points that may be on the front in some draw of [draws, n, m]: no other point's worst is below their best.
 
-    Every other point is dominated in every draw by one of these, so the fronts of these are the fronts of all.
+    Each of the other points is dominated by one of these in every draw, so the fronts of these are the fronts of all.
     """
     best, worst = drawn.min(axis=0), drawn.max(axis=0)
     kept = np.ones(len(best), dtype=np.bool_)

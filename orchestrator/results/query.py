@@ -101,7 +101,7 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
 
 
 def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measured]) -> Callable[[TrialRecord], bool]:
-    """Whether a trial is within a constraint; one without the metric is not.
+    """A function that tells whether a trial meets a constraint; a trial without the metric does not.
 
     metrics: the known ones. vanilla: vanilla's results.
 

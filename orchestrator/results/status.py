@@ -1,4 +1,4 @@
-"""The progress of a sweep according to its files alone. The process that runs it is not contacted."""
+"""The progress of a sweep, read from its files. The process that runs the sweep is not contacted."""
 
 from __future__ import annotations
 

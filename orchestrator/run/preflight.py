@@ -33,7 +33,7 @@ _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", 
 def preflight(
     sweep: SweepConfig, storage: Storage, *, address: str | None = None, study: str | None = None, mlflow: str = ""
 ) -> None:
-    """Raise an error for anything that would fail in the workers or after them.
+    """Raise an error for anything that would fail later, in the workers or after their work.
 
     Takes a few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none.
 
@@ -68,7 +68,7 @@ def preflight(
 
 
 def _check_reachable(address: str | None) -> None:
-    """Connect to HOST:PORT once; Ray itself would try for minutes.
+    """Connect once to HOST:PORT, because Ray itself would retry for minutes.
 
     Raises:
         PoolError: no response.
@@ -89,7 +89,7 @@ def _check_writable(storage: Storage) -> None:
     """Check that the sweep's folder can be created and written.
 
     Raises:
-        ValueError: a file is in its place, or this user has no permission.
+        ValueError: a file has the folder's name, or this user has no permission.
     """
     folder = storage.path("x")
     if folder is None:
@@ -144,13 +144,13 @@ def _check_timing(sweep: SweepConfig, captions: int) -> None:
     for section, name in sweep.named_metrics:
         if section != "metrics" and timing.images <= timing.batch and TIMINGS in registered_metrics()[name].needs:
             raise ValueError(
-                f"timing: a single batch of captions gives {name} no uncertainty, whatever its repetitions; raise "
-                "timing.images above timing.batch"
+                f"timing: {name} has no uncertainty if a single batch of captions is timed, for any number of "
+                "repetitions; raise timing.images above timing.batch"
             )
 
 
 def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> None:
-    """Check that the model and its captions give every metric that the sweep names.
+    """Check that every metric that the sweep names can be computed with its models and captions.
 
     Raises:
         ValueError: names the section, the metric and what is missing.

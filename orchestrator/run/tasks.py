@@ -1,4 +1,4 @@
-"""Tasks for workers and their results, and the interface of whatever runs them (Ray, or a stand-in in tests)."""
+"""Tasks for workers and their results, and the interface of the pool that runs them (Ray, or a fake in tests)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PoolError(RuntimeError):
 
 
 class Workers(Protocol):
-    """Runs tasks on any free worker, those of the oldest trial first."""
+    """Runs tasks on any free worker; tasks of the oldest trial run first."""
 
     def submit(self, task: Task) -> None: ...
 

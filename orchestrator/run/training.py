@@ -1,4 +1,4 @@
-"""Training of a drafter for a target: in this process or by workers on Ray, with its curve in MLflow."""
+"""Training of a drafter for a target: in this process or by workers on Ray, with its loss curve in MLflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.training.process_group import ProcessGroup
 _RAY_FOLDER = "ray"  # Ray's own files
 _LOG_FILE = "eagle.log"  # written by the main process of a group
 _MAX_RESTARTS = 2
-_BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be drawing images
+_BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be generating images
 _LOG_INTERVAL_S = 0.5
 _RAY_VARIABLES = {
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
@@ -67,9 +67,9 @@ def train_drafter(
 ) -> Path:
     """Run the job; returns the weight file.
 
-    device: of a single process (None: a GPU if torch can use one). workers: processes, on Ray if there are several or
-    an address is given. address: a Ray cluster (None: this machine). mlflow: whether MLflow gets the curve.
-    tracking_uri None: the same default as for sweeps.
+    device: of a single process (None: a GPU if torch can use one). workers: number of processes, on Ray if there are
+    several or an address is given. address: a Ray cluster (None: this machine). mlflow: whether to log the loss to
+    MLflow. tracking_uri None: the same default as for sweeps.
 
     Raises:
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
@@ -85,7 +85,7 @@ def train_drafter(
 
 @contextlib.contextmanager
 def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str], None]) -> Iterator[None]:
-    """MLflow follows the journal while the block runs. At the end, log what it could not take."""
+    """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
     journal, storage = job.out / JOURNAL, Storage(str(job.out))
     params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
     tracker = TrainingTracker(journal, storage, uri=uri, params=params, resume=resume)
@@ -108,8 +108,8 @@ def _train_in_group(
 ) -> Path:
     """Train with Ray Train in `workers` processes of the cluster at `address` (None: this machine).
 
-    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and it resumes
-    from the checkpoint. Returns the weight file.
+    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and the
+    training resumes from the checkpoint. Returns the weight file.
 
     Raises:
         ValueError: see `DrafterJob.open`.

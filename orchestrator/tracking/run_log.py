@@ -1,6 +1,6 @@
 """mlflow.jsonl in a sweep's folder: one line per run that MLflow has completely. Lines are only appended.
 
-The trials that it lacks are those to log: there is no other queue.
+Trials that are not in the file are still to be logged; there is no other queue.
 """
 
 from __future__ import annotations

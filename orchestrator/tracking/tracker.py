@@ -1,9 +1,9 @@
 """Logging to MLflow while a sweep or a training runs. MLflow is a view of the store: it can be rebuilt at any time.
 
-A tracker runs in a thread of its own. When the tracking server is away, it retries for as long as needed: logging is
-delayed, the sweep is not. `sync` logs once, from another process, whatever is missing.
+A tracker runs in its own thread. If the tracking server is unreachable, it retries for as long as needed: logging is
+delayed, the sweep is not. `sync` logs everything that is missing once, from another process.
 
-An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`: sweeps of one space with other
+An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of one space with other
 seeds, samplers or machines share it.
 """
 

@@ -54,9 +54,9 @@ def read_folder(folder: Path) -> ImageFolder:
     for name, read in _CAPTION_FILES.items():
         if (folder / name).is_file():
             return _listed(folder, folder / name, read(folder / name))
-    here = _images(folder)
-    if here:
-        return _with_texts(here)
+    images = _images(folder)
+    if images:
+        return _with_texts(images)
     classes = [child for child in sorted(folder.iterdir()) if child.is_dir() and _images(child)]
     if not classes:
         raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {_LAYOUTS}")
@@ -67,7 +67,7 @@ def read_folder(folder: Path) -> ImageFolder:
 def load_images(paths: Sequence[Path], size: int) -> Tensor:
     """The centre squares of images, resized: uint8 [n, 3, size, size].
 
-    Grey and palette images become RGB; transparency is dropped, the colours beneath it stay (as clean-fid reads them).
+    Grey and palette images become RGB. The alpha channel is removed without blending, as in clean-fid.
 
     Raises:
         ValueError: a file that is not a readable image, or has more than 8 bits per channel.
@@ -94,7 +94,7 @@ def check_images(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def _open_image(path: Path) -> Iterator[Image.Image]:
-    """An image whose header is read. ValueError for more than 8 bits: Pillow clips such pixels at 255, to white."""
+    """An image whose header is read. ValueError for more than 8 bits per channel, which Pillow would clip at 255."""
     try:
         with Image.open(path) as opened:
             if opened.mode.startswith(("I", "F")):

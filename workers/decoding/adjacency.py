@@ -1,8 +1,8 @@
 """ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the image.
 
-Neighbouring tokens are about equally hard to draft. So a round starts from the depth and width that a neighbour of its
-first token was drafted with, and moves one step: deeper and narrower if the last tree was used to the full, shallower
-and wider if not. The tree itself is EAGLE-2's.
+Neighbouring tokens are about equally hard to draft. So a round starts from the depth and width of the tree that drafted
+a neighbour of its first token, and changes them by one step: deeper and narrower if alpha (see `AdjacencyTree`) is at
+least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.target import Prompt, Target
 
-_NO_ALPHA = -1.0  # alpha of a token that no round has drafted: the size stays as it is
+_NO_ALPHA = -1.0  # alpha of a token that no round has emitted: the size does not change
 
 
 class AdjacencyTree(DynamicTree):
-    """The policy's state is a map over the image: every token (bonus tokens too) keeps the depth, width and alpha of
-    the round that emitted it. alpha = accepted drafts (or emitted tokens) over the levels of the tree.
+    """The policy's state is a map over the image: for every token, bonus tokens included, the depth, width and alpha of
+    the round that emitted it. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
     """
 
     history: Tensor  # [B, image_len, 3] depth, width, alpha
@@ -59,14 +59,14 @@ class AdjacencyTree(DynamicTree):
     def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
         depth, width = self.adapt(*self.inherited_size(batch))
         self.row_width = width
-        # read back even from an accelerator, which is idle now: the policy's own bounds would make verification ten
-        # times longer
+        # read from the device, which is idle now, even if it is an accelerator: with the policy's upper bounds instead,
+        # verification would take ten times as long
         max_depth, max_width = torch.stack([depth, width]).amax(1).tolist()
         return depth, width, max_depth, max_width
 
     def inherited_size(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Depth and width (float) [B] that the token about to be drafted starts from, and the alpha [B] that decides
-        how they change.
+        """Depth and width (float) [B] from which the next round's tree starts, and the alpha [B] that decides how they
+        change.
         """
         row = torch.arange(batch.size, device=batch.keys.device)
         token, cols = batch.emitted, self._cols

@@ -48,7 +48,7 @@ class DynamicTree(TreeDrafting):
             all_parents.append(frontier.repeat_interleave(width, dim=1))
             if level < depth:
                 scores, best = child_scores.flatten(1).topk(width, dim=1)
-                if row_width is not None:  # a row expands as many nodes as its own width, whatever the others' widths
+                if row_width is not None:  # each row expands only as many nodes as its own width
                     scores = scores.masked_fill(_beyond(row_width, width), -torch.inf)
                 tokens = children.flatten(1).gather(1, best)
                 parents, frontier = best // width, created + best
@@ -84,5 +84,5 @@ class DynamicTree(TreeDrafting):
 
 
 def _beyond(row_width: Tensor, width: int) -> Tensor:
-    """Which of `width` places [B, width] are beyond the rows' own widths [B]."""
+    """Which of `width` entries [B, width] are beyond each row's own width [B]."""
     return torch.arange(width, device=row_width.device) >= row_width[:, None]

@@ -56,7 +56,7 @@ class FixedTree(TreeDrafting):
             level_probs = self.probs(logits)
             if index == 0 and self._sampled:
                 # all parents of a level share its noise: verification reaches only one of them, and which one depends
-                # on numbers of earlier positions only
+                # only on the random numbers of earlier positions
                 positions = batch.token_positions[:, : self.max_levels]
                 noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, level_probs.shape[2])
             scores = level_probs / noise.narrow(1, index, 1) if self._sampled else level_probs

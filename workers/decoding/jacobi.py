@@ -25,12 +25,12 @@ _EMPTY = -1  # in place of a token: the position has no probs yet
 
 
 class JacobiWindow(Drafting):
-    """A chain of N drafts: the published window size, which counts the root, minus one.
+    """A chain of N drafts; the published window size counts the root too, so N is one less.
 
     A position without probs is initialised at random, with its left neighbour's token, or with the left neighbour's
-    most likely token; its proposal is then a point mass, which is right for any choice that does not depend on the
-    target's next probs. Under `redraw = "fresh"` (as published) every resampling of a position uses new random numbers;
-    "coupled" keeps a position's numbers, so that probs that barely changed give the same token again.
+    most likely token. Its proposal is then a point mass, which is correct for any choice that does not depend on the
+    target's next probs. With `redraw = "fresh"` (as published) every resampling of a position uses new random numbers;
+    "coupled" reuses the position's numbers, so that probs that hardly changed give the same token again.
     """
 
     tokens: Tensor  # [B, N]

@@ -1,12 +1,12 @@
-"""Counter-based random numbers: each number is a pure function of its purpose and place.
+"""Counter-based random numbers: each number is a pure function of its key.
 
 A number is keyed by (sweep seed, caption id, sample index, token position, purpose, slot) through SplitMix64's
 finaliser (Steele, Lea & Flood 2014), computed in wrapping int64 on the tensors' own device. There is no generator
 state, so an image does not depend on its batch, on the worker or on a restart, and all configs share a caption's
 numbers (common random numbers).
 
-One number per position is enough for any number of rounds: a position is decided in exactly one round, and everything
-decided before it used numbers of earlier positions only.
+One number per position is enough for any number of rounds: a position is decided in exactly one round, and all earlier
+decisions used only the numbers of earlier positions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Purpose(IntEnum):
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser. torch's int64 shift is arithmetic; the masks cut the copied sign bits off."""
+    """SplitMix64's finaliser. torch's int64 shift is arithmetic; the masks remove the copied sign bits."""
     z = (z >> 30).bitwise_and_(0x3FFFFFFFF).bitwise_xor_(z).mul_(_MIX_1)
     z ^= (z >> 27).bitwise_and_(0x1FFFFFFFFF)
     z *= _MIX_2
@@ -74,7 +74,7 @@ def uniform(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) ->
 
 
 def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
-    """Standard exponential fp32 numbers, finite and positive, fine-grained near 0, where the argmax is decided."""
+    """Standard exponential fp32 numbers, finite and positive. They are finest near 0, where the argmax is decided."""
     fraction = (bits(keys, positions, purpose, slots) >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
 
@@ -87,8 +87,8 @@ _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few
 class CounterRNG:
     """The random numbers of B images, by token position.
 
-    Every position's numbers are needed at least once, and those of drafted positions in several rounds. So tables of
-    moderate size are computed when they are first needed and then looked up; the numbers are the same either way.
+    The numbers of every position are needed at least once, those of drafted positions in several rounds. So tables of
+    moderate size are computed at their first use and then looked up; a table does not change the numbers.
     Positions past the end of the image, whose tokens are never kept, share the numbers of the last position.
     """
 
@@ -103,7 +103,7 @@ class CounterRNG:
 
     def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] for the acceptance tests at positions [B, n]."""
-        # adjacency trees have varying widths: the tables are a power of two wide, so that a few serve them all
+        # adjacency trees have varying widths: table widths are powers of two, so that a few tables suffice
         return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[..., :ranks]
 
     def admit(self, indices: Tensor, keys: Tensor) -> None:
@@ -134,8 +134,8 @@ class CounterRNG:
     def _table(self, generate: Callable[..., Tensor], purpose: Purpose, keys: Tensor, slots: int) -> Tensor:
         """All numbers [n * positions, slots] of images with keys [n].
 
-        Computed in chunks: on a CPU they fit its cache; elsewhere, where every chunk is a kernel launch, they only
-        bound the memory.
+        Computed in chunks: on a CPU they fit its cache; on an accelerator, where every chunk is a kernel launch, they
+        only bound the memory.
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]

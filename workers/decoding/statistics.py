@@ -1,4 +1,4 @@
-"""Statistics of decoding: what each round leaves behind as small tensors, and their sums for an image."""
+"""Statistics of decoding: small tensors that record each round, and the statistics of each image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
 class PhaseTimer:
-    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing does not stall."""
+    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing does not synchronise.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -63,8 +64,8 @@ def _record_event() -> torch.cuda.Event:
 class ImageStatistics:
     """The rounds of one image.
 
-    Per round: `emitted` tokens (accepted drafts + 1), token index `position` of the first of them, drafted tree `depth`
-    and `nodes`. `seconds` by phase: the image's equal share of every round it took part in, and of its prefill.
+    Per round: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, drafted tree
+    `depth` and `nodes`. `seconds` by phase: the image's equal share of its prefill and of each of its rounds.
     """
 
     emitted: Tensor  # [rounds] int64
@@ -85,7 +86,7 @@ class ImageStatistics:
 
     @property
     def step_compression(self) -> float:
-        """Tokens of the image over its target passes, the prefill counted on both sides."""
+        """Tokens of the image divided by its target passes; both counts include the prefill."""
         return (int(self.emitted.sum()) + 1) / (self.rounds + 1)
 
     @property
@@ -102,7 +103,7 @@ class ImageStatistics:
 class StatisticsRecorder:
     """Collects the rounds of every row of a batch until its image is finished.
 
-    A round is only appended to a list; the log is written when an image is closed. Rows change only then.
+    Rounds are appended to a list; they are written to the log when an image is closed. Rows change only at that time.
     """
 
     def __init__(self, size: int, image_len: int, timer: PhaseTimer, device: torch.device) -> None:

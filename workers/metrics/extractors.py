@@ -54,10 +54,10 @@ class ImageScores:
 
 @dataclass(frozen=True, slots=True)
 class Extractors:
-    """The loaded networks. `unavailable`: for each one that does not apply to these images or captions, the reason.
+    """The loaded networks. unavailable: networks that cannot be used with these images or captions, with the reason.
 
-    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features", and "manifold" for
-    precision and recall alone, where one is given.
+    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features", and "manifold" if
+    precision and recall have an extractor of their own.
     """
 
     by_role: Mapping[str, Extractor]
@@ -91,7 +91,7 @@ class Extractors:
             del by_role[FEATURES]
             for other in by_role.values():
                 raise WeightsError(
-                    f"metrics.{other.name}: it serves precision and recall only; give metrics.inception as well"
+                    f"metrics.{other.name}: it is used for precision and recall only; give metrics.inception as well"
                 )
         context = ScoreContext(image_size=image_size, captions=captions, folder=folder, device=device, weights=weights)
         needed = None if metrics is None else required_inputs(metrics)

@@ -40,7 +40,7 @@ class Prompt:
 
 
 class Conditioner(Protocol):
-    """Captions (or class names) to prompt rows, and to the unconditional rows for classifier-free guidance.
+    """Turns captions (or class names) into prompt rows, and into unconditional rows for classifier-free guidance.
 
     Two optional methods for large text encoders: `check(captions)` raises without encoding, and
     `set_encoder_batch(count)` encodes `count` captions at once.
@@ -52,7 +52,7 @@ class Conditioner(Protocol):
 
 
 class Codec(Protocol):
-    """Tokens to images. `codebook` [V, d] contains the codes as they are decoded (normalised, if the codec does so)."""
+    """Turns tokens into images. `codebook` [V, d]: the codes as they are decoded (normalised if the codec does so)."""
 
     @property
     def codebook(self) -> Tensor: ...
@@ -61,7 +61,7 @@ class Codec(Protocol):
 
 
 class Target(nn.Module):
-    """A visual AR model, ready to decode. `name` identifies it in results; `sampling` are its own defaults.
+    """A visual AR model, ready to decode. name: identifies it in results. sampling: its default settings.
 
     row_end [D]: the embedding of the fixed token after every row of the image, if the family has one (see
     `workers.decoding.row_ends`); it does not count as a token of the image.
@@ -99,7 +99,7 @@ class Target(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the transformer."""
+        """The dtype of the transformer."""
         return self.embed.weight.dtype
 
     @property
@@ -112,7 +112,7 @@ class Target(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[V, d]; neighbourhoods are measured here."""
+        """[V, d] the codes, whose distances define neighbourhoods."""
         if self.codec is None:
             raise ValueError(f"target {self.name} was loaded without its codec, so it has no codebook")
         return cast("Codec", self.codec).codebook
@@ -124,12 +124,14 @@ class Target(nn.Module):
             ValueError: see `encode`.
         """
         check = getattr(self.conditioner, "check", None)
-        for at in range(0, len(captions), _CHECK_BATCH):
-            batch = captions[at : at + _CHECK_BATCH]
+        for start in range(0, len(captions), _CHECK_BATCH):
+            batch = captions[start : start + _CHECK_BATCH]
             self.encode(batch, guided=False) if check is None else check(batch)
 
     def set_encoder_batch(self, count: int) -> None:
-        """Encode `count` captions at once. This changes the last bits of features: use it in training only."""
+        """Let `encode` process `count` captions at once. This changes the last bits of features: use it in training
+        only.
+        """
         if (set_batch := getattr(self.conditioner, "set_encoder_batch", None)) is not None:
             set_batch(count)
 

@@ -38,7 +38,7 @@ class T5Encoder:
     """T5's encoder and tokenizer from a local folder, as `save_pretrained` lays it out.
 
     Captions are encoded one at a time, each padded to `CAPTION_TOKENS`, so a caption's features do not depend on its
-    batch. This takes little time compared with drawing an image. The features of the latest captions are cached.
+    batch. This takes little time compared with generating an image. The features of the latest captions are cached.
 
     batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a caption's features.
     width: of the features.
@@ -68,17 +68,18 @@ class T5Encoder:
 
     @property
     def bytes(self) -> int:
-        """Of the encoder's parameters."""
+        """Size of the encoder's parameters in bytes."""
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer ones are cut."""
+        """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer captions are truncated."""
         if next(self._model.parameters()).is_meta:
             shape = (len(captions), CAPTION_TOKENS)
             return torch.empty(*shape, self.width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
         if self.batch_size > 1:  # not cached: features would depend on earlier batches
             parts = [
-                self._encode(captions[at : at + self.batch_size]) for at in range(0, len(captions), self.batch_size)
+                self._encode(captions[start : start + self.batch_size])
+                for start in range(0, len(captions), self.batch_size)
             ]
         else:
             parts = [self._encode_cached(caption) for caption in captions]

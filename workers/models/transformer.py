@@ -27,8 +27,8 @@ class TransformerConfig:
     rope: "grid" rotates the first half of a head's channels by the row and the second half by the column of an image
     cell (LlamaGen); "line" rotates all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
     pairs; checkpoints in the half-split convention are permuted when they are loaded. prompt_rope: rotation of prompt
-    positions with "grid". "zero" (LlamaGen) multiplies their keys by zero, so an image token has the same score for all
-    of them; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
+    positions with "grid". "zero" (LlamaGen) multiplies their keys by zero, so an image token gives all of them the same
+    score; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
     (Lumina). input_norm, final_norm: off in an EAGLE layer.
     """
 

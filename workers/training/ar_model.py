@@ -1,6 +1,6 @@
 """Training of an AR model (a target, or an independent drafter) on captions and image tokens.
 
-The loss is cross-entropy; some captions are dropped, so that the model also learns the null prompt of guidance.
+The loss is cross-entropy. Some captions are replaced by the null prompt, which classifier-free guidance needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers.training.examples import Examples
 from workers.training.forward import features
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
 
-_DROPPED = 0.1  # share of examples that see the null prompt (Ho & Salimans 2022)
+_CAPTION_DROPOUT = 0.1  # fraction of examples with the null prompt (Ho & Salimans 2022)
 
 
 class ARModel(nn.Module):
@@ -81,14 +81,14 @@ def load_model(path: Path) -> ARModel:
     """
     config = read_config(path)
     if "conditioner" not in config:
-        raise WeightsError(f"{path}: no AR model with captions; is it another piece's file?")
+        raise WeightsError(f"{path}: no AR model with captions; is it another component's file?")
     model = build_model(TransformerConfig(**config["transformer"]), config["conditioner"], 0)
     load_weights(model, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
     return model
 
 
 def target_loss(model: ARModel, data: Examples, *, compiled: bool = False) -> LossFunction:
-    """Mean cross-entropy in nats per token; each example loses its caption with probability `_DROPPED`."""
+    """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`."""
 
     def cross_entropy(tokens: Tensor, codes: Tensor, dropped: Tensor) -> Tensor:
         prompt = torch.where(dropped[:, None, None], model.conditioner.nothing, model.conditioner.embed(codes))
@@ -102,7 +102,7 @@ def target_loss(model: ARModel, data: Examples, *, compiled: bool = False) -> Lo
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
         captions, tokens = data.pick(indices, model.head.weight.device)
         codes = model.conditioner.codes(captions).to(tokens.device)
-        dropped = torch.rand(len(indices), generator=generator) < _DROPPED
+        dropped = torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT
         out: Tensor = run(tokens, codes, dropped.to(tokens.device))
         return out
 
@@ -117,15 +117,16 @@ def train_target(
     out: Path,
     *,
     name: str,
-    piece: str = "target",
+    component: str = "target",
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> tuple[ARModel, list[Figures]]:
-    """Trains `model` in place; writes its averaged weights to out/<piece>.safetensors at every save and at the end."""
+    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors at every save and at the end.
+    """
 
     def on_save(average: ARModel) -> Figures:
-        save_model(average, out / f"{piece}.safetensors", name=name)
+        save_model(average, out / f"{component}.safetensors", name=name)
         return evaluate_target(average.as_target(), held_out, scales=())
 
     loss = target_loss(model, data, compiled=config.compile)
-    return train(model, loss, len(data), config, out, name=piece, on_save=on_save, resume=resume, log=log)
+    return train(model, loss, len(data), config, out, name=component, on_save=on_save, resume=resume, log=log)

@@ -80,7 +80,7 @@ class Slots(NamedTuple):
 
     @property
     def positions(self) -> Tensor:
-        """[S], those of the slots' tokens."""
+        """[S] positions of the slots' tokens."""
         return torch.arange(1, self.features.shape[1] + 1, device=self.features.device)
 
 

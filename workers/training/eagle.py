@@ -89,7 +89,7 @@ def train_drafter(
 ) -> Drafter:
     """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
 
-    The weights with the best held-out top-3 accuracy are written to out/<piece>.safetensors, the checkpoint and the
+    The weights with the best held-out top-3 accuracy are written to out/<component>.safetensors, the checkpoint and the
     journal to the same folder. phase: index of the training if one drafter is trained several times in a row; a later
     phase overwrites the weights only if it is as good. resume: continue from the checkpoint if there is one. In a
     process group, all processes call this with the same arguments, and `out` is a folder that all of them see.

@@ -1,12 +1,12 @@
-"""Held-out figures of targets and drafters, teacher forced on real tokens.
+"""Held-out metrics of targets and drafters, teacher forced on real tokens.
 
     python -m workers.training.evaluate [--folder DIR] [--images N]
 
-prints those of a folder's target and drafters on procedural scenes; the documented numbers of the built-in model come
-from it. Probabilities are at temperature 1 without top-k or top-p, in fp32. A scale is that of classifier-free
-guidance; 1 is none.
+prints the metrics of a folder's target and drafters on procedural scenes, such as the documented numbers of the
+built-in model. Probabilities are at temperature 1 without top-k or top-p, in fp32. Scales are those of classifier-free
+guidance; 1 is no guidance.
 
-Shape legend: B images, N tokens of one, P prompt positions, V codes.
+Shape legend: B images, N tokens of an image, P prompt positions, V codes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _LEVELS = 4  # draft levels of an EAGLE layer that the command measures
 
 @torch.no_grad()
 def evaluate_target(target: Target, data: Examples, *, scales: Sequence[float] = _SCALES, batch: int = 64) -> Figures:
-    """Cross-entropy in nats per token with and without the caption; mean probability of the most likely 1 and 10."""
+    """Cross-entropy in nats per token with and without the caption; mean total probability of the 1 and 10 most likely
+    tokens.
+    """
     sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
     for captions, tokens in _batches(data, batch, target.device):
         logits = _logits(target, captions, tokens)
@@ -64,10 +66,10 @@ def evaluate_drafter(
     levels: int = 1,
     batch: int = 16,
 ) -> Figures:
-    """Per guidance scale and draft level. A `Target` as the drafter is an independent one, of one level.
+    """Metrics per guidance scale and draft level. An independent drafter is given as a `Target` and has one level.
 
-    top-k: share of positions where the target's most likely token is among the drafter's k most likely; TV: mean total
-    variation between their probabilities (1 - TV is the exact rule's probability to accept a sampled draft).
+    top-k: fraction of positions where the target's most likely token is among the drafter's k most likely; TV: mean
+    total variation between their probabilities (1 - TV is the exact rule's probability of accepting a sampled draft).
     """
     sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
     for captions, tokens in _batches(data, batch, target.device):
@@ -137,8 +139,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=BUILTIN)
     parser.add_argument("--images", type=int, default=256)
     arguments = parser.parse_args()
-    for piece, figures in held_out_figures(arguments.folder, arguments.images).items():
-        print(piece)
+    for component, figures in held_out_figures(arguments.folder, arguments.images).items():
+        print(component)
         for name, value in figures.items():
             print(f"  {name:32s} {value:.4f}")
 

@@ -35,7 +35,7 @@ class ProcessGroup:
         """This process's part of a batch.
 
         Raises:
-            ValueError: the batch is no multiple of `size`, so means over shares would differ from the batch's mean.
+            ValueError: the batch is not a multiple of `size`, so the mean over shares would differ from the batch's.
         """
         if batch % self.size:
             raise ValueError(f"a batch of {batch} cannot be shared evenly by {self.size} workers; make it a multiple")

@@ -1,8 +1,9 @@
-"""The training recipe of each piece of a model: what `specfrontier train PIECE` runs.
+"""The training recipe of each component of a model: what `specfrontier train COMPONENT` runs.
 
-Without `data` a piece is trained on procedural scenes, like the built-in model; with `data`, on a user's folder of
-captioned or class-labelled images (`workers.data.folder`). Pieces find the pieces that they need in the output folder:
-a target needs its tokenizer, a drafter its target. For scenes, the built-in model replaces a missing piece.
+Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on a user's folder of
+captioned or class-labelled images (`workers.data.folder`). The components that a component needs are read from the
+output folder: a target needs its tokenizer, a drafter its target. For scenes, the built-in model replaces a missing
+one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from workers.models.families.conditioners import (
 from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
-from workers.training import PIECES, SCENES_ONLY
+from workers.training import COMPONENTS, SCENES_ONLY
 from workers.training.ar_model import build_model, load_model, train_target
 from workers.training.drafters import Distillation, new_eagle, new_medusa
 from workers.training.eagle import train_drafter
@@ -48,7 +49,7 @@ _MAX_WORDS = 32  # of a caption
 _TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
 _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
 _OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
-#: Recipes by piece. A recipe may have several phases; each starts from the averaged weights of the phase before.
+#: Recipes by component. A recipe may have several phases; each starts from the averaged weights of the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
         replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, decay=0.9),
@@ -84,7 +85,7 @@ _DISTILLATION = Distillation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    piece: str
+    component: str
     out: Path
     data: Path | None
     seed: int
@@ -93,28 +94,29 @@ class _Job:
     resume: bool
     log: Callable[[str], None]
 
-    def piece_file(self, piece: str) -> Path:
-        """The file of a piece that this one needs."""
-        own = self.out / f"{piece}.safetensors"
+    def component_file(self, component: str) -> Path:
+        """The file of a component that this one needs."""
+        own = self.out / f"{component}.safetensors"
         if own.exists():
             return own
         if self.data is not None:
-            raise ValueError(f"{own}: no such file; {self.piece} needs it: run specfrontier train {piece} first")
-        return BUILTIN / f"{piece}.safetensors"
+            problem = f"{self.component} needs it: run specfrontier train {component} first"
+            raise ValueError(f"{own}: no such file; {problem}")
+        return BUILTIN / f"{component}.safetensors"
 
     def phases(self) -> tuple[TrainConfig, ...]:
         """The phases of the recipe; with `steps`, only the first one, with that many steps."""
         # compiling takes about a minute, which is more than it saves in a short run
         compiled = _can_compile(self.device) and (self.steps is None or self.steps >= 200)
         if self.steps is None:
-            return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.piece])
-        first = _RECIPES[self.piece][0]
+            return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.component])
+        first = _RECIPES[self.component][0]
         warmup = min(first.warmup, max(1, self.steps // 10))
         return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
 
-def train_piece(
-    piece: str,
+def train_component(
+    component: str,
     out: Path,
     data: Path | None = None,
     *,
@@ -124,7 +126,7 @@ def train_piece(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains one of `PIECES` into the folder `out`; returns its weight file.
+    """Trains one of `COMPONENTS` into the folder `out`; returns its weight file.
 
     Args:
         data: the user's images; None: procedural scenes.
@@ -133,23 +135,23 @@ def train_piece(
         resume: continue from the checkpoint in `out` if there is one.
 
     Raises:
-        ValueError: an unknown piece, a missing piece that this one needs, or data that cannot be read.
+        ValueError: an unknown component, a missing component that this one needs, or data that cannot be read.
     """
-    if piece not in PIECES:
-        raise ValueError(f"unknown piece {piece!r}; known: {', '.join(PIECES)}")
+    if component not in COMPONENTS:
+        raise ValueError(f"unknown component {component!r}; known: {', '.join(COMPONENTS)}")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    job = _Job(piece=piece, out=out, data=data, seed=seed, device=device, steps=steps, resume=resume, log=log)
+    job = _Job(component=component, out=out, data=data, seed=seed, device=device, steps=steps, resume=resume, log=log)
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
-        for stale in out.glob(f"{piece}*.checkpoint.pt"):
+        for stale in out.glob(f"{component}*.checkpoint.pt"):
             stale.unlink()
-    if piece in SCENES_ONLY:
+    if component in SCENES_ONLY:
         return _scene_net(job)
-    if piece == "tokenizer":
+    if component == "tokenizer":
         return _tokenizer(job)
-    return _drafter(job) if piece in ("eagle", "medusa") else _ar_model(job)
+    return _drafter(job) if component in ("eagle", "medusa") else _ar_model(job)
 
 
 def _can_compile(device: str) -> bool:
@@ -161,9 +163,9 @@ def _can_compile(device: str) -> bool:
 
 def _scene_net(job: _Job) -> Path:
     if job.data is not None:
-        raise ValueError(f"{job.piece} reads the attributes of procedural scenes, not {job.data}; omit --data")
+        raise ValueError(f"{job.component} reads the attributes of procedural scenes, not {job.data}; omit --data")
     (config,) = job.phases()
-    train = train_features if job.piece == "features" else train_clip
+    train = train_features if job.component == "features" else train_clip
     return train(scene_set(0, _NET_SCENES, log=job.log), config, job.out, resume=job.resume, log=job.log)
 
 
@@ -179,39 +181,39 @@ def _tokenizer(job: _Job) -> Path:
 def _ar_model(job: _Job) -> Path:
     """Trains a target, or an independent drafter, which is a smaller model of the same kind."""
     settings, data, held_out = _examples(job)
-    sizes = TARGET if job.piece == "target" else INDEPENDENT
+    sizes = TARGET if job.component == "target" else INDEPENDENT
     prompt_len = build_conditioner(settings, 1).prompt_len
-    codes = load_vq(job.piece_file("tokenizer")).config.codebook_size
+    codes = load_vq(job.component_file("tokenizer")).config.codebook_size
     body = replace(sizes, prompt_len=prompt_len, vocab_size=codes)
     name = "scenes" if job.data is None else job.data.resolve().name
     (config,) = job.phases()
     train_target(
         build_model(body, settings, job.seed).to(job.device), data, held_out, config, job.out, name=name,
-        piece=job.piece, resume=job.resume, log=job.log,
+        component=job.component, resume=job.resume, log=job.log,
     )  # fmt: skip
-    return job.out / f"{job.piece}.safetensors"
+    return job.out / f"{job.component}.safetensors"
 
 
 def _drafter(job: _Job) -> Path:
     """Trains a drafter that reads the target's features."""
     _, data, held_out = _examples(job)
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
-    target = load_model(job.piece_file("target")).to(job.device).as_target()
-    drafter = new_eagle(target, job.seed) if job.piece == "eagle" else new_medusa(target, _MEDUSA_HEADS)
+    target = load_model(job.component_file("target")).to(job.device).as_target()
+    drafter = new_eagle(target, job.seed) if job.component == "eagle" else new_medusa(target, _MEDUSA_HEADS)
     for phase, config in enumerate(job.phases()):
         average = train_drafter(
             target, drafter, (data, held_out), config, _DISTILLATION, job.out, phase=phase, resume=job.resume,
             log=job.log,
         )  # fmt: skip
         drafter.load_state_dict(average.state_dict())
-    return job.out / f"{job.piece}.safetensors"
+    return job.out / f"{job.component}.safetensors"
 
 
 def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
     """The conditioner's settings, training examples and held-out examples. Tokens of scenes are cached in the output
     folder.
     """
-    tokenizer = job.piece_file("tokenizer")
+    tokenizer = job.component_file("tokenizer")
     codec = load_vq(tokenizer).to(job.device)
     if job.data is None:
         cache = job.out / f"tokens-{content_hash(tokenizer)}-scenes.pt"

@@ -1,9 +1,9 @@
-"""Training of the metrics' built-in nets on procedural scenes: the feature net and the tiny CLIP.
+"""Training of the metrics' built-in networks on procedural scenes: the feature network and the tiny CLIP.
 
-The feature net learns to read a scene's attributes and the amounts of blur, noise and wobble that were put into it.
+The feature network learns to predict a scene's attributes and how much blur, noise and wobble were added to it.
 
-The CLIP learns by contrast. Among random captions the background's colour is nearly enough to find the right one, so
-each image also meets its own caption with one attribute changed, and (in training only) linear heads read the
+The CLIP has a contrastive loss. Among random captions the background's colour nearly suffices to find the right one, so
+each image has one more negative: its own caption with one attribute changed. In training, linear heads also predict the
 attributes from both embeddings.
 """
 
@@ -28,7 +28,7 @@ from workers.training.scene_set import SceneSet, amounts, corrupt
 
 _RELATION = [name for name, _ in SLOTS].index("relation")
 _FIRST_VALUE = torch.tensor([int(values[0] in ("none", "alone")) for _, values in SLOTS])
-_BATCH_NORM_BATCHES = 32  # over which the BatchNorm averages are taken at a save
+_BATCH_NORM_BATCHES = 32  # number of batches for the BatchNorm statistics at a save
 
 
 def train_features(
@@ -66,7 +66,7 @@ def train_features(
 
 
 class _ClipReader(nn.Module):
-    """The CLIP, and heads that read a scene's attributes from either of its embeddings."""
+    """The CLIP, and heads that predict a scene's attributes from either of its embeddings."""
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def train_clip(
         image, text = model.embed_images(images), model.embed_tokens(ids, mask)
         with torch.autocast("cpu", enabled=False):
             contrast = _contrastive_loss(image, text, model.clip.logit_scale)
-            # embeddings have length 1; heads learn from entries of about 1
+            # embeddings have length 1; scaled, so that the heads' inputs have entries of about 1
             logits = reader.heads(torch.cat([image, text[: len(rows)]]) * math.sqrt(shape.projection))
             return contrast + attribute_loss(logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1))
 
@@ -137,9 +137,9 @@ def _corrupted(scenes: SceneSet, indices: Tensor, generator: Generator) -> tuple
 
 @torch.no_grad()
 def _set_batch_norm(net: SceneFeatures, scenes: SceneSet, config: TrainConfig) -> None:
-    """Sets the BatchNorm averages to exact ones over some batches, for the final weights and in fp32.
+    """Recomputes the BatchNorm statistics in fp32 as plain averages over some batches, with the current weights.
 
-    Features then have mean 0 and variance 1 over the training scenes, corruptions included.
+    Features then have mean 0 and variance 1 over the training scenes, corrupted as in training.
     """
     for norm in net.modules():
         if isinstance(norm, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
@@ -152,7 +152,7 @@ def _set_batch_norm(net: SceneFeatures, scenes: SceneSet, config: TrainConfig) -
 
 
 def _contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
-    """CLIP's symmetric loss of images [B, d] and texts [2B, d]: the images' captions, then captions that fit none."""
+    """CLIP's symmetric loss of images [B, d] and texts [2B, d]: the images' captions, then their altered captions."""
     logits = images @ texts.mT * logit_scale.clamp(max=math.log(100)).exp()
     labels = torch.arange(len(images))
     return (F.cross_entropy(logits, labels) + F.cross_entropy(logits[:, : len(images)].mT, labels)) / 2

@@ -1,6 +1,6 @@
 """Training of a VQ codec: straight-through gradients, EMA codebook (van den Oord et al. 2017, appendix A.1), restarts.
 
-It works on any source of images: a function from example indices to a batch.
+An image source is a function from example indices to a batch of images.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SCENES_VQ = VQConfig(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerLoss:
-    """Weights of the loss, and how the codebook follows the encoder.
+    """Weights of the loss, and how the codebook is updated from the encoder's outputs.
 
     Attributes:
         l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1. `gradient` is the L1 of
             horizontal and vertical finite differences, which keeps edges crisp.
         codebook_decay: of the EMA of each code's count and sum.
-        restart_below: a code used less than this share of the uniform rate is moved onto a random vector of the batch.
-        restart_until: share of the steps after which codes are left in place.
+        restart_below: a code used less than this fraction of the uniform rate is set to a random vector of the batch.
+        restart_until: fraction of the steps after which no code is restarted.
     """
 
     l2: float = 2.0
@@ -49,8 +49,8 @@ class TokenizerLoss:
 
 
 class TokenizerTraining(nn.Module):
-    """A codec, and the running count and sum of the vectors that each code attracts; the code is their mean (on the
-    sphere, with l2).
+    """A codec, and for each code the EMA of the count and the sum of the vectors nearest to it. The code is their mean,
+    normalised to unit length if the codec does so.
     """
 
     count: Tensor
@@ -74,7 +74,7 @@ class TokenizerTraining(nn.Module):
         z = codec.latents(images)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             flat = z.detach().reshape(-1, z.shape[-1])
-            if self.steps == 0:  # every code starts on a random vector of the first batch
+            if self.steps == 0:  # every code is initialised to a random vector of the first batch
                 self._move(torch.arange(len(self.count), device=z.device), flat, 1.0, generator)
                 self._write_codes()
             ids = codec.quantize.nearest(flat)
@@ -135,12 +135,12 @@ def train_tokenizer(
 
 
 def scene_images(seed: int, *, device: str = "cpu") -> ImageSource:
-    """The scenes of a seed, drawn on `device`."""
+    """The scenes of a seed, rendered on `device`."""
 
-    def draw(indices: Tensor) -> Tensor:
+    def render_scenes(indices: Tensor) -> Tensor:
         return render(sample_attributes(seed, indices.to(device)), seed, indices.to(device))
 
-    return draw
+    return render_scenes
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`specfrontier train`: order of pieces, options passed on, exit codes. The training itself has its own tests."""
+"""`specfrontier train`: order of components, options passed on, exit codes. The training itself has its own tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import workers.training.recipes as recipes
-from orchestrator.cli.train import ALL, ordered_pieces
+from orchestrator.cli.train import ALL, ordered_components
 from orchestrator.run import training
 from orchestrator.run.tasks import PoolError
 from search_spaces.trial import DecodingConfig
@@ -20,7 +20,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_entry, read_entry
 from workers.models.checkpoint_files import WeightsError
-from workers.training import PIECES, SCENES_ONLY
+from workers.training import COMPONENTS, SCENES_ONLY
 from workers.training.eagle import DrafterJob, EagleRecipe
 
 
@@ -95,27 +95,27 @@ def test_exit_codes_of_a_drafters_training(
     assert part in error_of("train", "eagle", "--captions", "scenes", "--count", "4", code=code)
 
 
-def test_pieces_are_ordered() -> None:
-    assert ordered_pieces(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
-    assert ordered_pieces([ALL], with_data=False) == list(PIECES)
-    assert ordered_pieces([ALL], with_data=True) == [piece for piece in PIECES if piece not in SCENES_ONLY]
-    assert ordered_pieces([ALL, "clip"], with_data=True)[-1] == "clip"
+def test_components_are_ordered() -> None:
+    assert ordered_components(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
+    assert ordered_components([ALL], with_data=False) == list(COMPONENTS)
+    assert ordered_components([ALL], with_data=True) == [name for name in COMPONENTS if name not in SCENES_ONLY]
+    assert ordered_components([ALL, "clip"], with_data=True)[-1] == "clip"
 
 
 def test_options_reach_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def fake_train_piece(piece: str, out: Path, data: Path | None, **options: Any) -> Path:
-        options.pop("log")(f"step 1 of {piece}")
-        calls.append((piece, out, data, options))
-        return out / f"{piece}.safetensors"
+    def fake_train_component(component: str, out: Path, data: Path | None, **options: Any) -> Path:
+        options.pop("log")(f"step 1 of {component}")
+        calls.append((component, out, data, options))
+        return out / f"{component}.safetensors"
 
-    monkeypatch.setattr(recipes, "train_piece", fake_train_piece)
+    monkeypatch.setattr(recipes, "train_component", fake_train_component)
     words = ("--out", str(tmp_path), "--data", "photos", "--seed", "3", "--steps", "7", "--device", "cpu", "--resume")
     result = train("eagle", "target", *words)
     assert result.code == 0, result.err
     options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True}
-    assert calls == [(piece, tmp_path, Path("photos"), options) for piece in ("target", "eagle")]
+    assert calls == [(component, tmp_path, Path("photos"), options) for component in ("target", "eagle")]
     assert "step 1 of eagle" in result.out
     assert f"eagle: {tmp_path / 'eagle.safetensors'}" in result.out
 
@@ -128,11 +128,11 @@ def test_options_reach_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (KeyboardInterrupt(), 130, "specfrontier train target eagle --out 'a b' --seed 0 --resume"),
     ],
 )
-def test_exit_codes_of_pieces(raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes_of_components(raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Path:
         raise raised
 
-    monkeypatch.setattr(recipes, "train_piece", fail)
+    monkeypatch.setattr(recipes, "train_component", fail)
     message = error_of("train", "eagle", "target", "--out", "a b", code=code)
     assert part in message
     assert message.count("\n") == 1
@@ -141,7 +141,7 @@ def test_exit_codes_of_pieces(raised: BaseException, code: int, part: str, monke
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("tokeniser",), "unknown piece 'tokeniser'"),
+        (("tokeniser",), "unknown component 'tokeniser'"),
         ((), "Missing argument"),
         (("target", "--steps", "0"), "--steps"),
         (("target", "--device", "gpu"), "--device gpu"),

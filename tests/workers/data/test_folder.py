@@ -1,4 +1,4 @@
-"""A user's own images: every layout is read, every mistake is told, and all pieces train on twelve tiny images."""
+"""A user's own images: every layout is read, every mistake is told, and all components train on twelve tiny images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.data.folder import load_images, read_folder
 from workers.loading.models_yaml import load_folder
 from workers.models.families import scenes
 from workers.training import recipes
-from workers.training.recipes import train_piece
+from workers.training.recipes import train_component
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}
 
@@ -163,12 +163,12 @@ def quiet(_: str) -> None: ...
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "caption"), [(in_classes, "blue"), (with_texts, "A blue wall.")])
-def test_every_piece_trains_on_a_users_folder(
+def test_every_component_trains_on_a_users_folder(
     tmp_path: Path, write: Callable[[Path], None], caption: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {
-        piece: tuple(replace(phase, batch=2, bf16=False) for phase in phases)
-        for piece, phases in recipes._RECIPES.items()
+        component: tuple(replace(phase, batch=2, bf16=False) for phase in phases)
+        for component, phases in recipes._RECIPES.items()
     }
     monkeypatch.setattr(recipes, "_RECIPES", small)
     monkeypatch.setattr(recipes, "TARGET", replace(scenes.TARGET, n_layers=1))
@@ -176,9 +176,9 @@ def test_every_piece_trains_on_a_users_folder(
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)
-    for piece in ("tokenizer", "target", "eagle", "medusa", "independent"):
-        path = train_piece(piece, out, data, steps=2, device="cpu", log=quiet)
-        assert path == out / f"{piece}.safetensors"
+    for component in ("tokenizer", "target", "eagle", "medusa", "independent"):
+        path = train_component(component, out, data, steps=2, device="cpu", log=quiet)
+        assert path == out / f"{component}.safetensors"
         assert path.exists()
     models = load_folder(out)
     assert set(models.drafters) == {"eagle", "medusa", "independent"}
@@ -187,13 +187,13 @@ def test_every_piece_trains_on_a_users_folder(
         models.target.encode(["purple"], guided=False)
 
 
-def test_pieces_are_refused_in_words(tmp_path: Path) -> None:
+def test_components_are_refused_in_words(tmp_path: Path) -> None:
     with_texts(tmp_path)
-    with pytest.raises(ValueError, match="unknown piece 'engine'; known: tokenizer, target"):
-        train_piece("engine", tmp_path / "out")
+    with pytest.raises(ValueError, match="unknown component 'engine'; known: tokenizer, target"):
+        train_component("engine", tmp_path / "out")
     with pytest.raises(ValueError, match="run specfrontier train tokenizer first"):
-        train_piece("target", tmp_path / "out", tmp_path)
+        train_component("target", tmp_path / "out", tmp_path)
     with pytest.raises(ValueError, match="procedural scenes"):
-        train_piece("features", tmp_path / "out", tmp_path)
+        train_component("features", tmp_path / "out", tmp_path)
     with pytest.raises(ValueError, match="at least 1"):
-        train_piece("target", tmp_path / "out", steps=0)
+        train_component("target", tmp_path / "out", steps=0)

@@ -156,7 +156,7 @@ def test_an_independent_drafter_learns_what_the_target_draws(tmp_path: Path) -> 
     small = build_model(dataclasses.replace(SMALL, n_layers=1), {"kind": "scenes"}, 1)
     before = evaluate_drafter(target.as_target(), small.as_target(), drawn)["TV"]
     config = dataclasses.replace(RUN, steps=60, ema=0.9)
-    average, _ = train_target(small, drawn, drawn, config, tmp_path, name="toy", piece="independent", log=quiet)
+    average, _ = train_target(small, drawn, drawn, config, tmp_path, name="toy", component="independent", log=quiet)
     assert (tmp_path / "independent.safetensors").exists()
     assert evaluate_drafter(target.as_target(), average.as_target(), drawn)["TV"] < 0.9 * before
 

@@ -2,7 +2,7 @@
 
 The family defines its sizes, the names in its checkpoints (official ones, and those converted to Hugging Face naming),
 a prompt of one class embedding or of 120 caption features, and its VQ-16 tokenizer. Prompt positions are rotated by
-*zero* (`prompt_rope`), so every image token gives all of them the same score.
+*zero* (`prompt_rope`), so an image token gives all of them the same score.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, 
 
 @dataclass(frozen=True, slots=True)
 class LlamaGenSize:
-    """Width, depth and heads; head and feed-forward widths follow from them."""
+    """Width, depth and number of heads; they determine the head and feed-forward widths."""
 
     dim: int
     layers: int
@@ -60,7 +60,7 @@ SIZES: Mapping[str, LlamaGenSize] = {
     "7B": LlamaGenSize(4096, 32, 32),
 }
 
-# text: the official demo's; class: the official scale over all codes, as in the LANTERN paper
+# text: the settings of the official demo; class: the official guidance scale without top-k, as in the LANTERN paper
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
@@ -92,7 +92,7 @@ _CONVERTED = [
     *hf_layer_mappings("model.layers.{l}", "transformer.layers.{l}"),
 ]
 
-# VQModel has the official names. The buffer is a usage counter of training.
+# VQModel has the official names. `codebook_used` is a usage counter of the training.
 _VQ = [KeyMapping("quantize.codebook_used", None), KeyMapping("{...}", "{...}")]
 
 
@@ -111,7 +111,7 @@ def build_parts(
 
 
 def load_vq16(path: str | Path, codes: int) -> VQModel:
-    """LlamaGen's tokenizer from its official file, of any width, in fp32, for a target that draws `codes` codes.
+    """LlamaGen's tokenizer from its official file, of any width, in fp32, for a target with `codes` codes.
 
     Raises:
         WeightsError: the file is missing, damaged or of another kind, or does not fit the target.
@@ -178,8 +178,8 @@ class LlamaGen(Family):
             raise ConfigError(("heads",), f"size {self.size} already determines the heads; remove one of the two")
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
-        """The target, class- or text-conditional as its checkpoint. The VQ decoder stays in fp32, as in the official
-        code.
+        """The target; the checkpoint determines whether it is class- or text-conditional. The VQ decoder stays in fp32,
+        as in the official code.
 
         Raises:
             WeightsError: a file is missing, damaged, or of another family or size.
@@ -224,7 +224,7 @@ class LlamaGen(Family):
         return encoder
 
     def _find_size(self, dim: int, layers: int) -> tuple[str, LlamaGenSize]:
-        """Label and sizes: with the given heads, or the published ones of the checkpoint's width and depth."""
+        """Label and sizes: with the given number of heads, or of the published model with this width and depth."""
         found = f"{self.transformer}: width {dim} and {layers} layers are not"
         if self.heads is not None:
             if dim % self.heads:

@@ -32,7 +32,7 @@ SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 _CODES, _GRID = 1024, 12
 _HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
-#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer costs the same whatever its width.
+#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer's time hardly depends on its width.
 TARGET = TransformerConfig(dim=160, n_layers=14, n_heads=5, ffn_dim=448, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
 INDEPENDENT = TransformerConfig(dim=128, n_layers=2, n_heads=4, ffn_dim=352, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def build_ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
     """`transformer` and `conditioner` of an AR model, from {"transformer": its fields, "conditioner": its settings}."""
     body = TransformerConfig(**config["transformer"])
     if not body.vocab_size:
-        raise TypeError("vocab_size is 0: this is no complete AR model")
+        raise TypeError("vocab_size is 0: this is not a complete AR model")
     conditioner = build_conditioner(config["conditioner"], body.dim)
     return nn.ModuleDict({"transformer": Transformer(body), "conditioner": conditioner})
 
