@@ -39,8 +39,7 @@ class Schedule(Params, ABC):
 
     @property
     def at_least_one(self) -> bool:
-        """True if no omega is below 1 in trees of any depth, so no token is accepted less often than by the exact rule.
-        """
+        """True if no omega is below 1 at any depth: then no token is accepted less often than by the exact rule."""
         return self.bounds[0] >= 1
 
 

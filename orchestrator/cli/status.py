@@ -1,5 +1,4 @@
-"""`specfrontier status`: a sweep's progress, read from its files; the sweep may run on another machine, or have ended.
-"""
+"""`specfrontier status`: a sweep's progress, read from its files. The sweep may run elsewhere or have ended."""
 
 from __future__ import annotations
 

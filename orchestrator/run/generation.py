@@ -1,5 +1,4 @@
-"""Generates images from captions with one decoding config; writes a contact sheet, a heat map, statistics, the config.
-"""
+"""Generates images from captions with one decoding config; writes contact sheet, heat map, statistics and config."""
 
 from __future__ import annotations
 

@@ -213,6 +213,5 @@ class CachedDrafter(Drafter):
         return repeat_streams(x, self._streams)
 
     def _span(self, batch: Batch, width: int) -> int:
-        """Number of columns that any row may use: the tokens of the longest row (known on the host) and `width` more.
-        """
+        """Number of columns that any row may use: the longest row's tokens (known on the host) and `width` more."""
         return min(self.cache.columns, self.base + batch.max_emitted + width)

@@ -15,8 +15,7 @@ PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
 class PhaseTimer:
-    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so that timing does not synchronise.
-    """
+    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so timing does not synchronise."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -121,8 +121,7 @@ def train_target(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> tuple[ARModel, list[Figures]]:
-    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors at every save and at the end.
-    """
+    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors at every save."""
 
     def on_save(average: ARModel) -> Figures:
         save_model(average, out / f"{component}.safetensors", name=name)
