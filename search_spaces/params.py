@@ -115,7 +115,7 @@ class ParamField:
         return get_origin(_without_none(self.type)) is tuple
 
     def fit(self, value: object) -> Any:
-        """`value` converted to the field's type. ConfigError (without path) for a wrong type or a value out of range."""
+        """`value` converted to the field's type. ConfigError (no path) for a wrong type or a value out of range."""
         fitted = _fit(self.type, value, self.range)
         if self.choices and fitted is not None and fitted not in self.choices:
             raise ConfigError((), unknown_choice(fitted, self.choices))
