@@ -5,7 +5,7 @@ One teacher-forced pass gives the target's features f. Slot s of the EAGLE layer
 token at position s + 1 and predicts f_{s+1}; Medusa's head m reads f_s and predicts the token m + 2 positions later.
 The loss compares drafter and target at each draft level, over the slots that draft a token of the image:
 
-    sum over levels j of decay^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
+    sum over levels j of level_decay^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
 
 with q the target's probabilities and p the drafter's. `Distillation` has the weights. Its defaults are the published
 recipe (EAGLE-1; LANTERN's settings for images): one level, noise on the features, a tenth of the examples under the
@@ -55,14 +55,14 @@ class Distillation:
 
     guidance: bounds of the guidance scales, drawn uniformly per image; None: no guidance, and the null prompt replaces
     the caption with probability `caption_dropout`. noise: uniform noise of width noise x 512 / S is added to the input
-    features. decay: factor of the loss from one level to the next.
+    features. level_decay: factor of the loss from one level to the next.
     """
 
     cross_entropy: float = 0.1
     variation: float = 0.0
     feature: float = 1.0
     levels: int = 1
-    decay: float = 0.8
+    level_decay: float = 0.8
     noise: float = 0.2
     caption_dropout: float = 0.1
     guidance: tuple[float, float] | None = None
@@ -205,7 +205,7 @@ def drafter_loss(
             loss = soft_loss(combine(logits, scales), probs[:, j:], config)
             if predicted is not None:
                 loss = loss + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
-            total = total + config.decay**j * loss
+            total = total + config.level_decay**j * loss
         return total
 
     run = torch.compile(levels_loss, dynamic=False) if compiled else levels_loss
