@@ -59,7 +59,7 @@ class SweepReference:
             facts, stored = self.facts, read_reference(self._storage, FILE, extractors=tuple(self._by_role.values()))
             if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(
-                    f"{self._storage.shown}/{FILE}: computed from {stored.facts['count']} images of "
+                    f"{self._storage.display_name}/{FILE}: computed from {stored.facts['count']} images of "
                     f"{stored.facts['source']}, but the sweep has {facts['count']} of {facts['source']}; launch with "
                     "another --name, or delete the file"
                 )
