@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -112,14 +113,16 @@ def _train_in_group(
     training resumes from the checkpoint. Returns the weight file.
 
     Raises:
-        ValueError: see `DrafterJob.open`.
+        ValueError: see `DrafterJob.can_resume`.
         PoolError: no cluster, no room on it, or the workers failed; the message has the cause.
     """
     for key, value in _RAY_VARIABLES.items():
         os.environ.setdefault(key, value)
     from orchestrator.run.cluster import Slots, connected
 
-    job.open(resume=resume)
+    if resume:
+        job.can_resume()  # reports another training here, before processes start
+    name = f"eagle-{datetime.now():%Y%m%d-%H%M%S}"
     with connected(address, Slots(workers), workers) as slots, _follow_log(job.out / _LOG_FILE, log):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
@@ -127,13 +130,13 @@ def _train_in_group(
         resources = {"CPU": slots.cpus, **({"GPU": slots.gpus} if slots.gpus else {})}
         trainer = TorchTrainer(
             _run_process,
-            train_loop_config={"job": replace(job, out=job.out.absolute())},
+            train_loop_config={"job": replace(job, out=job.out.absolute(), launch=name), "resume": resume},
             torch_config=TorchConfig(timeout_s=_BARRIER_TIMEOUT_S),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
             ),
             run_config=ray.train.RunConfig(
-                name=f"eagle-{datetime.now():%Y%m%d-%H%M%S}",
+                name=name,
                 storage_path=str((job.out / _RAY_FOLDER).absolute()),
                 failure_config=ray.train.FailureConfig(max_failures=_MAX_RESTARTS),
             ),
@@ -145,11 +148,12 @@ def _train_in_group(
     return job.out / WEIGHTS
 
 
-def _run_process(config: dict[str, DrafterJob]) -> None:
+def _run_process(config: dict[str, Any]) -> None:
     """One process of the group; Ray has set up torch.distributed."""
     from ray.train.torch import get_device
 
-    job, group = config["job"], ProcessGroup.current()
+    job: DrafterJob = config["job"]
+    group = ProcessGroup.current()
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
 
@@ -158,7 +162,7 @@ def _run_process(config: dict[str, DrafterJob]) -> None:
             with (job.out / _LOG_FILE).open("a", encoding="utf-8") as lines:
                 lines.write(line + "\n")
 
-    job.run(get_device(), resume=True, group=group, log=log)  # the launcher has removed an earlier training
+    job.run(get_device(), resume=config["resume"], group=group, log=log)
 
 
 @contextlib.contextmanager

@@ -122,10 +122,16 @@ def train_target(
     log: Callable[[str], None] = print,
 ) -> tuple[ARModel, list[Figures]]:
     """Trains `model` in place; writes its averaged weights to out/<component>.safetensors at every save."""
+    path = out / f"{component}.safetensors"
 
     def on_save(average: ARModel) -> Figures:
-        save_model(average, out / f"{component}.safetensors", name=name)
+        save_model(average, path, name=name)
         return evaluate_target(average.as_target(), held_out, scales=())
 
     loss = target_loss(model, data, compiled=config.compile)
-    return train(model, loss, len(data), config, out, name=component, on_save=on_save, resume=resume, log=log)
+    average, journal = train(
+        model, loss, len(data), config, out, name=component, on_save=on_save, resume=resume, log=log
+    )
+    if not path.exists():  # resumed when it had finished
+        save_model(average, path, name=name)
+    return average, journal

@@ -106,7 +106,7 @@ def train_drafter(
 
     def on_save(current: Drafter) -> Figures:
         figures = evaluate_drafter(target, current, data[1], scales=tuple(scales), batch=config.batch)
-        if not weights.exists() or figures[_BEST] >= read_config(weights)["held_out"][_BEST]:
+        if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(_BEST, 0.0):
             facts = {"recipe": asdict(distillation), "held_out": figures}
             save(weights, current, {**header(target, current), **facts})
         return figures
@@ -117,6 +117,8 @@ def train_drafter(
     average, _ = train(
         drafter, loss, len(data[0]), config, out, name=stem, on_save=on_save, resume=resume, log=log, group=group
     )
+    if group.is_main and not weights.exists():  # resumed when it had finished
+        on_save(average)
     return average
 
 
@@ -124,13 +126,15 @@ def train_drafter(
 class DrafterJob:
     """An EAGLE drafter for an entry's target, trained on images that the target generates from `captions`.
 
-    out: a folder for weights, checkpoint, journal and generated images; all processes of a group see it.
+    out: a folder for weights, checkpoint, journal and generated images; all processes of a group see it. launch: a name
+    of this start of a group, by which processes that Ray has restarted find the training that they resume.
     """
 
     entry: Entry
     captions: tuple[Caption, ...]
     out: Path
     recipe: EagleRecipe
+    launch: str = ""
 
     def run(
         self,
@@ -146,10 +150,11 @@ class DrafterJob:
             ValueError: a resumed training was started with other models, captions or options; see `train_drafter`.
             WeightsError: the target's files cannot be read.
         """
-        if group.is_main:
-            self.open(resume=resume)
-        group.barrier()
         models, recipe = load_entry(self.entry, device), self.recipe
+        # only now: models that cannot be loaded must not cost an earlier training
+        if group.is_main and not self._is_restart() and not (resume and self.can_resume()):
+            self._start()
+        group.barrier()
         tokens = sample_images(
             models.target,
             self.captions,
@@ -161,26 +166,37 @@ class DrafterJob:
             log=log,
         )
         data = Examples([caption.text for caption in self.captions], tokens)
-        return train_eagle(models.target, data, self.out, recipe, resume=resume, group=group, log=log)
+        # a checkpoint that is still there is this training's
+        return train_eagle(models.target, data, self.out, recipe, resume=True, group=group, log=log)
 
-    def open(self, *, resume: bool) -> None:
-        """Checks that a resumed training has the options it was started with; otherwise removes an earlier training.
+    def can_resume(self) -> bool:
+        """Whether the output folder has a training that was started.
 
         Raises:
             ValueError: it was started with other models, captions or options.
             WeightsError: a file of the target is missing.
         """
+        path = self.out / FACTS
+        if not path.exists():
+            return False
+        if difference := _difference(json.loads(path.read_text("utf-8")), self._facts()):
+            raise ValueError(
+                f"{path}: this training was started with another {difference}; give the same, or omit --resume"
+            )
+        return True
+
+    def _is_restart(self) -> bool:
+        path = self.out / FACTS
+        return bool(self.launch) and path.exists() and json.loads(path.read_text("utf-8")).get("launch") == self.launch
+
+    def _start(self) -> None:
+        """Removes an earlier training, and writes what this one is started with."""
         self.out.mkdir(parents=True, exist_ok=True)
-        path, facts = self.out / FACTS, self._facts()
-        if resume and path.exists():
-            if difference := _difference(json.loads(path.read_text("utf-8")), facts):
-                raise ValueError(
-                    f"{path}: this training was started with another {difference}; give the same, or omit --resume"
-                )
-            return
         for stale in (CHECKPOINT, JOURNAL):
             (self.out / stale).unlink(missing_ok=True)
+        path = self.out / FACTS
         partial = path.with_suffix(".part")
+        facts = {**self._facts(), "launch": self.launch}
         partial.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", "utf-8")
         os.replace(partial, path)
 

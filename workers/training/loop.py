@@ -34,12 +34,14 @@ _FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Hyperparameters of a training. Learning rates are peaks; over the last fraction `decay` of the steps they fall to
-    zero.
+    """Hyperparameters of a training. Learning rates are peaks.
 
     optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`; or AdamW for all, at `other_lr`
-    with `betas`. clip bounds the norm of all gradients, clip_value each of their entries; 0 is no bound. ema: decay of
-    the averaged weights; 0: the average is the current weights.
+    with `betas`. schedule: "trapezoid" and "cosine" warm up linearly over `warmup` steps; then the first is constant
+    and decays linearly to zero over the last fraction `decay` of the steps, and the second decays to 2 % over all that
+    are left. "one-cycle" (Smith & Topin 2018) rises over the fraction `rise` of the steps and cycles AdamW's first beta
+    inversely, as torch's `OneCycleLR` does. clip bounds the norm of all gradients, clip_value each of their entries; 0
+    is no bound. ema: decay of the averaged weights; 0: the average is the current weights.
     """
 
     steps: int
@@ -47,8 +49,10 @@ class TrainConfig:
     matrix_lr: float = 3e-3
     other_lr: float = 3e-3
     weight_decay: float = 0.01
+    schedule: Literal["trapezoid", "cosine", "one-cycle"] = "trapezoid"
     warmup: int = 60
     decay: float = 0.3
+    rise: float = 0.1
     clip: float = 1.0
     clip_value: float = 0.0
     optimiser: Literal["muon", "adamw"] = "muon"
@@ -67,6 +71,8 @@ class TrainConfig:
             )
         if not 0 <= self.decay <= 1 or not 0 <= self.ema < 1:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
+        if not 0 <= self.rise < 1:
+            raise ValueError(f"rise must lie in [0, 1), got {self.rise}")
 
 
 @lru_cache(maxsize=4)
@@ -101,11 +107,29 @@ def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     return optimisers
 
 
-def trapezoid(step: int, config: TrainConfig) -> float:
-    """Fraction of the peak learning rate at 0-based `step`: linear warm-up, constant, linear decay."""
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Fraction of the peak learning rate at 0-based `step`; see `TrainConfig.schedule`."""
+    if config.schedule == "one-cycle":
+        low = 1 / 25 if step < _one_cycle_peak(config) else 1 / 25e4
+        return low + (1 - low) * _one_cycle(step, config)
     rise = (step + 1) / max(1, config.warmup)
-    fall = (config.steps - step) / max(1.0, config.decay * config.steps)
+    if config.schedule == "cosine":
+        done = max(0, step - config.warmup) / max(1, config.steps - config.warmup)
+        fall = 0.02 + 0.49 * (1 + math.cos(math.pi * done))
+    else:
+        fall = (config.steps - step) / max(1.0, config.decay * config.steps)
     return min(1.0, rise, fall)
+
+
+def _one_cycle_peak(config: TrainConfig) -> float:
+    return config.rise * config.steps - 1
+
+
+def _one_cycle(step: int, config: TrainConfig) -> float:
+    """A half cosine from 0 at the first step to 1 at the peak, then to 0 at the last (`OneCycleLR`)."""
+    peak = _one_cycle_peak(config)
+    distance = (peak - step) / peak if step < peak else (step - peak) / (config.steps - 1 - peak)
+    return (1 + math.cos(math.pi * distance)) / 2
 
 
 def train(
@@ -116,7 +140,7 @@ def train(
     out: Path,
     *,
     name: str,
-    on_save: Callable[[Model], Figures],
+    on_save: Callable[[Model], Figures] | None = None,
     resume: bool = False,
     log: Callable[[str], None] = print,
     group: ProcessGroup = SINGLE_PROCESS,
@@ -160,7 +184,8 @@ def train(
                 log(run.status((time.monotonic() - started) / (step + 1 - first)))
         if saving and group.is_main:
             run.copy_untrained()
-            if figures := on_save(run.average):
+            if on_save is not None:
+                figures = on_save(run.average)
                 log(f"{name} step {step + 1} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
                 run.record([{"step": step + 1, **figures}])
             run.store(checkpoint)
@@ -184,7 +209,7 @@ class _Run(Generic[Model]):
 
     def update(self, step: int) -> None:
         """One step of the optimisers and of the averaged weights, from the parameters' gradients."""
-        config, rate = self.config, trapezoid(step, self.config)
+        config, rate = self.config, learning_rate(step, self.config)
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:
@@ -192,6 +217,8 @@ class _Run(Generic[Model]):
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["peak_lr"] * rate
+                if config.schedule == "one-cycle" and "betas" in group:
+                    group["betas"] = (0.95 - 0.1 * _one_cycle(step, config), group["betas"][1])
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         # a smaller decay in the first steps, so that the average forgets the initial weights quickly
@@ -229,7 +256,7 @@ class _Run(Generic[Model]):
         recent = recent[-config.log_every :]
         return (
             f"{self.name} step {step}/{config.steps} loss {sum(recent) / len(recent):.4f} "
-            f"rate x{trapezoid(step - 1, config):.2f} {config.batch / seconds:.0f} examples/s, "
+            f"rate x{learning_rate(step - 1, config):.2f} {config.batch / seconds:.0f} examples/s, "
             f"{(config.steps - step) * seconds / 60:.1f} min left"
         )
 
@@ -249,12 +276,14 @@ class _Run(Generic[Model]):
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True, map_location="cpu")
-        earlier_settings = state.get("config", {})
-        for key, value in self.fixed_settings().items():
-            if earlier_settings.get(key) != value:
-                earlier = f"{key} ({earlier_settings.get(key)}, now {value})"
+        earlier, settings = state.get("config", {}), self.fixed_settings()
+        if earlier.keys() != settings.keys():
+            raise ValueError(f"{path} is of an earlier version; start without --resume")
+        for key, value in settings.items():
+            if earlier[key] != value:
                 raise ValueError(
-                    f"{path}: this training was started with another {earlier}; use the same, or start again"
+                    f"{path}: this training was started with another {key} ({earlier[key]}, now {value}); "
+                    "use the same, or start again"
                 )
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,18 @@ class ProcessGroup:
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replaces each tensor by its mean over all processes."""
-        if self.size > 1:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
-                tensor.div_(self.size)
+        """Replaces each tensor by its mean over all processes; one transfer for all tensors of a dtype."""
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for members in by_dtype.values():
+            flat: Tensor = _flatten_dense_tensors(members)  # type: ignore[no-untyped-call]
+            dist.all_reduce(flat)
+            flat.div_(self.size)
+            means = _unflatten_dense_tensors(flat, members)  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(members, list(means))
 
     def barrier(self) -> None:
         """Waits for all processes."""

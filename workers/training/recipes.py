@@ -52,7 +52,7 @@ _OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
 #: Recipes by component. A recipe may have several phases; each starts from the averaged weights of the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
-        replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, decay=0.9),
+        replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, schedule="cosine", warmup=60),
     ),
     "target": (_TARGET,),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
@@ -64,16 +64,23 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
             steps=1200,
             batch=128,
             other_lr=4e-3,
-            betas=(0.9, 0.99),
+            betas=(0.9, 0.999),
             weight_decay=0.02,
-            warmup=180,
-            decay=0.85,
+            schedule="one-cycle",
+            rise=0.15,
             clip=0.0,
         ),
     ),
     "clip": (
         replace(
-            _OTHER, steps=900, batch=128, other_lr=2.5e-3, betas=(0.9, 0.98), weight_decay=0.02, warmup=90, decay=0.9
+            _OTHER,
+            steps=900,
+            batch=128,
+            other_lr=2.5e-3,
+            betas=(0.9, 0.98),
+            weight_decay=0.02,
+            schedule="one-cycle",
+            rise=0.1,
         ),
     ),
 }
@@ -111,7 +118,7 @@ class _Job:
         if self.steps is None:
             return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.component])
         first = _RECIPES[self.component][0]
-        warmup = min(first.warmup, max(1, self.steps // 10))
+        warmup = min(first.warmup, max(1, self.steps // 10)) if first.schedule == "trapezoid" else first.warmup
         return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
 

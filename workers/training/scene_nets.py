@@ -23,12 +23,12 @@ from workers.metrics.clip_score import ClipConfig, SceneClip
 from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures, attribute_loss
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS, caption
-from workers.training.loop import Figures, TrainConfig, batch_indices, train
+from workers.training.loop import TrainConfig, batch_indices, train
 from workers.training.scene_set import SceneSet, amounts, corrupt
 
 _RELATION = [name for name, _ in SLOTS].index("relation")
 _FIRST_VALUE = torch.tensor([int(values[0] in ("none", "alone")) for _, values in SLOTS])
-_BATCH_NORM_BATCHES = 32  # number of batches for the BatchNorm statistics at a save
+_BATCH_NORM_BATCHES = 32  # number of batches for the BatchNorm statistics at the end
 
 
 def train_features(
@@ -56,12 +56,9 @@ def train_features(
         reading = attribute_loss(tuple(part.float() for part in logits), scenes.rows[indices])
         return reading + F.mse_loss(quality.float(), amount)
 
-    def on_save(average: SceneFeatures) -> Figures:
-        _set_batch_norm(average, scenes, config)
-        save(path, average, asdict(shape))
-        return {}
-
-    train(model, loss, len(scenes), config, out, name="features", on_save=on_save, resume=resume, log=log)
+    average, _ = train(model, loss, len(scenes), config, out, name="features", resume=resume, log=log)
+    _set_batch_norm(average, scenes, config)
+    save(path, average, asdict(shape))
     return path
 
 
@@ -105,11 +102,8 @@ def train_clip(
             logits = reader.heads(torch.cat([image, text[: len(rows)]]) * math.sqrt(shape.projection))
             return contrast + attribute_loss(logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1))
 
-    def on_save(average: _ClipReader) -> Figures:
-        save(path, average.model, asdict(shape))
-        return {}
-
-    train(reader, loss, len(scenes), config, out, name="clip", on_save=on_save, resume=resume, log=log)
+    average, _ = train(reader, loss, len(scenes), config, out, name="clip", resume=resume, log=log)
+    save(path, average.model, asdict(shape))
     return path
 
 

@@ -16,7 +16,7 @@ from workers.models.vq import VQConfig, VQModel, save_vq
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
 from workers.training.examples import Examples
-from workers.training.loop import Figures, TrainConfig, train
+from workers.training.loop import TrainConfig, train
 
 #: Example indices [B] -> images, float [B, 3, H, W] in [0, 1].
 ImageSource = Callable[[Tensor], Tensor]
@@ -55,7 +55,6 @@ class TokenizerTraining(nn.Module):
 
     count: Tensor
     sum: Tensor
-    steps: Tensor
 
     def __init__(self, vq: VQConfig, loss: TokenizerLoss, total_steps: int) -> None:
         super().__init__()
@@ -63,7 +62,13 @@ class TokenizerTraining(nn.Module):
         self.codec.quantize.embedding.weight.requires_grad_(False)
         self.register_buffer("count", torch.zeros(vq.codebook_size))
         self.register_buffer("sum", torch.zeros(vq.codebook_size, vq.code_dim))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.steps = 0  # on the host: reading a buffer would wait for the device
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
 
     def forward(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The loss of images [B, 3, H, W] in [-1, 1]: L1 + l2 * L2 + gradient * L1 of finite differences + commitment.
@@ -120,17 +125,14 @@ def train_tokenizer(
     """Trains a codec on `size` images; returns its file, out/tokenizer.safetensors (fp16, config in the header)."""
     torch.manual_seed(config.seed)
     model = TokenizerTraining(vq, TokenizerLoss(), config.steps).to(device)
-    path = out / "tokenizer.safetensors"
+    path = out / "tokenizer.safetensors"  # written only at the end: other components build on it
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
         value: Tensor = model(images(indices).to(device) * 2 - 1, generator)
         return value
 
-    def on_save(average: TokenizerTraining) -> Figures:
-        save_vq(average.codec, path)
-        return {}
-
-    train(model, loss, size, config, out, name="tokenizer", on_save=on_save, resume=resume, log=log)
+    average, _ = train(model, loss, size, config, out, name="tokenizer", resume=resume, log=log)
+    save_vq(average.codec, path)
     return path
 
 

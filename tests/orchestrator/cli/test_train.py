@@ -11,7 +11,7 @@ import torch
 
 import workers.training.recipes as recipes
 from orchestrator.cli.train import ALL, ordered_components
-from orchestrator.run import training
+from orchestrator.run import cluster, training
 from orchestrator.run.tasks import PoolError
 from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
@@ -21,7 +21,7 @@ from workers.decoding.state import Request
 from workers.loading.models_yaml import load_entry, read_entry
 from workers.models.checkpoint_files import WeightsError
 from workers.training import COMPONENTS, SCENES_ONLY
-from workers.training.eagle import DrafterJob, EagleRecipe
+from workers.training.eagle import CHECKPOINT, FACTS, JOURNAL, DrafterJob, EagleRecipe
 
 
 def train(*arguments: str) -> CommandResult:
@@ -93,6 +93,21 @@ def test_exit_codes_of_a_drafters_training(
 
     monkeypatch.setattr(training, "train_drafter", fail)
     assert part in error_of("train", "eagle", "--captions", "scenes", "--count", "4", code=code)
+
+
+def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = (CHECKPOINT, JOURNAL, FACTS)
+    for name in files:
+        (tmp_path / name).write_text(name)
+
+    def fail(*arguments: object) -> None:
+        raise PoolError("no Ray cluster")
+
+    monkeypatch.setattr(cluster, "connected", fail)
+    job = training.drafter_job("builtin", "scenes", tmp_path, EagleRecipe(batch=2), count=4)
+    with pytest.raises(PoolError, match="no Ray cluster"):
+        training.train_drafter(job, address="nowhere:1", mlflow=False, log=lambda line: None)
+    assert [(tmp_path / name).read_text() for name in files] == list(files)
 
 
 def test_components_are_ordered() -> None:

@@ -18,7 +18,7 @@ from workers.training.ar_model import ARModel, build_model, load_model, save_mod
 from workers.training.evaluate import evaluate_drafter, evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import TrainConfig, batch_indices, trapezoid
+from workers.training.loop import TrainConfig, batch_indices, learning_rate
 from workers.training.optim import orthogonalise
 
 SMALL = TransformerConfig(
@@ -99,6 +99,16 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     other = dataclasses.replace(RUN, steps=24, save_every=3)
     with pytest.raises(ValueError, match=r"another steps \(12, now 24\)"):
         train_target(model(), data, data, other, tmp_path / "c", name="toy", resume=True, log=quiet)
+    file, checkpoint = (tmp_path / "c" / f"target.{end}" for end in ("safetensors", "checkpoint.pt"))
+    exported = file.read_bytes()
+    file.unlink()
+    train_target(model(), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
+    assert file.read_bytes() == exported, "a finished training is exported again"
+    state = torch.load(checkpoint, weights_only=True)
+    del state["config"]
+    torch.save(state, checkpoint)
+    with pytest.raises(ValueError, match="is of an earlier version; start without --resume"):
+        train_target(model(), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
     for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
@@ -134,7 +144,7 @@ def test_every_epoch_shows_every_example_once() -> None:
 
 def test_schedule_rises_stays_and_falls_to_zero() -> None:
     config = dataclasses.replace(RUN, steps=100, warmup=10, decay=0.4)
-    rates = [trapezoid(step, config) for step in range(100)]
+    rates = [learning_rate(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[10:60] == [1.0] * 50
     assert rates[-1] == pytest.approx(1 / 40)

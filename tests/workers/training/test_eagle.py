@@ -20,9 +20,11 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.loading.models_yaml import folder_entry, load_folder
-from workers.models.own_files import read_config
+from workers.models.checkpoint_files import load_tensors
+from workers.models.own_files import read_config, save
+from workers.training import eagle
 from workers.training.drafters import new_eagle
-from workers.training.eagle import CHECKPOINT, IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe, train_eagle
+from workers.training.eagle import CHECKPOINT, FACTS, IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe, train_eagle
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
 
@@ -109,6 +111,63 @@ def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> Non
     fewer = replace(wanted, captions=wanted.captions[:9])
     with pytest.raises(ValueError, match="another captions"):
         fewer.run(cpu, resume=True, log=quiet)
+
+
+def test_models_that_cannot_be_loaded_leave_an_earlier_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, files = job(tmp_path, captions=4), (CHECKPOINT, JOURNAL, FACTS)
+    made.out.mkdir()
+    for name in files:
+        (made.out / name).write_text(name)
+
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(eagle, "load_entry", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        made.run(torch.device("cpu"), log=quiet)
+    assert [(made.out / name).read_text() for name in files] == list(files)
+
+
+def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) -> None:
+    recipe = EagleRecipe(batch=2, steps=3, save_every=1)
+    first, said = replace(job(tmp_path, recipe, 4), launch="one"), list[str]()
+
+    class Killed(Exception): ...
+
+    def kill(line: str) -> None:
+        if "step 2/3" in line:
+            raise Killed
+
+    cpu = torch.device("cpu")
+    with pytest.raises(Killed):
+        first.run(cpu, log=kill)
+    first.run(cpu, log=said.append)
+    assert [line.split(" loss")[0] for line in said if " loss" in line] == ["eagle step 2/3", "eagle step 3/3"]
+    (first.out / WEIGHTS).unlink()
+    first.run(cpu, log=quiet)
+    assert (first.out / WEIGHTS).exists(), "a finished training is exported again"
+    said.clear()
+    replace(first, launch="two").run(cpu, log=said.append)
+    assert sum(" loss" in line for line in said) == 3
+
+
+def test_weights_without_figures_are_replaced(tmp_path: Path) -> None:
+    made = job(tmp_path, EagleRecipe(batch=2, steps=2, save_every=1), 4)
+
+    class Killed(Exception): ...
+
+    def kill(line: str) -> None:
+        if "step 2/2" in line:
+            raise Killed
+
+    cpu, path = torch.device("cpu"), made.out / WEIGHTS
+    with pytest.raises(Killed):
+        made.run(cpu, log=kill)
+    save(path, load_tensors(path), {})
+    made.run(cpu, resume=True, log=quiet)
+    assert read_config(path)["held_out"]["top-3"] >= 0
 
 
 def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from workers.training.scene_set import SceneSet, amounts, corrupt, scene_set
 NET = FeatureConfig(channels=(8, 8, 16, 16), squeeze=4, dim=16, hidden=32)
 CLIP = ClipConfig(dim=16, heads=2, ffn_dim=16, vision_layers=1, text_layers=1, patch=16, projection=8)
 RUN = TrainConfig(
-    steps=45, batch=32, optimiser="adamw", other_lr=4e-3, warmup=7, ema=0.0, save_every=15, bf16=False, seed=7
-)
+    steps=45, batch=32, optimiser="adamw", other_lr=4e-3, schedule="one-cycle", rise=0.15, ema=0.0, save_every=15,
+    bf16=False, seed=7,
+)  # fmt: skip
 
 
 def losses(folder: Path, name: str) -> list[float]:
@@ -64,6 +66,33 @@ def test_clip_learns_and_repeats(scenes: SceneSet, tmp_path: Path) -> None:
     assert sum(curve[-5:]) < sum(curve[:5])
     cosines = load_clip(first).cosines(scenes.floats(slice(0, 2)), ["a small red ring on a smooth pink background"] * 2)
     assert cosines.abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", ["features", "clip"])
+def test_an_interrupted_training_leaves_the_earlier_file(scenes: SceneSet, tmp_path: Path, name: str) -> None:
+    class Stopped(Exception): ...
+
+    def stop(line: str) -> None:
+        if "step 2/" in line:
+            raise Stopped
+
+    config, path = replace(RUN, steps=2, batch=4, save_every=1, log_every=1), tmp_path / f"{name}.safetensors"
+
+    def run(**options: Any) -> None:
+        if name == "features":
+            train_features(scenes, config, tmp_path, net=NET, **options)
+        else:
+            train_clip(scenes, config, tmp_path, net=CLIP, **options)
+
+    path.write_text("earlier")
+    with pytest.raises(Stopped):
+        run(log=stop)
+    assert path.read_text() == "earlier"
+    run(resume=True, log=lambda line: None)
+    finished = path.read_bytes()
+    path.unlink()
+    run(resume=True, log=lambda line: None)
+    assert path.read_bytes() == finished
 
 
 def test_corruptions_keep_what_they_should(scenes: SceneSet) -> None:

@@ -1,0 +1,66 @@
+"""The recipes of the codec and the metrics' nets: schedule and optimiser are those that the built-in files had."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR
+
+from workers.training import recipes
+from workers.training.loop import TrainConfig, build_optimisers, learning_rate, train
+
+
+def recorded(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, float]]:
+    """Learning rate and betas of every step of a training by `config`."""
+    model, seen = torch.nn.Linear(1, 1), list[tuple[float, float, float]]()
+    step = torch.optim.AdamW.step
+
+    def record(optimiser: torch.optim.AdamW) -> None:
+        (group,) = optimiser.param_groups
+        seen.append((group["lr"], *group["betas"]))
+        step(optimiser)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", record)
+    train(model, lambda i, g: model(torch.ones(1, 1)).sum(), 8, config, tmp_path, name="toy", log=lambda line: None)
+    return seen
+
+
+@pytest.mark.parametrize(("component", "rise", "beta"), [("features", 0.15, 0.999), ("clip", 0.1, 0.98)])
+def test_the_nets_train_by_one_cycle(
+    component: str, rise: float, beta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = recipes._RECIPES[component]
+    optimiser = torch.optim.AdamW([torch.zeros(1)], config.other_lr, betas=(0.9, beta))
+    cycle = OneCycleLR(optimiser, config.other_lr, total_steps=config.steps, pct_start=rise)
+    expected = []
+    for _ in range(config.steps):
+        (group,) = optimiser.param_groups
+        expected.append((group["lr"], *group["betas"]))
+        optimiser.step()
+        cycle.step()
+    seen = recorded(config, tmp_path, monkeypatch)
+    torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-5, atol=1e-9)
+    assert (config.clip, config.weight_decay) == ({"features": 0.0, "clip": 1.0}[component], 0.02)
+
+
+def test_the_codec_trains_by_a_cosine() -> None:
+    (config,) = recipes._RECIPES["tokenizer"]
+    rates = [learning_rate(step, config) for step in range(config.steps)]
+    assert rates[:60] == [(step + 1) / 60 for step in range(60)]
+    cosine = [0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done / 1390)) for done in range(1390)]
+    assert rates[60:] == pytest.approx(cosine)
+    (optimiser,) = build_optimisers(torch.nn.Linear(1, 1), config)
+    (group,) = optimiser.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"], config.clip) == (2e-3, (0.9, 0.98), 1e-4, 1.0)
+
+
+@pytest.mark.parametrize(("component", "steps"), [("clip", 10), ("clip", 1), ("features", 1), ("tokenizer", 1)])
+def test_every_short_run_has_a_rate(component: str, steps: int, tmp_path: Path) -> None:
+    job = recipes._Job(
+        component=component, out=tmp_path, data=None, seed=0, device="cpu", steps=steps, resume=False, log=print
+    )
+    (config,) = job.phases()
+    assert all(0 < learning_rate(step, config) <= 1 for step in range(steps))
