@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,14 @@ def test_fid_drift_and_gain_equal_numpy_on_the_stored_features() -> None:
     assert estimates["drift"].value == pytest.approx(numpy_fid(trial, vanilla), rel=1e-6)
     assert estimates["fid_gain"].value == pytest.approx(numpy_fid(trial, real) - numpy_fid(vanilla, real), rel=1e-6)
     assert estimates["fid_gain"].error < estimates["fid"].error  # pairs share their captions' difficulty
+
+
+def test_the_drift_of_the_baseline_is_exactly_zero() -> None:
+    """Rounding alone would make it a tiny number of either sign, which a front would take for a difference."""
+    inputs = metric_inputs.trial_inputs()
+    assert inputs.baseline is not None
+    estimates, _ = compute_metrics(replace(inputs, images=inputs.baseline), ["drift"])
+    assert estimates["drift"] == Estimate(0.0, 0.0, inputs.baseline.count)
 
 
 def test_wide_features_agree_as_well() -> None:
