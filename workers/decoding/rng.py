@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -84,6 +85,11 @@ _CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its 
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
+@lru_cache(maxsize=16)  # a large vocabulary's would be made anew in every round
+def _arange(stop: int, device: torch.device) -> Tensor:
+    return torch.arange(stop, device=device)
+
+
 class CounterRNG:
     """The random numbers of B images, by token position.
 
@@ -124,9 +130,7 @@ class CounterRNG:
     def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
         clamped = positions.clamp(max=self.positions - 1)
         if self.keys.shape[0] * self.positions * slots > _MAX_TABLE_ENTRIES:
-            return generate(
-                self.keys[:, None, None], clamped[..., None], purpose, torch.arange(slots, device=positions.device)
-            )
+            return generate(self.keys[:, None, None], clamped[..., None], purpose, _arange(slots, positions.device))
         if (purpose, slots) not in self._tables:
             self._tables[purpose, slots] = self._table(generate, purpose, self.keys, slots)
         return embedding(clamped.add_(self._first_rows), self._tables[purpose, slots])
@@ -140,6 +144,6 @@ class CounterRNG:
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
         entries = _CPU_CHUNK_ENTRIES if keys.device.type == "cpu" else _GPU_CHUNK_ENTRIES
-        slot_range, chunk = torch.arange(slots, device=keys.device), max(1, entries // slots)
+        slot_range, chunk = _arange(slots, keys.device), max(1, entries // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

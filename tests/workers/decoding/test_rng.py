@@ -76,6 +76,14 @@ def test_neighbouring_keys_purposes_positions_and_slots_are_uncorrelated() -> No
         assert abs(stats.pearsonr(a.flatten().numpy(), b.flatten().numpy())[0]) < 0.0123, name
 
 
+def test_slots_past_the_tables_limit_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng, "_MAX_TABLE_ENTRIES", 0)
+    numbers, positions = rng.CounterRNG(torch.arange(2), 4), torch.tensor([[0, 1], [2, 3]])
+    first = numbers.exponential_noise(rng.Purpose.DRAFT, positions, 1009)
+    monkeypatch.setattr(torch, "arange", None)
+    assert torch.equal(numbers.exponential_noise(rng.Purpose.DRAFT, positions, 1009), first)
+
+
 def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers stay."""
     made: list[int] = []
