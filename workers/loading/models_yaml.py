@@ -212,10 +212,8 @@ def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
 
 def _folder_drafters(family: Family) -> dict[str, str]:
     """Paths of the drafters in the target's own folder, by kind."""
-    if not isinstance(family, Scenes):
-        return {}
-    paths = {kind: Path(family.folder, f"{kind}.safetensors") for kind in kinds_with_weights()}
-    return {kind: str(path) for kind, path in paths.items() if path.exists()}
+    paths = {kind: family.drafter_file(kind) for kind in kinds_with_weights()}
+    return {kind: str(path) for kind, path in paths.items() if path is not None and path.exists()}
 
 
 def _entry(name: str, keys: object, base: Path, where: str) -> Entry:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -25,10 +25,11 @@ from workers.loading.models_yaml import (
     read_models_yaml,
 )
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
-from workers.models.families.catalogue import families
+from workers.models.families.catalogue import FAMILIES, Family, families
 from workers.models.families.llamagen import SIZES, LlamaGen
 from workers.models.families.llamagen_prompts import FlanT5XLShapes
 from workers.models.families.scenes import BUILTIN
+from workers.models.target import Target
 from workers.models.vq import VQConfig
 
 CPU = torch.device("cpu")
@@ -143,6 +144,22 @@ def test_the_scenes_family_brings_its_drafters(tmp_path: Path) -> None:
     assert set(models.drafters) == {"eagle", "medusa", "independent"}
     assert models.target.head.weight.dtype == torch.bfloat16
     assert {"target", "tokenizer", "drafters.eagle"} <= set(models.hashes)
+
+
+def test_a_plugins_family_may_bring_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Painting(Family):
+        kind: ClassVar[str] = "painting"
+
+        def load(self, device: torch.device, dtype: torch.dtype) -> Target:
+            raise NotImplementedError
+
+        def drafter_file(self, kind: str) -> Path:
+            return tmp_path / f"my_{kind}.safetensors"
+
+    monkeypatch.setitem(FAMILIES._entries, Painting.kind, Painting)
+    (tmp_path / "my_eagle.safetensors").touch()
+    (tmp_path / "models.yaml").write_text("own: {family: painting}\n")
+    assert read_entry(tmp_path / "models.yaml").drafters == {"eagle": str(tmp_path / "my_eagle.safetensors")}
 
 
 #: models.yaml, and what is said of it: line, key and mend.

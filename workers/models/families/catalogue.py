@@ -10,6 +10,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +60,10 @@ class Family(Params, ABC):
     def target_files(self) -> dict[str, str]:
         """The files and folders that the target is loaded from, by key."""
         return {key: path for key, path in self.paths.items() if path is not None}
+
+    def drafter_file(self, kind: str) -> Path | None:
+        """Where the target's own folder may hold a drafter of a kind; None for families without such a folder."""
+        return None
 
 
 def families() -> Registry[type[Family]]:

@@ -77,3 +77,6 @@ class Scenes(Family):
     @property
     def target_files(self) -> dict[str, str]:
         return {part: str(Path(self.folder) / f"{part}.safetensors") for part in ("tokenizer", "target")}
+
+    def drafter_file(self, kind: str) -> Path:
+        return Path(self.folder) / f"{kind}.safetensors"
