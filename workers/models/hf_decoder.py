@@ -24,7 +24,8 @@ class HFDecoder(Body):
     """A decoder-only model of `transformers` that rotates by position, its embedding and head cut to the image's codes.
 
     decoder: called as decoder(inputs_embeds, attention_mask, position_ids, past_key_values); returns features after its
-    final norm. codes [V, D]: an embedding for each code of the image. head: features to logits over the codes.
+    final norm. Its input embedding is removed: take it before. codes [V, D]: an embedding for each code of the image.
+    head: features to logits over the codes.
     """
 
     places: Tensor
@@ -47,7 +48,7 @@ class HFDecoder(Body):
         if mask is None:  # the library's default mask assumes other positions
             seen = None if cache is None else cache.span
             mask = torch.ones(x.shape[1], seen or x.shape[1], dtype=torch.bool, device=x.device)
-            mask = (mask if seen else mask.tril())[None, None]
+            mask = (mask.tril() if cache is None else mask)[None, None]
         places = self.places[positions.clamp(max=len(self.places) - 1)]
         out = self.decoder(
             inputs_embeds=x,

@@ -203,9 +203,9 @@ class Body(nn.Module, ABC):
         """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
 
         Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a cache, their keys
-        and values are stored in it, and queries attend to its first `span` columns by `mask` [R, 1, S, span] (None: to
-        all of them, for a single query at the end). A mask is boolean (True: attend) or additive (0 or -inf), in the
-        inputs' dtype.
+        and values are stored in it, and queries attend to its first `span` columns (to the S inputs if that is None) by
+        `mask` [R, 1, S, span], or without one to all of them. A mask is boolean (True: attend) or additive (0 or -inf),
+        in the inputs' dtype.
         """
 
 

@@ -96,6 +96,19 @@ def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tenso
         assert torch.equal(result.tokens, generated[caption])
 
 
+def test_a_pass_without_a_mask_over_cached_prompts_sees_them_all(target: Target) -> None:
+    body, prompt = target.transformer, target.encode(CAPTIONS[:1], guided=False).embeds[:, -4:]
+
+    def features(mask: Tensor | None) -> Tensor:
+        cache = body.new_cache(1, 4).prompts(torch.tensor([0]), 4)
+        out: Tensor = body(prompt, torch.arange(4), mask=mask, cache=cache)
+        return out
+
+    everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    torch.testing.assert_close(features(None), features(everything))
+    assert not torch.allclose(features(None), features(everything.tril()))
+
+
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_a_tree_pass_scores_each_path_as_alone(
     target: Target, generated: dict[str, Tensor], reference: Any, mode: str
