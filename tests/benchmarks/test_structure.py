@@ -54,7 +54,7 @@ def test_cycles_are_found_through_relative_and_lazy_imports(tree: Path) -> None:
 def test_typing_only_imports_make_package_cycles(tree: Path) -> None:
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from workers.drafters.eagle import SIZE\n"
     (tree / "workers/models/cache.py").write_text(source, "utf-8")
-    (tree / "workers/drafters/files.py").write_text("import workers.models.cache\n", "utf-8")
+    (tree / "workers/drafters/medusa.py").write_text("import workers.models.cache\n", "utf-8")
     graph = import_graph(read_modules(tree, ["workers"]))
     assert len(find_cycles(graph)) == 1, "no module imports itself"
     assert find_cycles(package_graph(graph)) == [["workers.drafters", "workers.models"]]

@@ -156,10 +156,11 @@ def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:
     return frozenset((words | same).items())
 
 
-# in bf16, which shows all that fp32 does, and mixed dtypes besides
+# mostly in bf16, which shows all that fp32 does, and mixed dtypes besides
 ROUNDS: dict[str, DecodingConfig] = {
     **{name: preset.config for name, preset in {code_path(p.config): (n, p) for n, p in CATALOGUE.items()}.values()},
     **{f"{name}, row ends": DecodingConfig(*family) for name, family in FAMILIES.items()},
+    **{f"{name}, fp32": DecodingConfig(*FAMILIES[name]) for name in ("chain", "dynamic", "window of groups")},
 }
 
 
@@ -173,7 +174,8 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
     monkeypatch.setattr(build, "neighbour_table", empty_table)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     base = ROW_ENDS if "row ends" in name else BASE
-    engine, batch = on_meta(replace(ROUNDS[name], sampling=sampling), torch.bfloat16, base)
+    dtype = torch.float32 if "fp32" in name else torch.bfloat16
+    engine, batch = on_meta(replace(ROUNDS[name], sampling=sampling), dtype, base)
     with torch.inference_mode(), AllOnMeta():
         for max_emitted in (1, 4):
             batch.sync_host_counts([max_emitted])  # in the fourth cell of four, rows end

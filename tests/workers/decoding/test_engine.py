@@ -57,11 +57,11 @@ def draw(
     return {r.request.caption_id: r for r in engine.run(REQUESTS if requests is None else requests)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_draws_whole_images(name: str) -> None:
+@pytest.mark.parametrize(("name", "cfg"), [*((name, 1.0) for name in PRESETS), ("lantern", 2.5)])
+def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
     target = toy_target()
     for sampling in (
-        Sampling(cfg=1.0, top_k=7, top_p=0.9, temperature=0.8),
+        Sampling(cfg=cfg, top_k=7, top_p=0.9, temperature=0.8),
         Sampling(cfg=2.5),
         Sampling(cfg=2.5, temperature=0.0),
     ):
