@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.llamagen import load_vq16
 from workers.models.own_files import save
-from workers.models.vq import VQConfig, VQModel
+from workers.models.vq import VQConfig
 
 CH, MULT, ENCODER_BLOCKS, DECODER_BLOCKS, Z, CODES, D, GROUPS = 32, (1, 1, 2, 2, 4), 2, 3, 48, 64, 8, 32
 CONFIG = VQConfig(codebook_size=CODES, code_dim=D, channels=CH, z_channels=Z)
@@ -207,17 +206,8 @@ def test_faults_are_refused(file: Path, state: State, tmp_path: Path) -> None:
         load_vq16(path, CODES)
 
 
-def test_a_codec_of_another_size_than_the_target_needs_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_codec_of_another_size_than_the_target_needs_is_refused(file: Path) -> None:
     with pytest.raises(
         WeightsError, match=rf"{file.name}: this codec has {CODES} codes, the target needs 16384; give `vq`"
     ):
         load_vq16(file, 16384)
-    others = {
-        "16 numbers per code, the target needs 8": replace(CONFIG, code_dim=16),
-        "8 pixels per code along a side, the target needs 16": replace(CONFIG, multipliers=(1, 1, 2, 4)),
-    }
-    for words, config in others.items():
-        path = tmp_path / "other.safetensors"
-        save(path, VQModel(config), {})
-        with pytest.raises(WeightsError, match=rf"other\.safetensors: this codec has {words}; give `vq`"):
-            load_vq16(path, CODES)

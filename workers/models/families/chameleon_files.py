@@ -138,10 +138,10 @@ class ChameleonCheckpoint:
             )
         tensors, where = (own, self.path) if vq is None else (load_tensors(vq), vq)
         codebook, config = own.get("quantize.embedding.weight"), _vqgan_config(tensors)
-        defaults = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
+        geometry = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
         training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
         mappings = [*_vq_mappings(len(config.multipliers)), training]
-        codec = load_codec(tensors, config, mappings, codes=CODES, defaults=defaults, where=where)
+        codec = load_codec(tensors, config, mappings, codes=CODES, geometry=geometry, where=where)
         if codebook is not None and _differ(codebook.float(), codec.quantize.embedding.weight):
             raise WeightsError(f"{vq}: its codebook differs from the one in {self.path}: the two do not match")
         return codec

@@ -111,14 +111,14 @@ def build_parts(
 
 
 def load_vq16(path: str | Path, codes: int) -> VQModel:
-    """LlamaGen's tokenizer from its official file, of any width, in fp32, for a target with `codes` codes.
+    """LlamaGen's tokenizer from its official file, of any size, in fp32, for a target with `codes` codes.
 
     Raises:
         WeightsError: the file is missing, damaged or of another kind, or does not fit the target.
     """
     tensors = load_tensors(path)
     config = infer_config(tensors, VQConfig(), "encoder.conv_blocks", "decoder.conv_blocks", "res")
-    return load_codec(tensors, config, _VQ, codes=codes, defaults=VQConfig(), where=path)
+    return load_codec(tensors, config, _VQ, codes=codes, where=path)
 
 
 def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int) -> Target:
@@ -191,21 +191,23 @@ class LlamaGen(Family):
         label, size = self._find_size(width, _count_layers(tensors))
         text = self._text_encoder(device, dtype) if any(".cap_proj." in name for name in tensors) else None
         names = () if self.class_names is None else read_class_names(self.class_names)
-        parts = skip_init(lambda: build_parts(size, codes, self._grid_side, text, names))
+        codec = load_vq16(self.vq, codes)
+        side = self._grid_side(codec.config.factor)
+        parts = skip_init(lambda: build_parts(size, codes, side, text, names))
         load_weights(parts, tensors, mappings, where=self.transformer, dtype=dtype)
-        return _assemble(parts, load_vq16(self.vq, codes), label, self.image_size).to(device)
+        return _assemble(parts, codec, label, self.image_size).to(device)
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
         """A published size; text-conditional if the entry names `text`."""
         if self.size is None:
             raise ValueError(f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}")
         config, size, text = VQConfig(), SIZES[self.size], None if self.text is None else FlanT5XLShapes(dtype)
-        parts = skip_init(lambda: build_parts(size, config.codebook_size, self._grid_side, text)).to("meta", dtype)
+        side = self._grid_side(config.factor)
+        parts = skip_init(lambda: build_parts(size, config.codebook_size, side, text)).to("meta", dtype)
         return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), self.size, self.image_size)
 
-    @property
-    def _grid_side(self) -> int:
-        pixels = VQConfig().factor
+    def _grid_side(self, pixels: int) -> int:
+        """Codes along a side. pixels: of a code."""
         if self.image_size % pixels:
             raise ValueError(f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 or 512)")
         return self.image_size // pixels

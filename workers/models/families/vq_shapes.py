@@ -20,23 +20,23 @@ def load_codec(
     mappings: Sequence[KeyMapping],
     *,
     codes: int,
-    defaults: VQConfig,
+    geometry: VQConfig | None = None,
     where: str | Path,
 ) -> VQModel:
     """A codec of `config`, as `infer_config` gives it, in fp32, for a target that draws `codes` codes.
 
-    defaults: the family's published codec, whose down-sampling and code width the target needs.
+    geometry: a codec with the down-sampling and code width that the target needs; None: it takes any.
 
     Raises:
         WeightsError: tensors do not fit `config`, or the codec does not fit the target.
     """
     codec = skip_init(lambda: VQModel(config))
     load_weights(codec, tensors, mappings, where=where)
-    for found, needed, unit in (
-        (config.codebook_size, codes, "codes"),
-        (config.code_dim, defaults.code_dim, "numbers per code"),
-        (config.factor, defaults.factor, "pixels per code along a side"),
-    ):
+    needs = [(config.codebook_size, codes, "codes")]
+    if geometry is not None:
+        needs.append((config.code_dim, geometry.code_dim, "numbers per code"))
+        needs.append((config.factor, geometry.factor, "pixels per code along a side"))
+    for found, needed, unit in needs:
         if found != needed:
             raise WeightsError(
                 f"{where}: this codec has {found} {unit}, the target needs {needed}; give `vq`, the file of the codec "
