@@ -12,10 +12,10 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote_plus
 
 import torch
@@ -55,16 +55,21 @@ class T5Encoder:
         """
         from transformers import T5EncoderModel  # lazy: the import takes seconds, and most targets do not need it
 
+        class Encoder(T5EncoderModel):  # type: ignore[no-untyped-call]
+            # whole checkpoints are welcome; T5 v1.1 and flan-T5 have a head of its own weights
+            _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+
         if not Path(folder).is_dir():
             raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
-        self._device = torch.device(device)
-        self._encode_cached = lru_cache(_CACHE_SIZE)(lambda caption: self._encode([caption]))
-        self._tokenizer = HFTokenizer(folder)
+        tokenizer = HFTokenizer(folder).library
         # T5's output projections overflow in float16
         keep = ".wo." if dtype == torch.float16 else ""
-        model = load_pretrained(folder, T5EncoderModel, dtype, keep=keep, renamed=False)
+        model = load_pretrained(folder, Encoder, dtype, keep=keep, renamed=False)
         self._model: nn.Module = model.to(device)
         self.width = int(model.config.d_model)
+        # not methods: a cache of a bound method is a reference cycle, which would hold a dropped encoder's memory
+        self._encode = partial(_encode, tokenizer, model)
+        self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
 
     @property
     def bytes(self) -> int:
@@ -82,21 +87,22 @@ class T5Encoder:
                 for start in range(0, len(captions), self.batch_size)
             ]
         else:
-            parts = [self._encode_cached(caption) for caption in captions]
+            parts = [self._encode_cached((caption,)) for caption in captions]
         features, valid = zip(*parts, strict=True)
         return torch.cat(features), torch.cat(valid)
 
-    @torch.inference_mode()
-    def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        inputs = self._tokenizer.library(
-            [clean_caption(clean_caption(caption)) for caption in captions],  # twice, as LlamaGen does
-            max_length=CAPTION_TOKENS,
-            padding="max_length",
-            truncation=True,
-            return_tensors="pt",
-        ).to(self._device)
-        features = self._model(inputs.input_ids, attention_mask=inputs.attention_mask).last_hidden_state
-        return features, inputs.attention_mask.bool()
+
+@torch.inference_mode()
+def _encode(tokenizer: Any, model: Any, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    inputs = tokenizer(
+        [clean_caption(clean_caption(caption)) for caption in captions],  # twice, as LlamaGen does
+        max_length=CAPTION_TOKENS,
+        padding="max_length",
+        truncation=True,
+        return_tensors="pt",
+    ).to(model.device)
+    features = model(inputs.input_ids, attention_mask=inputs.attention_mask).last_hidden_state
+    return features, inputs.attention_mask.bool()
 
 
 class _Text(HTMLParser):

@@ -3,7 +3,9 @@ from the formulas (explicit rotations, softmax and masks) and compared."""
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from tests.fakes.watched import Replay, draw
 from workers.models import text
-from workers.models.checkpoint_files import WeightsError
+from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families import llamagen
 from workers.models.families.llamagen import (
     CLASS_SAMPLING,
@@ -111,13 +113,6 @@ class Words:
         return features, valid
 
 
-@pytest.fixture(autouse=True)
-def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Words` in place of T5, but in tests of T5."""
-    if "t5" not in request.node.name:
-        monkeypatch.setattr(llamagen, "T5Encoder", Words)
-
-
 def write_codec(path: Path, codec: VQModel | None = None) -> Path:
     with torch.random.fork_rng():
         codec = codec or VQModel(VQ)
@@ -131,6 +126,7 @@ def load_file_of(path: Path, vq: Path | None = None, **keys: Any) -> Target:
 
 
 def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None) -> Target:
+    """A target of `official` weights; its captions are read by `Words` in place of T5."""
     state = official(kind)
     if hf:
         path = tmp_path / f"{kind}.safetensors"
@@ -138,7 +134,9 @@ def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None)
     else:
         path = tmp_path / f"{kind}.pt"
         torch.save({"model": state, "steps": 1}, path)
-    return load_file_of(path, vq, text="words" if kind == "t2i" else None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llamagen, "T5Encoder", Words)
+        return load_file_of(path, vq, text="words" if kind == "t2i" else None)
 
 
 # the formulas
@@ -278,6 +276,15 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
     vq = write_codec(tmp_path / "vq9.pt", VQModel(VQConfig(codebook_size=9, channels=32)))
     with pytest.raises(WeightsError, match=r"vq9\.pt: this codec has 9 codes, the target needs 48; give `vq`"):
         attempt(state, vq=vq)
+
+
+def test_a_codec_of_any_geometry_sets_the_grid(tmp_path: Path) -> None:
+    codec = VQModel(VQConfig(codebook_size=CODES, code_dim=16, channels=32, z_channels=32, multipliers=(1, 1, 1, 1)))
+    target = load(tmp_path, "c2i", vq=write_codec(tmp_path / "vq.pt", codec))
+    assert (target.grid.rows, target.grid.cols, target.codebook.shape) == (2 * SIDE, 2 * SIDE, (CODES, 16))
+    assert target.decode(torch.zeros(1, 4 * SIDE * SIDE, dtype=torch.int64)).shape == (1, 3, 48, 48)
+    with pytest.raises(ValueError, match="image_size 52 must be a multiple of 8"):
+        load_file_of(tmp_path / "c2i.pt", tmp_path / "vq.pt", image_size=52)
 
 
 def test_tokens_become_images(tmp_path: Path) -> None:
@@ -490,6 +497,29 @@ def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: py
     assert (facts.currsize, facts.hits, facts.misses) == (2, 2, 4), "the caption that was not used longest goes first"
 
 
+def test_a_dropped_t5_is_freed_at_once(tmp_path: Path) -> None:
+    encoder = T5Encoder(t5_folder(tmp_path / "t5"))
+    encoder(["a cat"])
+    dropped = weakref.ref(encoder), weakref.ref(encoder._model)
+    gc.disable()
+    try:
+        del encoder
+        assert [reference() for reference in dropped] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_whole_t5_with_its_own_head_is_read(tmp_path: Path) -> None:
+    """As T5 v1.1 and flan-T5 are published."""
+    weights = t5_folder(tmp_path / "t5") / "model.safetensors"
+    expected = T5Encoder(tmp_path / "t5")(["a cat"])[0]
+    others = {"decoder.final_layer_norm.weight": torch.ones(FEATURES), "lm_head.weight": torch.ones(8, FEATURES)}
+    save_file({**load_file(weights), **others}, weights, metadata={"format": "pt"})
+    assert torch.equal(T5Encoder(tmp_path / "t5")(["a cat"])[0], expected)
+    with shapes_only():
+        T5Encoder(tmp_path / "t5", device="meta")
+
+
 def test_captions_are_checked_without_their_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Words, "__call__", unread)
     target = load(tmp_path, "t2i")
@@ -512,6 +542,8 @@ def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no such folder; give the folder of a T5"):
         T5Encoder(tmp_path / "none")
+    with pytest.raises(WeightsError, match="no tokenizer that can be read"):
+        T5Encoder(tmp_path)
     weights = t5_folder(tmp_path / "t5") / "model.safetensors"
     tensors = load_file(weights)
     del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]
