@@ -212,6 +212,29 @@ def test_a_trial_fails_alone_and_says_why(tmp_path: Path) -> None:
     assert study.trials[failed[0].number].user_attrs["cause"] == "OutOfMemory: at batch 4"
 
 
+class Losing(InstantWorkers):
+    """The quality shards of dynamic trees are lost with their machine, which is no fault of the config."""
+
+    def collect(self, timeout: float) -> list[TaskResult]:
+        return [
+            TaskResult(result.task, None, "the machine is gone", permanent=False)
+            if result.task.payload["config"]["tree"]["policy"] == "dynamic" and result.task.kind == "quality"
+            else result
+            for result in super().collect(timeout)
+        ]
+
+
+def test_a_lost_trial_has_no_record_and_runs_again_on_resume(tmp_path: Path) -> None:
+    config, store = sweep(tmp_path), tmp_path / "store"
+    lost = run(config, store, Losing()).lost
+    assert lost
+    assert {record.number for record in read_trials(Storage(str(store)))} == set(range(24)) - set(lost)
+    resumed = run(config, store, InstantWorkers())
+    assert not resumed.lost
+    assert all(resumed.records[number].state == "complete" for number in lost)
+    assert {record.number for record in read_trials(Storage(str(store)))} == set(range(24))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_values_that_are_missing_or_not_finite_never_reach_the_study(tmp_path: Path, value: float | None) -> None:
     def numbers(config: DecodingConfig) -> dict[str, float]:
