@@ -181,7 +181,8 @@ class DecodingConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data with every parameter written out; `from_mapping` gives the same config back."""
-        return {name: dict(section) for name, section in _sections(self).items()}
+        mapping: dict[str, Any] = json.loads(_to_json(self))
+        return mapping
 
     def flat(self) -> dict[str, int | float | str]:
         """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`, `tree.policy`. Lists are
@@ -237,13 +238,16 @@ class DecodingConfig:
 
 
 @lru_cache(maxsize=256)  # for the trials in flight: each file name and task of a trial needs its config's mapping
-def _sections(config: DecodingConfig) -> Mapping[str, Mapping[str, Any]]:
-    mapping = {
+def _to_json(config: DecodingConfig) -> str:
+    """The config's mapping as text, which no caller can change."""
+    mapping: dict[str, Any] = {
         "drafter": {"kind": config.drafter.kind, **config.drafter.to_mapping()},
         "tree": {"policy": config.policy.kind, **config.policy.to_mapping()},
         "acceptance": config.acceptance.to_mapping(),
     }
-    return mapping if config.sampling is None else mapping | {"sampling": config.sampling.to_mapping()}
+    if config.sampling is not None:
+        mapping["sampling"] = config.sampling.to_mapping()
+    return json.dumps(mapping, allow_nan=False)
 
 
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
