@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import pytest
 import yaml
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
+from search_spaces.documents import read_document
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
@@ -89,6 +91,16 @@ def test_flat_names() -> None:
         "sampling.top_p": 1.0,
         "sampling.cfg": 3.0,
     }
+
+
+def test_changing_a_mapping_does_not_change_its_config() -> None:
+    config = DecodingConfig(Eagle(), Static(paths=((0,), (1,), (0, 0))))
+    digest, mapping = config.digest(), config.to_mapping()
+    mapping["tree"]["paths"].append([9])
+    mapping["drafter"]["kind"] = "medusa"
+    assert config.to_mapping()["tree"]["paths"] == [[0], [1], [0, 0]]
+    assert config.digest() == digest
+    assert DecodingConfig.from_mapping(config.to_mapping()) == config
 
 
 def test_digests_are_stable_and_tell_settings_apart() -> None:
@@ -223,6 +235,15 @@ def test_presets_are_documented_and_serve_the_built_in_size(name: str) -> None:
     assert entry.config.sampling is None
     assert preset(name) == entry.config
     entry.config.check_model(codebook_size=1024, image_tokens=256, medusa_heads=4)
+
+
+def test_the_strict_reader_takes_the_catalogue_as_well() -> None:
+    text = files("search_spaces").joinpath("presets.yaml").read_text("utf-8")
+    entries = read_document(text, "presets.yaml").data  # an error for a key that is given twice
+    keys = {"about", "source"}
+    for name, entry in entries.items():
+        assert CATALOGUE[name].config == DecodingConfig.from_mapping({k: v for k, v in entry.items() if k not in keys})
+    assert list(entries) == list(CATALOGUE)
 
 
 def test_which_presets_are_lossless() -> None:
