@@ -61,18 +61,18 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def register(self, entry: T) -> T:
         """Class decorator: adds a class under its attribute `kind`."""
-        self.add(entry.kind, entry)  # type: ignore[attr-defined]  # the classes of these registries have one
+        self.add(entry.kind, entry, entry.__module__)  # type: ignore[attr-defined]  # these registries' classes
         return entry
 
     def add(self, name: str, entry: T, module: str | None = None) -> None:
         """Add `entry`. The same module may define a name again (a notebook's cell, a reload).
 
-        module: where it is defined, by default the module of the class or function `entry`.
+        module: where it is defined, by default the module that calls this method.
 
         Raises:
             ConfigError: another module has registered the name.
         """
-        module = module or str(getattr(entry, "__module__", type(entry).__module__))
+        module = module or caller_module()
         if name in self._entries and self._modules[name] != module:
             modules = f"{self._modules[name]} and {module}"
             raise ConfigError((), f"{self.what} {name!r} is registered by both {modules}; rename one of the two")
@@ -87,6 +87,11 @@ class Registry(Mapping[str, T], Generic[T]):
         if not isinstance(name, str) or name not in self:
             raise ConfigError((), unknown_choice(name, self))
         return self._entries[name]
+
+
+def caller_module() -> str:
+    """The name of the module that called the function that calls this one."""
+    return str(sys._getframe(2).f_globals["__name__"])
 
 
 def load_plugins(extra: Sequence[str] = ()) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from search_spaces.plugins import Registry
+from search_spaces.plugins import Registry, caller_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ GRID = "grid"  # all points of the space in order: the search sets every paramet
 def register_sampler(name: str, implementation: str, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
     """Add a sampler; see `SamplerChoice` for the arguments. ConfigError if another module has registered the name."""
     choice = SamplerChoice(implementation, dict(defaults or {}), **options)
-    SAMPLERS.add(name, choice, module=implementation.partition(":")[0])
+    SAMPLERS.add(name, choice, caller_module())
 
 
 # GP and QMC draw the parameters of single branches at random, and would warn of it in every trial.

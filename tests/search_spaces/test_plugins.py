@@ -13,6 +13,8 @@ from search_spaces import plugins
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, Registry, load_object, load_plugins
+from search_spaces.presets import PRESETS
+from search_spaces.samplers import SAMPLERS, register_sampler
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DecodingConfig
@@ -133,6 +135,17 @@ def test_two_modules_with_one_kind_are_refused(module: str) -> None:
     with pytest.raises(ConfigError, match=rf"'widened' is registered by both {module} and second_comb"):
         load_plugins([module, "second_comb"])
     sys.modules.pop("second_comb", None)
+
+
+def test_a_plugin_cannot_replace_a_sampler_or_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SAMPLERS, "_entries", {**SAMPLERS})
+    with pytest.raises(ConfigError, match=rf"'nsga2' is registered by both search_spaces\.samplers and {__name__}"):
+        register_sampler("nsga2", "optuna.samplers:RandomSampler")
+    for largest in (7, 8):  # a cell of a notebook runs twice
+        register_sampler("again", "optuna.samplers:RandomSampler", max_seed=largest)
+    assert SAMPLERS["again"].max_seed == 8
+    with pytest.raises(ConfigError, match=rf"'lantern' is registered by both search_spaces\.presets and {__name__}"):
+        PRESETS.add("lantern", DecodingConfig())
 
 
 def test_lookup_suggests_the_nearest_name() -> None:
