@@ -24,10 +24,12 @@ def digest(value: object, length: int = 20) -> str:
     """The first hex digits of the SHA-256 of plain data in canonical JSON.
 
     Raises:
-        ValueError: NaN or infinity.
-        TypeError: a value that JSON cannot hold.
+        ValueError: NaN, infinity, or a value that JSON cannot hold.
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"not plain data, so it has no identity: {error}") from error
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
@@ -46,10 +48,14 @@ class Serializable:
         """Reads what `to_mapping` wrote; a key `kind` may be added.
 
         Raises:
-            TypeError: keys of another class.
+            ValueError: the keys or the kind of another class, or a missing key.
             ConfigError: an invalid decoding config.
         """
-        return cls(**{name: _parsed(name, value) for name, value in mapping.items() if name != "kind"})
+        entries = dict(mapping)
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if entries.pop("kind", cls.kind) != cls.kind or entries.keys() != set(names):
+            raise ValueError(f"not a task of kind {cls.kind!r} ({', '.join(names)}): {sorted(mapping)}")
+        return cls(**{name: _parsed(name, value) for name, value in entries.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -128,8 +128,12 @@ def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | T
     assert type(piece).from_mapping(sent) == piece
     assert type(piece).from_mapping(piece.to_mapping()) == piece
     other: type[Any] = TimingShard if isinstance(piece, QualityShard) else QualityShard
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(ValueError, match="not a task of kind"):
         other.from_mapping(sent)
+    with pytest.raises(ValueError, match="not a task of kind"):
+        type(piece).from_mapping(sent | {"kind": other.kind})
+    with pytest.raises(ValueError, match="not a task of kind"):
+        type(piece).from_mapping(dict(list(sent.items())[:-1]))
 
 
 @settings(deadline=None, max_examples=40)
@@ -177,6 +181,7 @@ def test_where_timing_lies_follows_the_seed() -> None:
         (lambda: TimingShard(VANILLA, VANILLA, -1, 3, 1, 1), "starts below 0"),
         (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
         (lambda: digest(float("nan")), "not JSON compliant"),
+        (lambda: digest({"a": object()}), "no identity"),
     ],
 )
 def test_what_cannot_be_is_refused(act: Any, message: str) -> None:
