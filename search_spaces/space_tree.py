@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search_spaces.domains import VALUES_KEY, Domain, distinct_labels, fixed, read_domain
@@ -18,7 +18,7 @@ _ROOT = "space"
 _TAGS = {tag for section in SECTIONS.values() for tag in section.tags}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """A field, or a tag with its kind. path: (section, key). name: of the study's parameter. source: the path in the
     document.
@@ -35,7 +35,7 @@ class Leaf:
         return None if self.domain.is_fixed else self.domain
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A choice between several blocks; a study sees their labels. path: ("space",), (section,) or (section, tag)."""
 
@@ -214,16 +214,26 @@ def _branch_labels(block: Block) -> list[str]:
 
 
 def _assign_names(block: Block) -> Block:
-    """Set the names of all choices and searched fields; returns the same tree."""
-    found: dict[str, list[tuple[Leaf | Choice, _Scope]]] = defaultdict(list)
+    """The tree with the names of all choices and fields."""
+    found: dict[str, list[tuple[_Scope, Any]]] = defaultdict(list)
     for entry, scope in walk(block):
         if entry.distribution is not None:
-            found[".".join(entry.path)].append((entry, scope))
-    for path, entries in found.items():
-        detail = _detail(path, [(scope, entry.distribution) for entry, scope in entries])
-        for entry, scope in entries:
-            entry.name = _name(path, scope, detail)
-    return block
+            found[".".join(entry.path)].append((scope, entry.distribution))
+    return _named(block, (), {path: _detail(path, entries) for path, entries in found.items()})
+
+
+def _named(block: Block, scope: _Scope, details: Mapping[str, int]) -> Block:
+    """The block with names of as many branches as `details` says by path; a fixed field is named by its path alone."""
+    entries: list[Leaf | Choice] = []
+    for entry in block:
+        path = ".".join(entry.path)
+        if isinstance(entry, Choice):
+            options = zip(entry.labels, entry.blocks, strict=True)
+            blocks = tuple(_named(inner, (*scope, (path, label)), details) for label, inner in options)
+            entry = replace(entry, blocks=blocks)
+        name = path if entry.distribution is None else _name(path, scope, details[path])
+        entries.append(replace(entry, name=name))
+    return tuple(entries)
 
 
 def walk(block: Block, scope: _Scope = ()) -> Iterator[tuple[Leaf | Choice, _Scope]]:

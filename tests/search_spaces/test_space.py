@@ -197,6 +197,13 @@ def test_one_point_needs_no_parameters() -> None:
     assert Space.read({}).suggest(Trial()) == DecodingConfig(sampling=Sampling())
 
 
+def test_a_tree_is_hashable_and_names_its_fixed_fields() -> None:
+    text = "drafter: eagle\ntree: [{policy: chain, length: 3}, {policy: chain, length: {low: 4, high: 6}}]"
+    assert hash(read(text)) == hash(read(text))
+    names = {leaf.name for branch in read(text).branches() for leaf in branch.leaves}
+    assert names == {"drafter.kind", "tree.policy", "tree.length"}
+
+
 def test_tags_may_be_searched_with_shared_knobs() -> None:
     space = read(
         "drafter: eagle\ntree: {policy: chain, length: 3}\n"
