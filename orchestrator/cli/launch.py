@@ -189,35 +189,35 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     views = Views(storage)
     with ends_with(WRONG_USAGE):
         tracker = SweepTracker(storage, uri=uri) if uri else None
-    with progress.choose_view(state, as_json=as_json) as view:
-        if events is not None:
-            events.parent.mkdir(parents=True, exist_ok=True)
-        record = progress.event_sink(state, view, events)
+    if events is not None:
+        events.parent.mkdir(parents=True, exist_ok=True)
+    ending = "failed"
+    try:
+        with progress.choose_view(state, as_json=as_json) as view:
+            record = progress.event_sink(state, view, events)
 
-        def emit(event: Any) -> None:
-            record(event)
-            if event["event"] == "identity" and tracker:
-                tracker.start()
-            if event["event"] == "trial_finished":
-                if problem := views.refresh():
-                    record({"event": "note", "note": f"tables and plot not written: {problem}"})
-                if tracker:
-                    tracker.nudge()
+            def emit(event: Any) -> None:
+                record(event)
+                if event["event"] == "identity" and tracker:
+                    tracker.start()
+                if event["event"] == "trial_finished":
+                    if problem := views.refresh():
+                        record({"event": "note", "note": f"tables and plot not written: {problem}"})
+                    if tracker:
+                        tracker.nudge()
 
-        ending = "failed"
-        try:
             outcome = launch_sweep(config, storage, options, emit, cores=cores())
-            ending = "finished"
-        except KeyboardInterrupt:
-            ending = "interrupted"
-            raise CommandError(f"interrupted; resume with: {_resume_command()}", INTERRUPTED) from None
-        except ValueError as error:  # the same command would fail again
-            raise CommandError(str(error), WRONG_USAGE) from error
-        except (RuntimeError, OSError) as error:
-            problem = f"{error}\nfinished trials are kept; resume with: {_resume_command()}"
-            raise CommandError(problem, FAILED) from error
-        finally:
-            _finish(storage, tracker, ending)
+        ending = "finished"
+    except KeyboardInterrupt:
+        ending = "interrupted"
+        raise CommandError(f"interrupted; resume with: {_resume_command()}", INTERRUPTED) from None
+    except ValueError as error:  # the same command would fail again
+        raise CommandError(str(error), WRONG_USAGE) from error
+    except (RuntimeError, OSError) as error:
+        problem = f"{error}\nfinished trials are kept; resume with: {_resume_command()}"
+        raise CommandError(problem, FAILED) from error
+    finally:
+        _finish(storage, tracker, ending)
     typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")

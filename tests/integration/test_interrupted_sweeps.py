@@ -93,6 +93,11 @@ def test_an_interrupted_sweep_prints_the_command_that_resumes_it(broken: BrokenS
     assert last.startswith("Error: interrupted")
     assert "specfrontier launch " in last
     assert last.endswith(" --resume")
+    resume = shlex.split(last.rpartition("specfrontier ")[2])
+    assert resume[:2] == ["launch", str(broken.run.folder / "space.yaml")]
+    checked = specfrontier(*resume, "--check")
+    assert checked.code == 0, checked.err
+    assert checked.out.startswith("small\n")
     assert "Traceback" not in broken.output
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import ray
@@ -234,6 +237,48 @@ def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyP
 def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], expected: bool) -> None:
     records = [TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)]
     assert only_vanilla_ran(records) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (KeyboardInterrupt(), 130), (ValueError("no"), 2), (RuntimeError("no"), 1)]
+)
+def test_the_live_view_ends_before_the_report_is_written(
+    error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def view(*arguments: object, **options: object) -> Iterator[Callable[[Any], None]]:
+        try:
+            yield lambda event: None
+        finally:
+            seen.append("view ended")
+
+    outcome = mock.Mock(records=[], lost=[], stopped_by="trials")
+    monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
+    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=error, return_value=outcome))
+    monkeypatch.setattr("orchestrator.cli.launch._finish", lambda storage, tracker, ending: seen.append(ending))
+    monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
+    result = specfrontier("launch", "tested.yaml", "--no-mlflow")
+    assert result.code == code, result.err
+    assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
+
+
+def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        write_store()
+        raise KeyboardInterrupt
+
+    space = "tested, twice.yaml"
+    Path(space).write_text(SPACE)
+    monkeypatch.setattr("orchestrator.run.launch.launch", interrupt)
+    message = error_of("launch", space, "--no-mlflow", code=130)
+    resume = shlex.split(message.rpartition("resume with: specfrontier ")[2])
+    assert resume == ["launch", space, "--no-mlflow", "--resume"]
+    checked = specfrontier(*resume, "--check")
+    assert checked.code == 0, checked.err
+    assert checked.out.startswith("tested\n")
+    assert "sweeps/tested" in checked.out
 
 
 def test_a_papers_table_needs_a_models_file() -> None:
