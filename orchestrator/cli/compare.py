@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,14 +104,20 @@ def _group(front: Front, by: str | None) -> dict[str, Floats]:
     except ValueError as error:
         raise QueryError(f"--by {by}{error}") from None
     for candidate in front.candidates:
-        value = column[candidate.row]
-        shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
-        name = candidate.sweep if by is None else f"{candidate.sweep} {shown}" if len(front.sweeps) > 1 else shown
+        name = candidate.sweep if by is None else _group_name(front, candidate.sweep, column[candidate.row])
         groups.setdefault(name, []).append(candidate.record)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
         raise QueryError(f"--by {by}: needs two groups, found {found}")
     return {name: values_of(records, front.axes)[0] for name, records in groups.items()}
+
+
+def _group_name(front: Front, sweep: str, value: Any) -> str:
+    """The group of a sweep's trials with this value of the column."""
+    shown = "none" if value is None else str(value)
+    if isinstance(value, float):
+        shown = f"{value:g}"
+    return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
 def _describe(found: Comparison, axes: list[str]) -> list[str]:

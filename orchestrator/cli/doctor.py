@@ -79,8 +79,9 @@ def doctor(
         else:
             findings = machine.examine()
             lines = _describe(findings)
+    is_ok = not findings["problems"] if plan is None else findings["fits"]
     typer.echo(json.dumps(findings, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-    if not findings["fits"] if plan is not None else findings["problems"]:
+    if not is_ok:
         raise typer.Exit(FAILED)
 
 

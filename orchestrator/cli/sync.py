@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import AsJson, TrackingUri
+from orchestrator.cli.options import AsJson
 from orchestrator.cli.query_options import OneSweep
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
@@ -21,7 +21,13 @@ Examples:
 
 def sync(
     sweep: OneSweep,
-    uri: TrackingUri = None,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
+        ),
+    ] = None,
     experiment: Annotated[
         str | None,
         typer.Option(
