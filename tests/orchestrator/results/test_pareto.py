@@ -33,7 +33,10 @@ def brute_force(values: np.ndarray, ways: tuple[str, ...]) -> list[bool]:
     return [not np.isnan(row).any() and not any(better(other, row, ways) for other in there) for row in values]
 
 
-@pytest.mark.parametrize("ways", [*(ways for m in (1, 2, 3) for ways in product(WAYS, repeat=m)), 2 * WAYS])
+FOUR_OBJECTIVES = [2 * WAYS, 4 * WAYS[:1], 4 * WAYS[1:], (*WAYS, *WAYS[::-1])]
+
+
+@pytest.mark.parametrize("ways", [*(ways for m in (1, 2, 3) for ways in product(WAYS, repeat=m)), *FOUR_OBJECTIVES])
 def test_front_is_the_brute_force_front(ways: tuple[str, ...]) -> None:
     @settings(max_examples=60, deadline=None)
     @given(sets(len(ways)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -20,7 +21,7 @@ from orchestrator.results.plots import front_png
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import NoSweepError, write_trial
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import TrialRecord
+from orchestrator.results.trials import Measured, TrialRecord
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage
 
@@ -161,6 +162,27 @@ def test_the_best_within_limits(sweep: Sweep) -> None:
     found = front_of([sweep], "latency", "fid").best()
     assert found is not None
     assert found.record == fastest[0], "the lowest latency"
+
+
+few = st.sampled_from([0.0, 1.0, 2.0, math.nan])  # few values, so that ties are common
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(few, few, few), min_size=8, max_size=8), st.sampled_from(["speedup", "latency"]))
+def test_the_best_of_ties_and_of_unmeasured_trials(
+    sweep: Sweep, values: list[tuple[float, float, float]], metric: str
+) -> None:
+    """The first one in the front's order: by the first objective, then the second, then the number. NaN: no value."""
+    records = []
+    for record, numbers in zip(sweep.records, values, strict=False):
+        measured = zip((metric, "fid", "drift"), numbers, strict=True)
+        metrics = {name: Measured(value, None, 1) for name, value in measured if not math.isnan(value)}
+        records.append(dataclasses.replace(record, metrics=metrics, state="complete", constraints={}))
+    found = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid").best(["drift<=1"])
+    allowed = [n for n, (x, y, drift) in enumerate(values) if not math.isnan(x + y) and drift <= 1]
+    sign = -1 if metric == "speedup" else 1
+    best = min(allowed, key=lambda n: (sign * values[n][0], values[n][1], n), default=None)
+    assert (None if found is None else found.record.number) == best
 
 
 def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
