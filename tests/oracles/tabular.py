@@ -18,6 +18,7 @@ from workers.decoding import rng
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting
 from workers.decoding.drafter import Drafter
+from workers.decoding.engine import Observer
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch
 from workers.models.cache import KVCache
@@ -92,6 +93,8 @@ def look_up(logits: Tensor, image: Tensor, context: Tensor) -> Tensor:
 class TabularEngine:
     """The engine's loop on tables. ``target`` and ``draft`` are logits [streams, images, contexts, V]."""
 
+    observer: Observer | None = None
+
     def __init__(
         self,
         config: DecodingConfig,
@@ -153,6 +156,8 @@ class TabularEngine:
             above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
             context.append(below(above, tree.tokens[:, node], self.target))
         logits = apply_cfg(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
+        if self.observer is not None:
+            self.observer(batch, tree, logits)
         result = self.acceptor(tree, logits, batch)
         self.drafting.commit(batch, tree, result, logits, logits)
         batch.commit(result.tokens, result.num_emitted, result.next_root)

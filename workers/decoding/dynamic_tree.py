@@ -77,10 +77,12 @@ class DynamicTree(TreeDrafting):
         parent = parents.gather(1, order)
         parent = torch.where(parent < 0, -1, node_of_candidate.gather(1, parent.clamp(min=0)))
         level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
-        exists = scores.gather(1, order) > -torch.inf
+        kept_scores = scores.gather(1, order)
+        exists = kept_scores > -torch.inf
         shape = shape_from_parents(parent, level, exists, max_depth=depth, width=min(width, nodes))
         levels = torch.full((batch,), depth, device=order.device) if row_depth is None else row_depth
-        return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=scores.isnan().any(1))
+        nonfinite = scores.isnan().any(1)
+        return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=nonfinite, scores=kept_scores)
 
 
 def _beyond(row_width: Tensor, width: int) -> Tensor:

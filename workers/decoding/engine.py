@@ -6,7 +6,7 @@ draft -> verify (one pass of the target) -> accept -> commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,9 @@ from workers.models.target import Target
 _TARGET_NONFINITE, _DRAFTER_NONFINITE = -1, -2  # in place of a row's token count
 
 
+Observer = Callable[[Batch, DraftTree, Tensor], None]
+
+
 class DecodingError(RuntimeError):
     """Decoding failed because of the model or the machine, not because of the config."""
 
@@ -48,7 +51,8 @@ class Engine:
     A config without sampling parameters uses the target's own. drafter: the loaded drafter that the config names (None
     for vanilla decoding and Jacobi windows). tables: the lookup tables of the acceptance rule (None: computed here). At
     most `batch_size` captions are decoded together (continuous batching): a waiting caption takes the row of a finished
-    one, and when none is waiting the batch shrinks.
+    one, and when none is waiting the batch shrinks. observer: called in every round before acceptance, with the batch,
+    the draft tree and the target's guided logits [B, N+1, V]; it must not change them.
 
     Raises:
         ValueError: the target or the drafter does not support the config (k larger than the codebook, more levels than
@@ -64,10 +68,12 @@ class Engine:
         seed: int = 0,
         batch_size: int = 1,
         tables: NeighbourTables | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.target, self.seed, self.batch_size, self.device = target, seed, batch_size, target.device
+        self.observer = observer
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
         self.drafting = build_drafting(self.config, target, drafter)
@@ -132,6 +138,8 @@ class Engine:
         features, logits = self._verify(batch, tree)
         timer.lap("target")
         guided = apply_cfg(logits, self.sampling.cfg)
+        if self.observer is not None:
+            self.observer(batch, tree, guided)
         result = self.acceptor(tree, guided, batch)
         timer.lap("acceptance")
         self.commit(batch, tree, result, guided, features)

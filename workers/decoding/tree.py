@@ -101,7 +101,7 @@ class DraftTree:
     row's own depth or width). levels [B]: levels drafted for each row. probs [B, M, V]: the distributions that children
     were sampled from, and probs_index [B|1, N+1]: which of them the children of a slot were sampled from; None if the
     children were chosen and not sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a
-    distribution with NaNs (None: not checked).
+    distribution with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose its nodes.
     """
 
     tokens: Tensor
@@ -111,6 +111,7 @@ class DraftTree:
     probs: Tensor | None = None
     probs_index: Tensor | None = None
     nonfinite: Tensor | None = None
+    scores: Tensor | None = None
 
     def proposal_probs(self, slots: Tensor) -> Tensor | None:
         """The distributions [B, V] that the children of `slots` [B] were sampled from; None if they were chosen."""

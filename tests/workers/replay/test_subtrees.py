@@ -1,0 +1,120 @@
+"""A policy's tree is found inside a recorded larger one: against the trees that decoding drafts by that policy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from search_spaces.acceptance import EXACT
+from search_spaces.params import ConfigError
+from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
+from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from tests.oracles import tabular
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree
+from workers.replay.recording import RecordedSteps, StepRecorder
+from workers.replay.subtrees import subtree, union_policy
+
+CODES, LENGTH, IMAGES = 6, 6, 200
+SMALL = ((0,), (1,), (0, 0), (0, 0, 0))
+OTHER = ((0,), (1,), (2,), (1, 0), (1, 1))
+
+
+class Paths:
+    """An observer that keeps the tokens of every path in every row's tree."""
+
+    def __call__(self, batch: Batch, tree: DraftTree, logits: torch.Tensor) -> None:
+        parents = tree.shape.parents.expand(batch.size, -1)
+        self.of_rows = [paths(tree.tokens[row], parents[row], tree.exists[row]) for row in range(batch.size)]
+
+
+def paths(tokens: torch.Tensor, parents: torch.Tensor, kept: torch.Tensor) -> set[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for node in range(len(tokens)):
+        parent = int(parents[node])
+        found.append((*(found[parent] if parent >= 0 else ()), int(tokens[node])))
+    return {path for path, keep in zip(found, kept.tolist(), strict=True) if keep}
+
+
+def engine(policy: TreePolicy) -> tabular.TabularEngine:
+    target = tabular.random_logits(CODES, LENGTH, 3, images=IMAGES)
+    draft = target + tabular.random_logits(CODES, LENGTH, 4, images=IMAGES)
+    return tabular.TabularEngine(DecodingConfig(Eagle(), policy, EXACT, Sampling()), target, draft, LENGTH)
+
+
+@torch.inference_mode()
+def first_round(policy: TreePolicy) -> list[set[tuple[int, ...]]]:
+    """The paths that decoding drafts in the first round of every image."""
+    decoding = engine(policy)
+    decoding.observer = observed = Paths()
+    decoding.step(decoding.open(IMAGES, 0))
+    return observed.of_rows
+
+
+@torch.inference_mode()
+def recorded_round(policy: TreePolicy) -> RecordedSteps:
+    decoding = engine(policy)
+    decoding.observer = recorder = StepRecorder(Sampling())
+    decoding.step(decoding.open(IMAGES, 0))
+    return recorder.steps()
+
+
+def node_parents(steps: RecordedSteps) -> torch.Tensor:
+    """Parents [S, N] of the recorded nodes, -1 for the root."""
+    count, nodes = steps.tokens.shape
+    parents = torch.full((count, nodes + 1), -1)
+    for index in range(steps.inner.shape[1]):
+        for rank in range(steps.children.shape[2]):
+            child = steps.children[:, index, rank]
+            parents.scatter_(1, torch.where(child < 0, nodes, child)[:, None], steps.inner[:, index, None] - 1)
+    return parents[:, :nodes]
+
+
+@pytest.mark.parametrize(
+    ("policies", "own"),
+    [
+        ((Chain(5), Chain(2)), Chain(2)),
+        ((Chain(4), Static(paths=SMALL)), Chain(4)),
+        ((Static(paths=SMALL), Static(paths=OTHER)), Static(paths=OTHER)),
+        ((Static(paths=SMALL, children="top"), Static(paths=OTHER, children="top")), Static(paths=SMALL, children="top")),
+        ((Dynamic(3, 3, 20), Dynamic(2, 2, 5)), Dynamic(2, 2, 5)),
+        ((Dynamic(3, 3, 20), Dynamic(2, 2, 5)), Dynamic(3, 3, 4)),
+    ],
+    ids=str,
+)
+def test_a_policys_trees_are_in_the_recorded_ones(policies: tuple[TreePolicy, ...], own: TreePolicy) -> None:
+    union = union_policy(policies)
+    steps = recorded_round(union)
+    kept, levels = subtree(steps, union, own)
+    parents = node_parents(steps)
+    found = [paths(steps.tokens[row], parents[row], kept[row]) for row in range(IMAGES)]
+    assert levels.unique().tolist() == [own.bounds.depth]
+    assert found == first_round(own)
+
+
+@pytest.mark.parametrize(("own", "share"), [(Dynamic(4, 2, 9), 0.97), (Dynamic(4, 1, 4), 0.9)], ids=str)
+def test_a_narrower_dynamic_tree_lacks_few_nodes(own: Dynamic, share: float) -> None:
+    """A wider tree's best nodes may leave no place for the narrow tree's own; none is added or put elsewhere."""
+    union = union_policy((Dynamic(4, 3, 8), own))
+    steps = recorded_round(union)
+    kept, _ = subtree(steps, union, own)
+    parents, expected = node_parents(steps), first_round(own)
+    found = [paths(steps.tokens[row], parents[row], kept[row]) for row in range(IMAGES)]
+    assert sum(len(f & e) for f, e in zip(found, expected, strict=True)) >= share * sum(map(len, expected))
+    assert sum(len(f - e) for f, e in zip(found, expected, strict=True)) <= (1 - share) * sum(map(len, expected))
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [(Chain(3), Dynamic(2, 2, 3)), (Chain(3), Chain(3, children="top")), (Adjacency(),), (Chain(2), Adjacency())],
+)
+def test_policies_without_a_common_recording_are_refused(policies: tuple[TreePolicy, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        union_policy(policies)
+    assert refused.value.path == ("tree", "policy")
+
+
+def test_a_larger_tree_than_the_recorded_one_is_refused() -> None:
+    steps = recorded_round(Chain(2))
+    with pytest.raises(ConfigError, match="does not contain"):
+        subtree(steps, Chain(2), Chain(3))

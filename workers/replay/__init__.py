@@ -1,0 +1,1 @@
+"""Replay: acceptance rules walked over recorded decoding steps, without a model."""

@@ -1,0 +1,82 @@
+"""One recording for many trees: the tree to record, and each policy's own tree inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from search_spaces.params import ConfigError
+from search_spaces.trees import Chain, Dynamic, Static, TreePolicy, static_tree
+from workers.replay.recording import RecordedSteps
+
+MAX_RECORDED_NODES = 256  # of a dynamic tree: less likely nodes are in no tree that is worth its time
+
+
+def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
+    """The smallest policy whose trees contain those of all `policies`.
+
+    Raises:
+        ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
+    """
+    fixed = [policy for policy in policies if isinstance(policy, Chain | Static)]
+    dynamic = [policy for policy in policies if isinstance(policy, Dynamic)]
+    if len(fixed) == len(policies) and len({policy.children for policy in fixed}) == 1:
+        if all(isinstance(policy, Chain) for policy in fixed):
+            return max(fixed, key=lambda policy: policy.bounds.depth)
+        paths = {path for policy in fixed for path in static_tree(policy).paths}
+        return Static(paths=tuple(paths), children=fixed[0].children)
+    if dynamic and len(dynamic) == len(policies):
+        depth, width = max(policy.depth for policy in dynamic), max(policy.width for policy in dynamic)
+        return Dynamic(depth, width, MAX_RECORDED_NODES)
+    kinds = ", ".join(sorted({policy.kind for policy in policies}))
+    raise ConfigError(("tree", "policy"), f"replay cannot describe {kinds} by one recording; it can for chain, static "
+                      "and dynamic trees")  # fmt: skip
+
+
+def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:
+    """The nodes [S, N] of the policy's own trees in recorded ones, and their drafted levels [S].
+
+    A dynamic tree's nodes are those that its policy would choose among the recorded ones: of these it may lack some of the
+    least likely.
+
+    Raises:
+        ConfigError: the recorded policy does not contain this one.
+    """
+    levels = torch.full_like(steps.levels, policy.bounds.depth)
+    if isinstance(policy, Dynamic) and isinstance(recorded, Dynamic):
+        if policy.depth <= recorded.depth and policy.width <= recorded.width:
+            return _dynamic_nodes(steps, policy), levels
+    elif isinstance(policy, Chain | Static) and isinstance(recorded, Chain | Static):
+        paths, own = static_tree(recorded).paths, set(static_tree(policy).paths)
+        if own <= set(paths) and policy.children == recorded.children:
+            nodes = torch.tensor([path in own for path in paths], device=levels.device)
+            return nodes.expand(len(steps), -1), levels
+    raise ConfigError(("tree",), f"the recorded {recorded.kind} tree does not contain {policy}; record a larger one")
+
+
+def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
+    """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes` surest of all are kept."""
+    assert steps.scores is not None, "a dynamic tree is recorded with its scores"
+    count, nodes = steps.tokens.shape
+    row, drafted = torch.arange(count, device=steps.tokens.device)[:, None], steps.depth > 0
+    no_slot = nodes + 1
+    children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)  # by slot
+    children_of[row, steps.inner] = steps.children
+    candidates, expanded = torch.zeros_like(drafted), torch.zeros_like(row).expand(count, 1)
+    for _ in range(policy.depth):
+        children = children_of[row, expanded][..., : policy.width].flatten(1)
+        level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
+        level = level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
+        candidates |= level
+        surest = _surest(steps.scores, level, policy.width)
+        expanded = torch.where(level.gather(1, surest), surest + 1, no_slot)
+    surest = _surest(steps.scores, candidates, policy.nodes)
+    return torch.zeros_like(candidates).scatter_(1, surest, True) & candidates
+
+
+def _surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """The `count` nodes of the highest scores, the earlier one on a tie, those not `among` them last."""
+    order = scores.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    return order[:, :count]

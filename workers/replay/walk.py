@@ -1,0 +1,139 @@
+"""What an acceptance rule would have done at recorded steps, in expectation over the acceptance tests' random numbers.
+
+Siblings are tried in order, as in decoding, at all inner slots of all steps at once; the chance to reach a node is the
+product of the chances along its path. The only noise left is that of the recorded drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from search_spaces.acceptance import AcceptanceRule, NeighbourTables
+from workers.decoding.accept import remove_and_renormalise
+from workers.replay.recording import RecordedSteps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutcomes:
+    """Expectations of a rule at S steps; all but `emitted` are sums over the emitted tokens.
+
+    emitted [S]: tokens emitted. excess [S]: probability mass accepted beyond the exact rule's. With optimal resampling its
+    expectation bounds the total variation between the emitted distribution and the target's, and equals it in a chain
+    (Cool-SD, Theorem 2). code_distance [S]: excess times the mean squared distance in code space between the accepted token
+    and one of the target's. surprise [S]: excess times the mean difference of their log probs, in nats.
+    """
+
+    emitted: Tensor
+    excess: Tensor
+    code_distance: Tensor
+    surprise: Tensor
+
+
+def walk(
+    steps: RecordedSteps,
+    rule: AcceptanceRule,
+    tables: NeighbourTables,
+    codebook: Tensor,
+    *,
+    kept: Tensor | None = None,
+    levels: Tensor | None = None,
+) -> StepOutcomes:
+    """Walk a rule over steps. codebook [V, d]: the vectors that codes are decoded from.
+
+    kept [S, N] bool, levels [S]: walk the sub-tree of these nodes, as a tree of so many drafted levels.
+    """
+    depth = steps.depth if kept is None else steps.depth * kept
+    eligible = (depth > 0) & (depth < steps.remaining[:, None])
+    siblings = _Siblings(steps, rule, tables, codebook, eligible, _omegas(rule, steps, levels))
+    for rank in range(steps.children.shape[2]):
+        if not siblings.test(rank):
+            break
+    return _along_paths(steps, siblings)
+
+
+def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -> Tensor:
+    """Relaxation budget [S, N] of every node; 1 where none is drafted."""
+    levels = steps.levels if levels is None else levels
+    table = torch.ones(int(levels.max()) + 1, int(steps.depth.max()) + 1, device=levels.device)
+    for count in levels.unique().tolist():
+        budgets = torch.tensor(rule.schedule.omegas(count), device=levels.device)[: table.shape[1] - 1]
+        table[count, 1 : len(budgets) + 1] = budgets
+    return table[levels[:, None], steps.depth]
+
+
+class _Siblings:
+    """The tests of all inner slots of all steps, flattened to S * I rows.
+
+    accept [S, N]: the chance that a node is accepted once its parent is. measures [3, S * I]: excess, code distance and
+    surprise at an inner slot once it is reached.
+    """
+
+    def __init__(
+        self,
+        steps: RecordedSteps,
+        rule: AcceptanceRule,
+        tables: NeighbourTables,
+        codebook: Tensor,
+        eligible: Tensor,
+        omegas: Tensor,
+    ) -> None:
+        self.steps, self.rule, self.tables, self.codebook = steps, rule, tables, codebook
+        self.eligible, self.omegas = eligible, omegas
+        self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(steps.inner.shape[1])
+        self.children = steps.children.flatten(0, 1)
+        self.residual = steps.target.flatten(0, 1)
+        self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1)
+        self.open = torch.ones(len(self.step), device=eligible.device)  # the chance that no earlier sibling was accepted
+        self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
+        self.measures = torch.zeros(3, len(self.step), device=eligible.device)
+        self._squares = codebook.square().sum(1)
+
+    def test(self, rank: int) -> bool:
+        """Test the children of one rank; False if there are none."""
+        child = self.children[:, rank]
+        rows = ((child >= 0) & self.eligible[self.step, child.clamp(min=0)]).nonzero()[:, 0]
+        if not len(rows):
+            return False
+        step, node, rule = self.step[rows], child[rows], self.rule
+        x, omega, r = self.steps.tokens[step, node], self.omegas[step, node], self.residual[rows]
+        p = None if self.proposal is None else self.proposal[rows]
+        mass = rule.neighbourhood.mass(r, p, x, self.tables)
+        prob = rule.acceptance_prob(mass, omega)
+        accepted = self.open[rows] * prob
+        self.accept[step, node] = accepted
+        exact = r.gather(1, x[:, None])[:, 0]
+        if p is not None:
+            exact = exact / p.gather(1, x[:, None])[:, 0]
+        self._measure(rows, r, x, self.open[rows] * (prob - exact).clamp_min(0))
+        if rank + 1 < self.children.shape[1]:
+            after_rejection = rule.residual(r, p, x, omega, mass, self.tables)
+            self.residual = self.residual.index_copy(0, rows, after_rejection)
+            if self.proposal is not None and p is not None:
+                next_proposal = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
+                self.proposal = self.proposal.index_copy(0, rows, next_proposal)
+        self.open[rows] -= accepted
+        return True
+
+    def _measure(self, rows: Tensor, r: Tensor, x: Tensor, excess: Tensor) -> None:
+        distance = self._squares[x] - 2 * (self.codebook[x] * (r @ self.codebook)).sum(1) + r @ self._squares
+        logs = r.clamp_min(torch.finfo(r.dtype).tiny).log()
+        surprise = (r * logs).sum(1) - logs.gather(1, x[:, None])[:, 0]
+        self.measures[:, rows] += torch.stack([excess, excess * distance, excess * surprise])
+
+
+def _along_paths(steps: RecordedSteps, siblings: _Siblings) -> StepOutcomes:
+    """Multiply the chances along every path from the root."""
+    count, nodes = steps.tokens.shape
+    row = torch.arange(count, device=siblings.accept.device)[:, None]
+    reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
+    reach[:, 0] = 1
+    for index in range(steps.inner.shape[1]):  # parents come first
+        child = steps.children[:, index].clamp(min=0)
+        drafted = steps.children[:, index] >= 0
+        chance = reach[row, steps.inner[:, index, None]] * siblings.accept[row, child]
+        reach.scatter_add_(1, torch.where(drafted, child + 1, 0), chance.masked_fill(~drafted, 0))
+    at_inner = reach.gather(1, steps.inner)
+    return StepOutcomes(reach.sum(1), *(siblings.measures.view(3, count, -1) * at_inner).sum(2))
