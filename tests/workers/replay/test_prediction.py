@@ -1,0 +1,82 @@
+"""Predictions of the built-in model's decoding, against runs of it; the sums, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from search_spaces.trees import Chain
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.decoding.build import build_tables
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
+from workers.replay.prediction import Prediction, predict
+from workers.replay.recording import StepRecorder
+from workers.replay.subtrees import subtree
+from workers.replay.walk import StepOutcomes, walk
+from workers.scenes.images import sample_captions
+
+IMAGES, RECORDED = 8, Chain(5)
+REQUESTS = [Request(index, text) for index, text in enumerate(sample_captions(1, IMAGES))]
+
+
+def config(length: int, acceptance: object) -> DecodingConfig:
+    tree = {"policy": "chain", "length": length}
+    mapping = {"drafter": "eagle", "tree": tree, "acceptance": acceptance}
+    return DecodingConfig.from_mapping(mapping).with_sampling(Sampling())
+
+
+def make_engine(models: Models, config: DecodingConfig) -> Engine:
+    return Engine(models.target, config, models.drafters["eagle"], batch_size=IMAGES)
+
+
+@pytest.mark.slow(seconds=8)
+def test_accepted_lengths_are_those_of_a_run() -> None:
+    """Within 5 %: 8 images of both, whose own standard errors are about 2 %, and the same random numbers."""
+    models = load_folder()
+    recording = make_engine(models, config(RECORDED.length, "exact"))
+    recording.observer = recorder = StepRecorder(Sampling())
+    list(recording.run(REQUESTS))
+    steps = recorder.steps()
+    image, row = steps.image.unique(return_inverse=True)[1], steps.position // models.target.grid.cols
+    for length, acceptance in ((3, {"schedule": "constant", "budget": 1.5}), (5, "lantern")):
+        setting = config(length, acceptance)
+        kept, levels = subtree(steps, RECORDED, setting.policy)
+        tables = build_tables(setting, models.target)
+        outcomes = walk(steps, setting.acceptance, tables, models.target.codebook, kept=kept, levels=levels)
+        predicted = predict(outcomes, image, row).mean_accepted_length
+        results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
+        measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
+        assert predicted.value == pytest.approx(measured, rel=0.05)
+        assert 0 < predicted.error < 0.05 * predicted.value
+
+
+def outcomes_of(emitted: list[float], excess: list[float]) -> StepOutcomes:
+    zeros = torch.zeros(len(emitted))
+    return StepOutcomes(torch.tensor(emitted), torch.tensor(excess), zeros, zeros)
+
+
+def predict_steps(emitted: list[float], excess: list[float], image: list[int], row: list[int]) -> Prediction:
+    return predict(outcomes_of(emitted, excess), torch.tensor(image), torch.tensor(row))
+
+
+def test_every_row_of_the_image_counts_equally() -> None:
+    """Row 0 takes 1/1 pass a token, row 1 takes 1/4: 2 tokens in 1.25 passes, however many steps each row recorded."""
+    found = predict_steps([1, 1, 1, 3, 5], [0.0, 0.0, 0.0, 0.4, 0.4], [0, 0, 1, 0, 1], [0, 0, 0, 1, 1])
+    assert found.mean_accepted_length.value == pytest.approx(2 / 1.25)
+    assert found.cost["excess"].value == pytest.approx((0 + 0.4 / 4) / 2)
+
+
+def test_errors_are_over_images() -> None:
+    """Two images: the jackknife's error is half the difference of the values that each image gives alone."""
+    found = predict_steps([2, 2, 4], [0.0, 0.0, 0.0], [0, 0, 1], [0, 0, 0])
+    assert found.mean_accepted_length.value == pytest.approx(8 / 3)
+    assert found.mean_accepted_length.error == pytest.approx((4 - 2) / 2)
+    assert found.mean_accepted_length.n == 2
+
+
+def test_one_image_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="at least 2 images"):
+        predict_steps([2, 2], [0, 0], [0, 0], [0, 1])
