@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import compare, doctor, generate, launch, pareto, reference, report, status, sync, train, ui
+from orchestrator.cli import (
+    compare,
+    doctor,
+    generate,
+    launch,
+    pareto,
+    predict,
+    reference,
+    report,
+    status,
+    sync,
+    train,
+    ui,
+)
 from orchestrator.errors import WRONG_USAGE, CommandError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
@@ -24,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=launch.EPILOG, short_help="Run a sweep on this machine or a Ray cluster.")(launch.launch)
+app.command(epilog=predict.EPILOG, short_help="Predict the front of a space.")(predict.predict)
 app.command(epilog=status.EPILOG, short_help="Show the progress of a sweep.")(status.status)
 app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,15 +28,44 @@ def front_png(front: Front, title: str = "", dpi: int = 120) -> bytes:
 
     Points off the front are pale, except vanilla. With three axes the front has no line.
     """
+    return _png(lambda plot: _draw(plot, front), _label(front.axes[0]), _label(front.axes[1]), title, dpi)
+
+
+def scatter_png(
+    points: Sequence[tuple[float, float]], kinds: Sequence[tuple[str, str]], labels: tuple[str, str], dpi: int = 120
+) -> bytes:
+    """A PNG of points without errors. kinds: family and tree policy of each."""
+
+    def draw(plot: Axes) -> None:
+        palette, values = colours([name for name, _ in kinds]), np.array(points)
+        for name, tree in sorted(set(kinds), key=lambda kind: (kind[0] != VANILLA, kind)):
+            rows = np.array([kind == (name, tree) for kind in kinds], dtype=np.bool_)
+            size = 150 if name == VANILLA else 12
+            label = name if tree == "none" else f"{name}, {tree}"
+            plot.scatter(
+                values[rows, 0],
+                values[rows, 1],
+                s=size,
+                color=palette[name],
+                marker=_marker(tree),
+                alpha=0.7,
+                label=label,
+            )
+        plot.legend(frameon=False, fontsize=8, loc="best")
+
+    return _png(draw, *labels, "", dpi)
+
+
+def _png(draw: Callable[[Axes], None], x: str, y: str, title: str, dpi: int) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 5.2), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep global state
     plot = figure.add_subplot()
-    _draw(plot, front)
-    plot.set_xlabel(_label(front.axes[0]))
-    plot.set_ylabel(_label(front.axes[1]))
+    draw(plot)
+    plot.set_xlabel(x)
+    plot.set_ylabel(y)
     plot.set_title(title.replace("$", r"\$"), fontsize=11, loc="left")
     plot.grid(alpha=0.25, linewidth=0.6)
     plot.spines[["top", "right"]].set_visible(False)

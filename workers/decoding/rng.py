@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     WINDOW = 4  # a token of a Jacobi window
     SHAPE = 5  # the size of an adjacency tree under random initialisation
     NEIGHBOURS = 6  # the order of a random neighbour table
+    RECORD = 7  # whether a round is recorded for replay
 
 
 def _mix(z: Tensor) -> Tensor:

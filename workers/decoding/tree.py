@@ -101,7 +101,8 @@ class DraftTree:
     row's own depth or width). levels [B]: levels drafted for each row. probs [B, M, V]: the distributions that children
     were sampled from, and probs_index [B|1, N+1]: which of them the children of a slot were sampled from; None if the
     children were chosen and not sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a
-    distribution with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose its nodes.
+    distribution with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose its
+    nodes.
     """
 
     tokens: Tensor

@@ -1,8 +1,8 @@
 """Predictions of a setting from recorded steps: how many tokens a pass emits, and what the relaxation costs.
 
-Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits others. Acceptance depends
-on the place in the image, so steps are averaged by row of the image first: in a row whose steps emit m tokens in the mean,
-1 / m passes are made per token.
+Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits others. Acceptance
+depends on the place in the image, so steps are averaged by row of the image first: in a row whose steps emit m tokens
+in the mean, 1 / m passes are made per token.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MEASURES = ("excess", "code_distance", "surprise")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per emitted
-    token. Standard errors are over images.
+    """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per
+    emitted token. Standard errors are over images.
     """
 
     mean_accepted_length: Estimate

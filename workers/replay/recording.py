@@ -1,21 +1,22 @@
 """Steps of the exact rule, recorded for replay: the drafts, the drafter's probs and the target's, and nothing else.
 
-A step takes (rows of target + rows of proposal) x V x 4 bytes: one row of the target's probs for each slot with children,
-and one of the drafter's where children are sampled. At V = 16384 a chain of 5 takes 0.63 MiB, and an EAGLE-2 tree of 58
-nodes, 25 of them with children, 1.6 MiB.
+A step takes (rows of target + rows of proposal) x V x 4 bytes: one row of the target's probs for each slot with
+children, and one of the drafter's where children are sampled. At V = 16384 a chain of 5 takes 0.63 MiB, and an EAGLE-2
+tree of 58 nodes, 25 of them with children, 1.6 MiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from search_spaces.trial import Sampling
+from workers.decoding import rng
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
@@ -27,12 +28,12 @@ _EMPTY = {"children": -1}  # fills a smaller tree; 0 in all other columns
 class RecordedSteps:
     """S steps whose trees have at most N nodes, C children of a slot, and I slots with children.
 
-    image [S]: key of the image's random numbers. position [S]: index of the first token that the step emits. remaining [S]:
-    tokens that the image still needs. levels [S]: levels drafted. tokens [S, N]. depth [S, N]: 1-based, 0 for a node that
-    was not drafted. inner [S, I]: the slots with children, parents first (slot 0 is the root, slot i node i - 1). children
-    [S, I, C]: node of each child by rank, -1 for none. target [S, I, V]: the target's probs after each inner slot. proposal
-    [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores [S, N]: the log confidence by
-    which a dynamic tree chose its nodes.
+    image [S]: key of the image's random numbers. position [S]: index of the first token that the step emits. remaining
+    [S]: tokens that the image still needs. levels [S]: levels drafted. tokens [S, N]. depth [S, N]: 1-based, 0 for a
+    node that was not drafted. inner [S, I]: the slots with children, parents first (slot 0 is the root, slot i node i -
+    1). children [S, I, C]: node of each child by rank, -1 for none. target [S, I, V]: the target's probs after each
+    inner slot. proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores [S,
+    N]: the log confidence by which a dynamic tree chose its nodes.
     """
 
     image: Tensor
@@ -52,7 +53,7 @@ class RecordedSteps:
 
     def select(self, rows: Tensor) -> Self:
         """The steps at indices [n]."""
-        columns = {name: column if column is None else column[rows] for name, column in self._columns()}
+        columns: dict[str, Any] = {name: None if column is None else column[rows] for name, column in self._columns()}
         return type(self)(**columns)
 
     @property
@@ -66,7 +67,10 @@ class RecordedSteps:
     def concat(cls, parts: Sequence[Self]) -> Self:
         """All steps of recordings of one tree policy; smaller trees are padded."""
         names = [field.name for field in fields(cls)]
-        return cls(**{name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0)) for name in names})
+        columns: dict[str, Any] = {
+            name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0)) for name in names
+        }
+        return cls(**columns)
 
 
 def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
@@ -82,38 +86,44 @@ def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
 
 
 class StepRecorder:
-    """An engine's observer that keeps every round of every image. sampling: the engine's."""
+    """An engine's observer that keeps the rounds of every image, or a random share of them. sampling: the engine's."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+    def __init__(self, sampling: Sampling, share: float = 1.0) -> None:
+        self._sampling, self._share = sampling, share
         self._parts: list[RecordedSteps] = []
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
         """Record a round. logits [B, N+1, V]: the target's guided logits."""
-        children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
-        is_leaf = (children < 0).all(2)
-        count = int((~is_leaf).sum(1).max()) if tree.shape.nodes else 0
-        inner = is_leaf.int().sort(dim=1, stable=True).indices[:, :count]
-        row = torch.arange(batch.size, device=inner.device)[:, None]
-        proposal = None
-        if tree.probs is not None and tree.probs_index is not None:
-            proposal = tree.probs[row, tree.probs_index.expand(batch.size, -1)[row, inner]]
-        self._parts.append(
-            RecordedSteps(
-                image=batch.keys.clone(),
-                position=batch.emitted.clone(),
-                remaining=batch.remaining,
-                levels=tree.levels.clone(),
-                tokens=tree.tokens.clone(),
-                depth=tree.shape.depth * tree.exists,
-                inner=inner,
-                children=children[row, inner],
-                target=to_probs(logits[row, inner], self._sampling),
-                proposal=proposal,
-                scores=None if tree.scores is None else tree.scores.clone(),
-            )
-        )
+        numbers = rng.uniform(batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted))
+        rows = (numbers < self._share).nonzero()[:, 0]
+        if len(rows):
+            self._parts.append(_steps(batch, tree, logits, self._sampling).select(rows))
 
     def steps(self) -> RecordedSteps:
         """All rounds so far."""
         return RecordedSteps.concat(self._parts)
+
+
+def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling) -> RecordedSteps:
+    """The round of every row."""
+    children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
+    is_leaf = (children < 0).all(2)
+    count = int((~is_leaf).sum(1).max()) if tree.shape.nodes else 0
+    inner = is_leaf.int().sort(dim=1, stable=True).indices[:, :count]
+    row = torch.arange(batch.size, device=inner.device)[:, None]
+    proposal = None
+    if tree.probs is not None and tree.probs_index is not None:
+        proposal = tree.probs[row, tree.probs_index.expand(batch.size, -1)[row, inner]]
+    return RecordedSteps(
+        image=batch.keys,
+        position=batch.emitted,
+        remaining=batch.remaining,
+        levels=tree.levels,
+        tokens=tree.tokens,
+        depth=tree.shape.depth * tree.exists,
+        inner=inner,
+        children=children[row, inner],
+        target=to_probs(logits[row, inner], sampling),
+        proposal=proposal,
+        scores=None if tree.scores is None else tree.scores,
+    )

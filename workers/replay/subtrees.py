@@ -38,8 +38,8 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
 def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:
     """The nodes [S, N] of the policy's own trees in recorded ones, and their drafted levels [S].
 
-    A dynamic tree's nodes are those that its policy would choose among the recorded ones: of these it may lack some of the
-    least likely.
+    A dynamic tree's nodes are those that its policy would choose among the recorded ones: of these it may lack some of
+    the least likely.
 
     Raises:
         ConfigError: the recorded policy does not contain this one.
@@ -57,7 +57,8 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
 
 
 def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
-    """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes` surest of all are kept."""
+    """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes` surest of all are
+    kept."""
     assert steps.scores is not None, "a dynamic tree is recorded with its scores"
     count, nodes = steps.tokens.shape
     row, drafted = torch.arange(count, device=steps.tokens.device)[:, None], steps.depth > 0

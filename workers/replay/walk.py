@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import AcceptanceRule, NeighbourTables
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
 from workers.decoding.accept import remove_and_renormalise
 from workers.replay.recording import RecordedSteps
 
@@ -20,10 +21,10 @@ from workers.replay.recording import RecordedSteps
 class StepOutcomes:
     """Expectations of a rule at S steps; all but `emitted` are sums over the emitted tokens.
 
-    emitted [S]: tokens emitted. excess [S]: probability mass accepted beyond the exact rule's. With optimal resampling its
-    expectation bounds the total variation between the emitted distribution and the target's, and equals it in a chain
-    (Cool-SD, Theorem 2). code_distance [S]: excess times the mean squared distance in code space between the accepted token
-    and one of the target's. surprise [S]: excess times the mean difference of their log probs, in nats.
+    emitted [S]: tokens emitted. excess [S]: probability mass accepted beyond the exact rule's. With optimal resampling
+    its expectation bounds the total variation between the emitted distribution and the target's, and equals it in a
+    chain (Cool-SD, Theorem 2). code_distance [S]: excess times the mean squared distance in code space between the
+    accepted token and one of the target's. surprise [S]: excess times the mean difference of their log probs, in nats.
     """
 
     emitted: Tensor
@@ -58,7 +59,7 @@ def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -
     """Relaxation budget [S, N] of every node; 1 where none is drafted."""
     levels = steps.levels if levels is None else levels
     table = torch.ones(int(levels.max()) + 1, int(steps.depth.max()) + 1, device=levels.device)
-    for count in levels.unique().tolist():
+    for count in set(levels.tolist()):
         budgets = torch.tensor(rule.schedule.omegas(count), device=levels.device)[: table.shape[1] - 1]
         table[count, 1 : len(budgets) + 1] = budgets
     return table[levels[:, None], steps.depth]
@@ -86,7 +87,9 @@ class _Siblings:
         self.children = steps.children.flatten(0, 1)
         self.residual = steps.target.flatten(0, 1)
         self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1)
-        self.open = torch.ones(len(self.step), device=eligible.device)  # the chance that no earlier sibling was accepted
+        self.open = torch.ones(
+            len(self.step), device=eligible.device
+        )  # the chance that no earlier sibling was accepted
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.measures = torch.zeros(3, len(self.step), device=eligible.device)
         self._squares = codebook.square().sum(1)

@@ -40,7 +40,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
     recording.observer = recorder = StepRecorder(Sampling())
     list(recording.run(REQUESTS))
     steps = recorder.steps()
-    image, row = steps.image.unique(return_inverse=True)[1], steps.position // models.target.grid.cols
+    image, row = torch.unique(steps.image, return_inverse=True)[1], steps.position // models.target.grid.cols
     for length, acceptance in ((3, {"schedule": "constant", "budget": 1.5}), (5, "lantern")):
         setting = config(length, acceptance)
         kept, levels = subtree(steps, RECORDED, setting.policy)

@@ -76,7 +76,10 @@ def node_parents(steps: RecordedSteps) -> torch.Tensor:
         ((Chain(5), Chain(2)), Chain(2)),
         ((Chain(4), Static(paths=SMALL)), Chain(4)),
         ((Static(paths=SMALL), Static(paths=OTHER)), Static(paths=OTHER)),
-        ((Static(paths=SMALL, children="top"), Static(paths=OTHER, children="top")), Static(paths=SMALL, children="top")),
+        (
+            (Static(paths=SMALL, children="top"), Static(paths=OTHER, children="top")),
+            Static(paths=SMALL, children="top"),
+        ),
         ((Dynamic(3, 3, 20), Dynamic(2, 2, 5)), Dynamic(2, 2, 5)),
         ((Dynamic(3, 3, 20), Dynamic(2, 2, 5)), Dynamic(3, 3, 4)),
     ],
@@ -88,7 +91,7 @@ def test_a_policys_trees_are_in_the_recorded_ones(policies: tuple[TreePolicy, ..
     kept, levels = subtree(steps, union, own)
     parents = node_parents(steps)
     found = [paths(steps.tokens[row], parents[row], kept[row]) for row in range(IMAGES)]
-    assert levels.unique().tolist() == [own.bounds.depth]
+    assert set(levels.tolist()) == {own.bounds.depth}
     assert found == first_round(own)
 
 

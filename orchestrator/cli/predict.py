@@ -1,0 +1,107 @@
+"""`specfrontier predict`: every setting of a space, predicted from a few recorded images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli import options as o
+from orchestrator.cli.tables import counted, measured, shown_table
+from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+
+if TYPE_CHECKING:
+    from orchestrator.run.predictions import PredictedSpace
+
+EPILOG = """\b
+Examples:
+  specfrontier predict quickstart
+  specfrontier predict joint --models models.yaml#llamagen-xl --settings 5000 --captions 64 --out predicted
+"""
+TABLE, PLOT = "predictions.parquet", "predictions.png"
+_VALUES = ("mean_accepted_length", "speedup", "excess")
+
+Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
+Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings drawn from the space.")]
+Captions = Annotated[int, typer.Option(metavar="N", min=2, help="Images recorded for each drafter and kind of tree.")]
+Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
+
+
+def predict(
+    space: Space,
+    settings: Settings = 2000,
+    captions: Captions = 24,
+    out: Out = "predicted",
+    assignments: o.Assignments = None,
+    models: o.Models = None,
+    device: o.Device = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Predict the front of a search space without running it: accepted length, speed-up and cost of every setting.
+
+    The exact rule runs once for each drafter and kind of tree; every rule and every smaller tree is then walked over
+    the recorded steps. "excess" is the probability mass that a rule accepts beyond the exact one, per token. Writes
+    predictions.parquet and predictions.png. Adjacency trees and temperature 0 cannot be predicted.
+    """
+    from search_spaces.overrides import parse_assignments
+    from search_spaces.sweep import SweepConfig
+    from workers.loading.models_yaml import split_entry
+
+    file, entry = (None, None) if models is None else split_entry(models)
+    changes = {key: value for key, value in {"models.file": file, "models.name": entry}.items() if value is not None}
+    folder = Path(out)
+    with ends_with(WRONG_USAGE):
+        sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
+        folder.mkdir(parents=True, exist_ok=True)
+    from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
+
+    chosen = o.pick_device(device)
+    with ends_with(FAILED):
+        predicted = predict_space(
+            sweep, count=settings, captions=captions, device=chosen, log=lambda line: typer.echo(line, err=True)
+        )
+        _write(predicted, folder)
+    typer.echo(json.dumps(_to_mapping(predicted), indent=2) if as_json else _describe(predicted, folder))
+
+
+def _write(predicted: PredictedSpace, folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from orchestrator.results.describe import family
+    from orchestrator.results.plots import scatter_png
+
+    pq.write_table(predicted.table(), folder / TABLE)
+    points = [(s.values["speedup"].value, s.values["excess"].value) for s in predicted.settings]
+    kinds = [(family(s.config), s.config.policy.kind) for s in predicted.settings]
+    labels = ("predicted speedup [x]", "predicted excess acceptance per token")
+    (folder / PLOT).write_bytes(scatter_png(points, kinds, labels))
+
+
+def _describe(predicted: PredictedSpace, folder: Path) -> str:
+    rows = [
+        [predicted.describe(s), *(measured(s.values[name].value, s.values[name].error) for name in _VALUES)]
+        for s in predicted.front
+    ]
+    lines = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
+    front, everything = len(predicted.front), len(predicted.settings)
+    lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")
+    lines += [f"not predicted: {counted(count, 'setting')}: {why}" for why, count in predicted.left_out.items()]
+    return "\n".join(lines)
+
+
+def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:
+    """The front, best last; the table has the rest."""
+    return {
+        "settings": len(predicted.settings),
+        "not_predicted": predicted.left_out,
+        "front": [
+            {
+                "label": predicted.describe(setting),
+                "config": setting.config.to_mapping(),
+                **{name: {"value": e.value, "error": e.error, "n": e.n} for name, e in setting.values.items()},
+            }
+            for setting in predicted.front
+        ],
+    }

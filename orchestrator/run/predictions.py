@@ -1,0 +1,178 @@
+"""Predicts a whole search space from a few recorded images: accepted length, speed-up and cost of every setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+import torch
+
+from orchestrator.results.describe import describe, family
+from orchestrator.results.pareto import nondominated
+from orchestrator.run.preflight_models import check_configs, models_entry
+from search_spaces.params import ConfigError
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, NoDrafter
+from workers.data.captions import read_captions
+from workers.decoding.state import Request
+from workers.loading.models import Capabilities, Models
+from workers.loading.models_yaml import load_entry
+from workers.metrics.estimate import Estimate
+from workers.replay.costs import CostModel, ImageCost, configs_to_time, speedup
+from workers.replay.prediction import MEASURES
+from workers.replay.replayer import Replayer, recording_key
+
+if TYPE_CHECKING:
+    import pyarrow
+
+AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
+_MAX_REPEATS = 50  # draws of a known setting in a row, after which a space counts as exhausted
+_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSetting:
+    """A setting and its predictions by name: mean_accepted_length, speedup, and the measures of `StepOutcomes`."""
+
+    label: str
+    config: DecodingConfig
+    values: dict[str, Estimate]
+    on_front: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSpace:
+    """The settings of a space, and why others could not be predicted (by reason: their number)."""
+
+    settings: list[PredictedSetting]
+    left_out: dict[str, int]
+    sweep: SweepConfig
+
+    @property
+    def front(self) -> list[PredictedSetting]:
+        """The settings that no other beats in predicted speed-up and excess, by rising speed-up."""
+        members = [setting for setting in self.settings if setting.on_front]
+        return sorted(members, key=lambda setting: setting.values["speedup"].value)
+
+    def describe(self, setting: PredictedSetting) -> str:
+        return setting.label or describe(setting.config, self.sweep.sampling, _DIGITS)
+
+    def table(self) -> pyarrow.Table:
+        """A row per setting: label, front, config digest, every key of the config, every value with its error."""
+        import pyarrow as pa
+
+        rows = []
+        for setting in self.settings:
+            row = {
+                "label": self.describe(setting),
+                "family": family(setting.config),
+                "on_front": setting.on_front,
+                "digest": setting.config.digest(),
+                **setting.config.flat(),
+            }
+            for name, estimate in setting.values.items():
+                row |= {name: estimate.value, f"{name}_error": estimate.error}
+            rows.append(row)
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return pa.table({name: [row.get(name) for row in rows] for name in columns})
+
+
+def predict_space(
+    sweep: SweepConfig, *, count: int, captions: int, device: torch.device, log: Callable[[str], None]
+) -> PredictedSpace:
+    """Record the exact rule, time a few settings, and predict `count` settings of the space and all enqueued ones.
+
+    captions: images that are recorded, the first of the sweep's.
+
+    Raises:
+        ConfigError, ValueError: the models cannot serve the space; replay can describe none of it.
+    """
+    entry = models_entry(sweep)
+    models = load_entry(entry, device)
+    capabilities = Capabilities.of(models)
+    sweep = sweep.resolve(capabilities.sampling)
+    check_configs(sweep, capabilities)
+    pool, left_out = _describable(_pool(sweep, capabilities, count))
+    if not any(not isinstance(config.drafter, NoDrafter) for _, config in pool):
+        reasons = "; ".join(left_out) or "it has no setting with a drafter"
+        raise ValueError(f"space: replay can describe none of its settings ({reasons}); run the sweep instead")
+    requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:captions]]
+    replayer = Replayer(models, requests, seed=sweep.seed)
+    log(f"recording {len(requests)} images for each drafter and kind of tree")
+    replayer.record(config for _, config in pool)
+    to_time = configs_to_time(config for _, config in pool)
+    log(f"timing {len(to_time)} settings")
+    costs = CostModel({config: _time(replayer, config, requests, sweep.timing.batch) for config in to_time})
+    log(f"predicting {len(pool)} settings")
+    settings = [_predict(replayer, costs, label, config, models) for label, config in pool]
+    values = [[setting.values[name].value for name, _ in AXES] for setting in settings]
+    front = nondominated(values, [direction for _, direction in AXES])
+    settings = [
+        PredictedSetting(s.label, s.config, s.values, bool(member)) for s, member in zip(settings, front, strict=True)
+    ]
+    return PredictedSpace(settings, left_out, sweep)
+
+
+def _pool(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterator[tuple[str, DecodingConfig]]:
+    """The enqueued settings, then random ones of the space, each once."""
+    known = set()
+    for entry in sweep.enqueue:
+        known.add(entry.config)
+        yield entry.label, entry.config
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=sweep.search.seed))
+    drawn = repeats = 0
+    while drawn < count and repeats < _MAX_REPEATS:
+        try:
+            config = sweep.space.suggest(study.ask(), sweep.sampling)
+            capabilities.check(config)
+        except ConfigError:
+            repeats += 1
+            continue
+        if config in known:
+            repeats += 1
+            continue
+        known.add(config)
+        drawn, repeats = drawn + 1, 0
+        yield "", config
+
+
+def _describable(
+    pool: Iterator[tuple[str, DecodingConfig]],
+) -> tuple[list[tuple[str, DecodingConfig]], dict[str, int]]:
+    """The settings that replay can describe, and how many it cannot, by reason."""
+    described: list[tuple[str, DecodingConfig]] = []
+    left_out: dict[str, int] = {}
+    for label, config in pool:
+        try:
+            if not isinstance(config.drafter, NoDrafter):
+                recording_key(config)
+            described.append((label, config))
+        except ConfigError as error:
+            left_out[str(error)] = left_out.get(str(error), 0) + 1
+    return described, left_out
+
+
+def _time(replayer: Replayer, config: DecodingConfig, requests: Sequence[Request], batch: int) -> ImageCost:
+    """The cost of a setting on two batches of images, after one that warms it up."""
+    replayer.run(config, requests[:1], 1)
+    return ImageCost.of(result.statistics for result in replayer.run(config, requests[: 2 * batch], batch))
+
+
+def _predict(
+    replayer: Replayer, costs: CostModel, label: str, config: DecodingConfig, models: Models
+) -> PredictedSetting:
+    vanilla = next(cost for timed, cost in costs.timed.items() if isinstance(timed.drafter, NoDrafter))
+    if isinstance(config.drafter, NoDrafter):
+        exact = Estimate(1.0, 0.0, len(replayer.requests))
+        values = {"mean_accepted_length": exact} | dict.fromkeys(MEASURES, Estimate(0.0, 0.0, exact.n))
+    else:
+        prediction = replayer.predict(config)
+        values = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
+    tokens = models.target.grid.tokens
+    faster = speedup(values["mean_accepted_length"], costs.cost(config), vanilla, tokens)
+    if not math.isfinite(faster.value):
+        raise ValueError(f"{describe(config)}: its predicted speed-up is {faster.value}")
+    return PredictedSetting(label, config, values | {"speedup": faster})
