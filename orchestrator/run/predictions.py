@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import optuna
 import torch
 
 from orchestrator.results.describe import describe, family
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.preflight_models import check_configs, models_entry
+from orchestrator.run.study import random_configs
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, NoDrafter
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
-_MAX_REPEATS = 50  # draws of a known setting in a row, after which a space counts as exhausted
+_MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
 _DIGITS = 3
 
 
@@ -122,21 +122,24 @@ def _pool(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterato
     for entry in sweep.enqueue:
         known.add(entry.config)
         yield entry.label, entry.config
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=sweep.search.seed))
     drawn = repeats = 0
+    configs = random_configs(sweep)
     while drawn < count and repeats < _MAX_REPEATS:
-        try:
-            config = sweep.space.suggest(study.ask(), sweep.sampling)
-            capabilities.check(config)
-        except ConfigError:
-            repeats += 1
-            continue
-        if config in known:
+        config = next(configs)
+        if config is None or config in known or not _can_run(capabilities, config):
             repeats += 1
             continue
         known.add(config)
         drawn, repeats = drawn + 1, 0
         yield "", config
+
+
+def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
+    try:
+        capabilities.check(config)
+    except ConfigError:
+        return False
+    return True
 
 
 def _describable(

@@ -164,6 +164,19 @@ class Search:
         return sampler
 
 
+def random_configs(sweep: SweepConfig) -> Iterator[DecodingConfig | None]:
+    """Independent random configs of a space, without end; None for parts that cannot be combined.
+
+    They depend on the space and the search's seed alone.
+    """
+    study = optuna.create_study(sampler=RandomSampler(seed=sweep.search.seed))
+    while True:
+        try:
+            yield sweep.space.suggest(study.ask(), sweep.sampling)
+        except ConfigError:
+            yield None
+
+
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
     """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
     if record.state != COMPLETE:

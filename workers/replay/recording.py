@@ -30,10 +30,13 @@ class RecordedSteps:
 
     image [S]: key of the image's random numbers. position [S]: index of the first token that the step emits. remaining
     [S]: tokens that the image still needs. levels [S]: levels drafted. tokens [S, N]. depth [S, N]: 1-based, 0 for a
-    node that was not drafted. inner [S, I]: the slots with children, parents first (slot 0 is the root, slot i node i -
-    1). children [S, I, C]: node of each child by rank, -1 for none. target [S, I, V]: the target's probs after each
-    inner slot. proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores [S,
-    N]: the log confidence by which a dynamic tree chose its nodes.
+    node that was not drafted. inner [S, I]: the slots with children, parents first (slot 0 is the root, slot i is node
+    i - 1). children [S, I, C]: node of each child by rank, -1 for none. target [S, I, V]: the target's probs after each
+    inner slot. proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores
+    [S, N]: the log confidence by which a dynamic tree chose its nodes.
+
+    code_distance, surprise [S, N]: how far a node's token lies in the mean from a token of the target's: the squared
+    distance in code space, and the difference of log probs in nats.
     """
 
     image: Tensor
@@ -47,6 +50,8 @@ class RecordedSteps:
     target: Tensor
     proposal: Tensor | None
     scores: Tensor | None
+    code_distance: Tensor
+    surprise: Tensor
 
     def __len__(self) -> int:
         return self.image.numel()
@@ -86,10 +91,13 @@ def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
 
 
 class StepRecorder:
-    """An engine's observer that keeps the rounds of every image, or a random share of them. sampling: the engine's."""
+    """An engine's observer that keeps the rounds of every image, or a random share of them.
 
-    def __init__(self, sampling: Sampling, share: float = 1.0) -> None:
-        self._sampling, self._share = sampling, share
+    sampling: the engine's. codebook [V, d]: the vectors that codes are decoded from.
+    """
+
+    def __init__(self, sampling: Sampling, codebook: Tensor, share: float = 1.0) -> None:
+        self._sampling, self._codebook, self._share = sampling, codebook.float(), share
         self._parts: list[RecordedSteps] = []
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
@@ -97,14 +105,14 @@ class StepRecorder:
         numbers = rng.uniform(batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted))
         rows = (numbers < self._share).nonzero()[:, 0]
         if len(rows):
-            self._parts.append(_steps(batch, tree, logits, self._sampling).select(rows))
+            self._parts.append(_steps(batch, tree, logits, self._sampling, self._codebook).select(rows))
 
     def steps(self) -> RecordedSteps:
         """All rounds so far."""
         return RecordedSteps.concat(self._parts)
 
 
-def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling) -> RecordedSteps:
+def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, codebook: Tensor) -> RecordedSteps:
     """The round of every row."""
     children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
     is_leaf = (children < 0).all(2)
@@ -114,6 +122,8 @@ def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling) ->
     proposal = None
     if tree.probs is not None and tree.probs_index is not None:
         proposal = tree.probs[row, tree.probs_index.expand(batch.size, -1)[row, inner]]
+    node, target = children[row, inner], to_probs(logits[row, inner], sampling)
+    code_distance, surprise = _node_measures(tree.tokens, node, target, codebook)
     return RecordedSteps(
         image=batch.keys,
         position=batch.emitted,
@@ -122,8 +132,25 @@ def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling) ->
         tokens=tree.tokens,
         depth=tree.shape.depth * tree.exists,
         inner=inner,
-        children=children[row, inner],
-        target=to_probs(logits[row, inner], sampling),
+        children=node,
+        target=target,
         proposal=proposal,
-        scores=None if tree.scores is None else tree.scores,
+        scores=tree.scores,
+        code_distance=code_distance,
+        surprise=surprise,
     )
+
+
+def _node_measures(tokens: Tensor, children: Tensor, target: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
+    """Code distance and surprise [B, N] of tokens [B, N], the children [B, I, C] of slots with probs [B, I, V]."""
+    batch, nodes = tokens.shape
+    x = tokens.gather(1, children.clamp(min=0).flatten(1)).view_as(children)
+    squares, logs = codebook.square().sum(1), target.clamp_min(torch.finfo(target.dtype).tiny).log()
+    products = (codebook[x] * (target @ codebook)[:, :, None]).sum(-1)
+    distance = squares[x] - 2 * products + (target @ squares)[..., None]
+    surprise = (target * logs).sum(-1, keepdim=True) - logs.gather(2, x)
+    place = torch.where(children < 0, nodes, children).flatten(1)  # the last column takes what is no node
+    both = [
+        distance.new_zeros(batch, nodes + 1).scatter(1, place, m.flatten(1))[:, :nodes] for m in (distance, surprise)
+    ]
+    return both[0], both[1]

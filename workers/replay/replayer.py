@@ -21,7 +21,7 @@ from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.subtrees import subtree, union_policy
 from workers.replay.walk import walk
 
-MAX_STEPS = 1024  # of a recording, about
+MAX_STEPS = 512  # of a recording, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +81,7 @@ class Replayer:
         recording, target = self._recordings[recording_key(config)], self.models.target
         kept, levels = subtree(recording.steps, recording.policy, config.policy)
         tables = build_tables(config, target)
-        codebook = target.codebook.float()
-        outcomes = walk(recording.steps, config.acceptance, tables, codebook, kept=kept, levels=levels)
+        outcomes = walk(recording.steps, config.acceptance, tables, kept=kept, levels=levels)
         return predict(outcomes, recording.image, recording.image_row)
 
     def run(
@@ -98,7 +97,7 @@ class Replayer:
         assert config.sampling is not None
         # an exact round emits at least one token, and two or three in the mean
         most = len(self.requests) * self.models.target.grid.tokens
-        recorder = StepRecorder(config.sampling, min(1.0, 2 * self.max_steps / most))
+        recorder = StepRecorder(config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most))
         self.run(config, self.requests, self.batch, recorder)
         steps = recorder.steps()
         image = torch.unique(steps.image, return_inverse=True)[1]

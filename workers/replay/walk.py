@@ -23,8 +23,7 @@ class StepOutcomes:
 
     emitted [S]: tokens emitted. excess [S]: probability mass accepted beyond the exact rule's. With optimal resampling
     its expectation bounds the total variation between the emitted distribution and the target's, and equals it in a
-    chain (Cool-SD, Theorem 2). code_distance [S]: excess times the mean squared distance in code space between the
-    accepted token and one of the target's. surprise [S]: excess times the mean difference of their log probs, in nats.
+    chain (Cool-SD, Theorem 2). code_distance, surprise [S]: excess times these measures of the accepted token.
     """
 
     emitted: Tensor
@@ -37,18 +36,17 @@ def walk(
     steps: RecordedSteps,
     rule: AcceptanceRule,
     tables: NeighbourTables,
-    codebook: Tensor,
     *,
     kept: Tensor | None = None,
     levels: Tensor | None = None,
 ) -> StepOutcomes:
-    """Walk a rule over steps. codebook [V, d]: the vectors that codes are decoded from.
+    """Walk a rule over steps.
 
     kept [S, N] bool, levels [S]: walk the sub-tree of these nodes, as a tree of so many drafted levels.
     """
     depth = steps.depth if kept is None else steps.depth * kept
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
-    siblings = _Siblings(steps, rule, tables, codebook, eligible, _omegas(rule, steps, levels))
+    siblings = _Siblings(steps, rule, tables, eligible, _omegas(rule, steps, levels))
     for rank in range(steps.children.shape[2]):
         if not siblings.test(rank):
             break
@@ -68,31 +66,22 @@ def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -
 class _Siblings:
     """The tests of all inner slots of all steps, flattened to S * I rows.
 
-    accept [S, N]: the chance that a node is accepted once its parent is. measures [3, S * I]: excess, code distance and
-    surprise at an inner slot once it is reached.
+    accept, excess [S, N]: once a node's parent is accepted, the chance that the node is, and by how much it is higher
+    than the exact rule's.
     """
 
     def __init__(
-        self,
-        steps: RecordedSteps,
-        rule: AcceptanceRule,
-        tables: NeighbourTables,
-        codebook: Tensor,
-        eligible: Tensor,
-        omegas: Tensor,
+        self, steps: RecordedSteps, rule: AcceptanceRule, tables: NeighbourTables, eligible: Tensor, omegas: Tensor
     ) -> None:
-        self.steps, self.rule, self.tables, self.codebook = steps, rule, tables, codebook
+        self.steps, self.rule, self.tables = steps, rule, tables
         self.eligible, self.omegas = eligible, omegas
         self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(steps.inner.shape[1])
         self.children = steps.children.flatten(0, 1)
         self.residual = steps.target.flatten(0, 1)
         self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1)
-        self.open = torch.ones(
-            len(self.step), device=eligible.device
-        )  # the chance that no earlier sibling was accepted
+        self.open = torch.ones(len(self.step), device=eligible.device)  # that no earlier sibling was accepted
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
-        self.measures = torch.zeros(3, len(self.step), device=eligible.device)
-        self._squares = codebook.square().sum(1)
+        self.excess = torch.zeros_like(self.accept)
 
     def test(self, rank: int) -> bool:
         """Test the children of one rank; False if there are none."""
@@ -105,26 +94,19 @@ class _Siblings:
         p = None if self.proposal is None else self.proposal[rows]
         mass = rule.neighbourhood.mass(r, p, x, self.tables)
         prob = rule.acceptance_prob(mass, omega)
-        accepted = self.open[rows] * prob
-        self.accept[step, node] = accepted
         exact = r.gather(1, x[:, None])[:, 0]
         if p is not None:
             exact = exact / p.gather(1, x[:, None])[:, 0]
-        self._measure(rows, r, x, self.open[rows] * (prob - exact).clamp_min(0))
+        self.accept[step, node] = self.open[rows] * prob
+        self.excess[step, node] = self.open[rows] * (prob - exact).clamp_min(0)
         if rank + 1 < self.children.shape[1]:
             after_rejection = rule.residual(r, p, x, omega, mass, self.tables)
             self.residual = self.residual.index_copy(0, rows, after_rejection)
             if self.proposal is not None and p is not None:
                 next_proposal = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
                 self.proposal = self.proposal.index_copy(0, rows, next_proposal)
-        self.open[rows] -= accepted
+        self.open[rows] *= 1 - prob
         return True
-
-    def _measure(self, rows: Tensor, r: Tensor, x: Tensor, excess: Tensor) -> None:
-        distance = self._squares[x] - 2 * (self.codebook[x] * (r @ self.codebook)).sum(1) + r @ self._squares
-        logs = r.clamp_min(torch.finfo(r.dtype).tiny).log()
-        surprise = (r * logs).sum(1) - logs.gather(1, x[:, None])[:, 0]
-        self.measures[:, rows] += torch.stack([excess, excess * distance, excess * surprise])
 
 
 def _along_paths(steps: RecordedSteps, siblings: _Siblings) -> StepOutcomes:
@@ -133,10 +115,14 @@ def _along_paths(steps: RecordedSteps, siblings: _Siblings) -> StepOutcomes:
     row = torch.arange(count, device=siblings.accept.device)[:, None]
     reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
     reach[:, 0] = 1
+    excess = torch.zeros_like(reach)
     for index in range(steps.inner.shape[1]):  # parents come first
-        child = steps.children[:, index].clamp(min=0)
-        drafted = steps.children[:, index] >= 0
-        chance = reach[row, steps.inner[:, index, None]] * siblings.accept[row, child]
-        reach.scatter_add_(1, torch.where(drafted, child + 1, 0), chance.masked_fill(~drafted, 0))
-    at_inner = reach.gather(1, steps.inner)
-    return StepOutcomes(reach.sum(1), *(siblings.measures.view(3, count, -1) * at_inner).sum(2))
+        child, drafted = steps.children[:, index].clamp(min=0), steps.children[:, index] >= 0
+        slot = torch.where(drafted, child + 1, 0)
+        at_parent = reach[row, steps.inner[:, index, None]] * drafted
+        reach.scatter_add_(1, slot, at_parent * siblings.accept[row, child])
+        excess.scatter_add_(1, slot, at_parent * siblings.excess[row, child])
+    excess = excess[:, 1:]
+    return StepOutcomes(
+        reach.sum(1), excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
+    )

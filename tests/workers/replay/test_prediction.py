@@ -37,7 +37,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
     """Within 5 %: 8 images of both, whose own standard errors are about 2 %, and the same random numbers."""
     models = load_folder()
     recording = make_engine(models, config(RECORDED.length, "exact"))
-    recording.observer = recorder = StepRecorder(Sampling())
+    recording.observer = recorder = StepRecorder(Sampling(), models.target.codebook)
     list(recording.run(REQUESTS))
     steps = recorder.steps()
     image, row = torch.unique(steps.image, return_inverse=True)[1], steps.position // models.target.grid.cols
@@ -45,7 +45,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         setting = config(length, acceptance)
         kept, levels = subtree(steps, RECORDED, setting.policy)
         tables = build_tables(setting, models.target)
-        outcomes = walk(steps, setting.acceptance, tables, models.target.codebook, kept=kept, levels=levels)
+        outcomes = walk(steps, setting.acceptance, tables, kept=kept, levels=levels)
         predicted = predict(outcomes, image, row).mean_accepted_length
         results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
         measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)

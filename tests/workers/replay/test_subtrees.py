@@ -54,7 +54,7 @@ def first_round(policy: TreePolicy) -> list[set[tuple[int, ...]]]:
 @torch.inference_mode()
 def recorded_round(policy: TreePolicy) -> RecordedSteps:
     decoding = engine(policy)
-    decoding.observer = recorder = StepRecorder(Sampling())
+    decoding.observer = recorder = StepRecorder(Sampling(), torch.zeros(CODES, 1))
     decoding.step(decoding.open(IMAGES, 0))
     return recorder.steps()
 

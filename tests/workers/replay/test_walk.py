@@ -7,6 +7,7 @@ errors: one false alarm in 1.7 million tests, of which there are 34, and the see
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -46,12 +47,14 @@ def tables() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.inference_mode()
-def record(children: Children, sampling: Sampling, draws: int) -> tuple[RecordedSteps, torch.Tensor]:
+def record(
+    children: Children, sampling: Sampling, draws: int, share: float = 1.0
+) -> tuple[RecordedSteps, torch.Tensor]:
     """One exact round of every image, and the images' first tokens."""
     target, draft = tables()
     config = DecodingConfig(Eagle(), Static(paths=PATHS, children=children), EXACT, sampling)
     engine = tabular.TabularEngine(config, target, draft, LEVELS + 2, lookup=LOOKUP)
-    engine.observer = recorder = StepRecorder(sampling)
+    engine.observer = recorder = StepRecorder(sampling, CODEBOOK, share)
     batch = engine.open(draws, 0)
     first = batch.root.clone()
     engine.step(batch)
@@ -84,7 +87,7 @@ def test_the_emitted_tokens_are_the_enumerated_ones(name: str, resampling: Resam
     fast, plain = with_resampling(name, resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
     steps, first = record(children, sampling, DRAWS if children == "sampled" else 100)
-    outcomes = walk(steps, fast, LOOKUP, CODEBOOK)
+    outcomes = walk(steps, fast, LOOKUP)
     for token in set(first.tolist()):
         rounds_after = enumerate_rounds(fast, plain, children, sampling, token)
         expected = sum(len(tokens) * weight for tokens, weight in rounds_after.items())
@@ -99,7 +102,7 @@ def test_excess_bounds_the_total_variation_and_is_it_for_one_child(name: str, ch
     fast, plain = with_resampling(name, "optimal")
     steps, first = record("top", Sampling(), 100)
     kept = (steps.depth == 1) & (torch.arange(steps.depth.shape[1]) < children)
-    outcomes = walk(steps, fast, LOOKUP, CODEBOOK, kept=kept)
+    outcomes = walk(steps, fast, LOOKUP, kept=kept)
     for token in set(first.tolist()):
         q, p = (below(all_probs(table, Sampling()), token) for table in tables())
         shape: rounds.Shape = ((),) * children
@@ -110,3 +113,23 @@ def test_excess_bounds_the_total_variation_and_is_it_for_one_child(name: str, ch
         distance = (probs - torch.tensor(q[()])).abs().sum().item() / 2
         excess = outcomes.excess[first == token].mean().item()
         assert excess == pytest.approx(distance, abs=1e-5) if children == 1 else excess > distance - 1e-5
+
+
+def test_measures_are_means_over_the_targets_tokens() -> None:
+    """Of the root's first child: squared distance and difference of log probs to a token of the target's."""
+    steps, first = record("sampled", Sampling(), 50)
+    target, _ = tables()
+    q = all_probs(target, Sampling())
+    for step, token in enumerate(first.tolist()):
+        probs, x = q[1 + token], int(steps.tokens[step, 0])
+        distance = sum(probs[y] * (BOOK[x][0] - BOOK[y][0]) ** 2 for y in range(CODES))
+        surprise = sum(probs[y] * (math.log(probs[y]) - math.log(probs[x])) for y in range(CODES))
+        assert steps.code_distance[step, 0].item() == pytest.approx(distance, abs=1e-5)
+        assert steps.surprise[step, 0].item() == pytest.approx(surprise, abs=1e-5)
+
+
+def test_a_share_of_the_steps_can_be_kept() -> None:
+    """About a third of 3,000 steps: within 5 standard deviations (129), the same ones at each run."""
+    kept = [record("top", Sampling(), 3000, share=1 / 3)[0] for _ in range(2)]
+    assert abs(len(kept[0]) - 1000) < 129
+    assert torch.equal(kept[0].image, kept[1].image)

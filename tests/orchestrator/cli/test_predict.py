@@ -1,0 +1,101 @@
+"""`specfrontier predict` on a tiny random model: its table, its front, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.cli.predict import PLOT, TABLE
+from orchestrator.errors import FAILED, WRONG_USAGE
+from tests.fakes.command_line import CommandResult, error_of, specfrontier
+from tests.fakes.tiny_models import tiny_scenes
+
+SPACE = """
+name: tiny
+models: WEIGHTS
+captions: {source: scenes, count: 4, seed: 1}
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
+enqueue: [vanilla, {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
+space:
+  drafter: eagle
+  tree:
+    - {policy: chain, length: {low: 1, high: 3}}
+    - {policy: dynamic, depth: {low: 1, high: 2}, width: 2, nodes: 3}
+    - {policy: adjacency, nodes: 4, depth_range: [1, 2], width_range: [1, 2], start_depth: 1, start_width: 1}
+  acceptance: {schedule: constant, budget: {low: 1.0, high: 3.0}}
+"""
+SETTINGS = 12
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_scenes(tmp_path_factory.mktemp("weights"))
+
+
+def write_space(folder: Path, weights: Path, text: str = SPACE) -> str:
+    path = folder / "space.yaml"
+    path.write_text(text.replace("WEIGHTS", str(weights)), "utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def predicted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CommandResult]:
+    folder = tmp_path_factory.mktemp("predicted")
+    options = ("--settings", str(SETTINGS), "--captions", "4", "--out", str(folder), "--json")
+    return folder, specfrontier("predict", write_space(folder, weights), *options)
+
+
+def test_every_describable_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
+    folder, result = predicted
+    assert result.code == 0, result.err
+    table = pq.read_table(folder / TABLE)
+    ((reason, missing),) = result.json["not_predicted"].items()
+    assert "adjacency" in reason
+    assert table.num_rows == SETTINGS + 2 - missing
+    assert len(set(table["digest"].to_pylist())) == table.num_rows
+    assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
+
+
+def test_vanilla_is_one_token_a_pass_and_the_exact_rule_costs_nothing(predicted: tuple[Path, CommandResult]) -> None:
+    rows = {row["label"]: row for row in pq.read_table(predicted[0] / TABLE).to_pylist()}
+    vanilla, exact = rows["vanilla"], rows["exact chain"]
+    assert (vanilla["mean_accepted_length"], vanilla["speedup"], vanilla["excess"]) == (1, pytest.approx(1), 0)
+    assert exact["excess"] == 0
+    assert exact["mean_accepted_length"] >= 1
+    assert exact["mean_accepted_length_error"] > 0
+
+
+def test_larger_budgets_accept_more_and_cost_more(predicted: tuple[Path, CommandResult]) -> None:
+    rows = [row for row in pq.read_table(predicted[0] / TABLE).to_pylist() if row["tree.policy"] == "chain"]
+    for length in {row["tree.length"] for row in rows}:
+        chains = sorted((row for row in rows if row["tree.length"] == length), key=lambda row: row["acceptance.budget"])
+        for name in ("mean_accepted_length", "excess"):
+            values = [row[name] for row in chains]
+            assert values == sorted(values)
+
+
+def test_the_front_has_no_setting_that_another_beats(predicted: tuple[Path, CommandResult]) -> None:
+    rows = pq.read_table(predicted[0] / TABLE).to_pylist()
+    front = [entry["label"] for entry in predicted[1].json["front"]]
+    assert front == [row["label"] for row in sorted(rows, key=lambda row: row["speedup"]) if row["on_front"]]
+    for row in rows:
+        beaten = any(o["speedup"] > row["speedup"] and o["excess"] < row["excess"] for o in rows)
+        assert not (beaten and row["on_front"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "code"),
+    [
+        (("eagle\n", "eagel\n"), ["space.yaml", "drafter", "eagle"], WRONG_USAGE),
+        (("temperature: 1.0", "temperature: 0"), ["temperature"], FAILED),
+        (("WEIGHTS", "nowhere"), ["models", "nowhere"], FAILED),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(
+    change: tuple[str, str], words: list[str], code: int, weights: Path, tmp_path: Path
+) -> None:
+    space = write_space(tmp_path, weights, SPACE.replace(*change))
+    error = error_of("predict", space, "--out", str(tmp_path / "out"), code=code)
+    assert all(word in error for word in words)
