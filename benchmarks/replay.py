@@ -1,0 +1,106 @@
+"""How well replay predicts: mean accepted lengths from one recording of the exact rule, against each setting's own run.
+
+    python -m benchmarks.replay [--images 24] [--settings 24] [--set KEY=VALUE ...]
+
+Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use the
+same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from orchestrator.results.describe import describe
+from orchestrator.run.study import random_configs
+from search_spaces.overrides import parse_assignments
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from workers.data.captions import read_captions
+from workers.decoding.state import Request
+from workers.loading.models_yaml import load_folder
+from workers.metrics.estimate import Estimate
+from workers.replay.replayer import Replayer
+
+DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}
+WITHIN = 0.03
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting: predicted and measured tokens per pass, and the seconds that each took."""
+
+    config: DecodingConfig
+    predicted: Estimate
+    measured: float
+    predict_s: float
+    run_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.predicted.value / self.measured - 1
+
+
+def read_space(assignments: Sequence[str]) -> SweepConfig:
+    """The quick start's space, with dynamic trees."""
+    quickstart = SweepConfig.read("quickstart")
+    trees = [*quickstart.space.source["tree"], DYNAMIC]
+    sweep = SweepConfig.from_mapping(quickstart.to_mapping() | {"space": quickstart.space.source | {"tree": trees}})
+    return SweepConfig.parse(sweep.to_yaml(), "quickstart", parse_assignments(assignments))
+
+
+def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], float]:
+    """Rows for `count` random settings, and the seconds of all recordings."""
+    models = load_folder()
+    requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
+    configs: dict[DecodingConfig, None] = {}
+    for config in random_configs(sweep):
+        if config is not None:
+            configs[config] = None
+        if len(configs) == count:
+            break
+    replayer = Replayer(models, requests, seed=sweep.seed)
+    start = time.perf_counter()
+    replayer.record(configs)
+    recording_s = time.perf_counter() - start
+    rows = []
+    for config in configs:
+        start = time.perf_counter()
+        predicted = replayer.predict(config).mean_accepted_length
+        middle = time.perf_counter()
+        statistics = [result.statistics for result in replayer.run(config, requests, images)]
+        measured = sum(int(s.emitted.sum()) for s in statistics) / sum(s.rounds for s in statistics)
+        rows.append(Row(config, predicted, measured, middle - start, time.perf_counter() - middle))
+    return rows, recording_s
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=24)
+    parser.add_argument("--settings", type=int, default=24)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows, recording_s = compare(read_space(options.set), options.images, options.settings)
+    print(f"{'predicted':>15} {'measured':>9} {'error':>7}  setting")
+    for row in rows:
+        value = f"{row.predicted.value:.3f} ± {row.predicted.error:.3f}"
+        print(f"{value:>15} {row.measured:9.3f} {100 * row.error:+6.1f}%  {describe(row.config, digits=3)}")
+    errors = np.abs([row.error for row in rows])
+    median, ninety = np.quantile(errors, [0.5, 0.9])
+    print(f"within {100 * WITHIN:.0f} %: {100 * np.mean(errors <= WITHIN):.0f} % of {len(rows)} settings; median error "
+          f"{100 * median:.1f} %, nine in ten within {100 * ninety:.1f} %")  # fmt: skip
+    ratio = sum(row.run_s for row in rows) / sum(row.predict_s for row in rows)
+    print(
+        f"recording {recording_s:.0f} s; a prediction is {ratio:.0f} times as fast as a run of {options.images} images"
+    )
+
+
+if __name__ == "__main__":
+    main()
