@@ -2,8 +2,9 @@
 
     python -m benchmarks.replay [--images 24] [--settings 24] [--set KEY=VALUE ...]
 
-Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use the
-same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both sides.
+Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use
+the same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both
+sides.
 """
 
 from __future__ import annotations
