@@ -235,6 +235,22 @@ def test_a_lost_trial_has_no_record_and_runs_again_on_resume(tmp_path: Path) -> 
     assert {record.number for record in read_trials(Storage(str(store)))} == set(range(24))
 
 
+class Misnaming(InstantWorkers):
+    """Workers with other captions: the shards of dynamic trees get another name."""
+
+    def answer(self, task: Task) -> Mapping[str, Any]:
+        other = task.kind == "quality" and task.payload["config"]["tree"]["policy"] == "dynamic"
+        return {**super().answer(task), **({"name": "shards/other.parquet"} if other else {})}
+
+
+def test_a_shard_under_another_name_is_not_a_trials_shard(tmp_path: Path) -> None:
+    outcome = run(sweep(tmp_path), tmp_path / "store", Misnaming())
+    failed = [record for record in outcome.records if record.state == "failed"]
+    assert failed
+    assert {record.number for record in failed} == set(outcome.lost)
+    assert all("shards/other.parquet instead of" in (record.cause or "") for record in failed)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_values_that_are_missing_or_not_finite_never_reach_the_study(tmp_path: Path, value: float | None) -> None:
     def numbers(config: DecodingConfig) -> dict[str, float]:
