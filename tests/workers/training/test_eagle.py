@@ -153,6 +153,16 @@ def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) 
     assert sum(" loss" in line for line in said) == 3
 
 
+def test_worse_weights_do_not_replace_better_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out figures rise to the second save and fall at the third."""
+    figures = iter([0.5, 0.9, 0.7])
+    monkeypatch.setattr(eagle, "evaluate_drafter", lambda *_, **__: {"top-3": next(figures)})
+    made = job(tmp_path, EagleRecipe(batch=2, steps=3, save_every=1), 4)
+    path = made.run(torch.device("cpu"), log=quiet)
+    assert next(figures, None) is None
+    assert read_config(path)["held_out"]["top-3"] == 0.9
+
+
 def test_weights_without_figures_are_replaced(tmp_path: Path) -> None:
     made = job(tmp_path, EagleRecipe(batch=2, steps=2, save_every=1), 4)
 
