@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.cli.tables import counted, measured, shown_table
-from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
 
 if TYPE_CHECKING:
     from orchestrator.run.predictions import PredictedSpace
@@ -43,7 +43,7 @@ def predict(
 
     The exact rule runs once for each drafter and kind of tree; every rule and every smaller tree is then walked over
     the recorded steps. "excess" is the probability mass that a rule accepts beyond the exact one, per token. Writes
-    predictions.parquet and predictions.png. Adjacency trees and temperature 0 cannot be predicted.
+    predictions.parquet and predictions.png. Adjacency trees, Jacobi windows and temperature 0 cannot be predicted.
     """
     from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
@@ -56,12 +56,16 @@ def predict(
         sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
         folder.mkdir(parents=True, exist_ok=True)
     from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
+    from workers.decoding.engine import DecodingError
 
     chosen = o.pick_device(device)
-    with ends_with(FAILED):
-        predicted = predict_space(
-            sweep, count=settings, captions=captions, device=chosen, log=lambda line: typer.echo(line, err=True)
-        )
+    with ends_with(FAILED), in_memory("; try fewer --captions, or another --device"):
+        try:
+            predicted = predict_space(
+                sweep, count=settings, captions=captions, device=chosen, log=lambda line: typer.echo(line, err=True)
+            )
+        except DecodingError as error:
+            raise CommandError(str(error), FAILED) from error
         _write(predicted, folder)
     typer.echo(json.dumps(_to_mapping(predicted), indent=2) if as_json else _describe(predicted, folder))
 

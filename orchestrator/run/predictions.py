@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,7 @@ from workers.replay.replayer import Replayer, recording_key
 if TYPE_CHECKING:
     import pyarrow
 
-AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
+_AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
 _MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
 _DIGITS = 3
 
@@ -88,7 +87,8 @@ def predict_space(
     captions: images that are recorded, the first of the sweep's.
 
     Raises:
-        ConfigError, ValueError: the models cannot serve the space; replay can describe none of it.
+        ConfigError, ValueError: the models do not support the space; replay can describe none of it.
+        DecodingError: logits are not finite.
     """
     entry = models_entry(sweep)
     models = load_entry(entry, device)
@@ -108,11 +108,9 @@ def predict_space(
     costs = CostModel({config: _time(replayer, config, requests, sweep.timing.batch) for config in to_time})
     log(f"predicting {len(pool)} settings")
     settings = [_predict(replayer, costs, label, config, models) for label, config in pool]
-    values = [[setting.values[name].value for name, _ in AXES] for setting in settings]
-    front = nondominated(values, [direction for _, direction in AXES])
-    settings = [
-        PredictedSetting(s.label, s.config, s.values, bool(member)) for s, member in zip(settings, front, strict=True)
-    ]
+    values = [[setting.values[name].value for name, _ in _AXES] for setting in settings]
+    front = nondominated(values, [direction for _, direction in _AXES])
+    settings = [replace(s, on_front=bool(member)) for s, member in zip(settings, front, strict=True)]
     return PredictedSpace(settings, left_out, sweep)
 
 
@@ -176,6 +174,4 @@ def _predict(
         values = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
     tokens = models.target.grid.tokens
     faster = speedup(values["mean_accepted_length"], costs.cost(config), vanilla, tokens)
-    if not math.isfinite(faster.value):
-        raise ValueError(f"{describe(config)}: its predicted speed-up is {faster.value}")
     return PredictedSetting(label, config, values | {"speedup": faster})

@@ -63,7 +63,7 @@ class CostModel:
     timed: Mapping[DecodingConfig, ImageCost]
 
     def cost(self, config: DecodingConfig) -> ImageCost:
-        """The cost of a setting: least squares over its family's timed settings.
+        """The cost of a setting: least squares over its family's timed settings, and never outside their range.
 
         Raises:
             KeyError: nothing of its family was timed.
@@ -73,7 +73,8 @@ class CostModel:
             raise KeyError(cost_family(config))
         sizes, costs = [_terms(other) for other in family], list(family.values())
         weights = _terms(config) @ np.linalg.pinv(np.array(sizes))  # of the timed costs
-        per_pass = float(weights @ [cost.per_pass for cost in costs])
+        rates = [cost.per_pass for cost in costs]
+        per_pass = float(np.clip(weights @ rates, min(rates), max(rates)))
         error = float(np.linalg.norm(weights * [cost.error for cost in costs]))
         return ImageCost(float(np.mean([cost.prefill for cost in costs])), per_pass, error)
 

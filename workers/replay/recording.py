@@ -58,15 +58,9 @@ class RecordedSteps:
 
     def select(self, rows: Tensor) -> Self:
         """The steps at indices [n]."""
-        columns: dict[str, Any] = {name: None if column is None else column[rows] for name, column in self._columns()}
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {name: None if column is None else column[rows] for name, column in columns.items()}
         return type(self)(**columns)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(column.nbytes for _, column in self._columns() if column is not None)
-
-    def _columns(self) -> list[tuple[str, Tensor | None]]:
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from search_spaces.acceptance import EXACT
 from search_spaces.params import ConfigError
-from search_spaces.trees import Dynamic, TreePolicy
+from search_spaces.trees import Chain, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, NoDrafter
-from workers.decoding.build import build_tables
+from workers.decoding.build import build_tables, drafter_class
 from workers.decoding.engine import Engine, Observer, Result
 from workers.decoding.state import Request
 from workers.loading.models import Models
@@ -21,7 +21,7 @@ from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.subtrees import subtree, union_policy
 from workers.replay.walk import walk
 
-MAX_STEPS = 512  # of a recording, about
+_MAX_STEPS = 512  # of a recording, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +40,11 @@ def recording_key(config: DecodingConfig) -> tuple[object, ...]:
     """
     if config.sampling is None or config.sampling.temperature == 0:
         raise ConfigError(("sampling", "temperature"), "replay needs sampling: a temperature above 0")
-    policy = config.policy
-    union_policy([policy])
-    kind = Dynamic.kind if isinstance(policy, Dynamic) else getattr(policy, "children", policy.kind)
-    return config.drafter, config.sampling, kind
+    if drafter_class(config.drafter) is None:
+        kind = config.drafter.kind
+        raise ConfigError(("drafter",), f"replay cannot describe {kind!r}: what it drafts depends on the rule")
+    policy = union_policy([config.policy])
+    return config.drafter, config.sampling, policy.children if isinstance(policy, Chain | Static) else policy.kind
 
 
 class Replayer:
@@ -53,7 +54,13 @@ class Replayer:
     """
 
     def __init__(
-        self, models: Models, requests: Sequence[Request], *, seed: int = 0, batch: int = 32, max_steps: int = MAX_STEPS
+        self,
+        models: Models,
+        requests: Sequence[Request],
+        *,
+        seed: int = 0,
+        batch: int = 32,
+        max_steps: int = _MAX_STEPS,
     ) -> None:
         self.models, self.requests, self.seed, self.batch, self.max_steps = models, requests, seed, batch, max_steps
         self._recordings: dict[tuple[object, ...], _Recording] = {}

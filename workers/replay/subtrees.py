@@ -11,11 +11,11 @@ from search_spaces.params import ConfigError
 from search_spaces.trees import Chain, Dynamic, Static, TreePolicy, static_tree
 from workers.replay.recording import RecordedSteps
 
-MAX_RECORDED_NODES = 256  # of a dynamic tree: less likely nodes are in no tree that is worth its time
+_MAX_RECORDED_NODES = 256  # of a dynamic tree: less likely nodes are in no tree that is worth its time
 
 
 def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
-    """The smallest policy whose trees contain those of all `policies`.
+    """A policy whose trees contain those of all `policies`.
 
     Raises:
         ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
@@ -29,7 +29,7 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
         return Static(paths=tuple(paths), children=fixed[0].children)
     if dynamic and len(dynamic) == len(policies):
         depth, width = max(policy.depth for policy in dynamic), max(policy.width for policy in dynamic)
-        return Dynamic(depth, width, MAX_RECORDED_NODES)
+        return Dynamic(depth, width, _MAX_RECORDED_NODES)
     kinds = ", ".join(sorted({policy.kind for policy in policies}))
     raise ConfigError(("tree", "policy"), f"replay cannot describe {kinds} by one recording; it can for chain, static "
                       "and dynamic trees")  # fmt: skip
