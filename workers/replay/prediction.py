@@ -16,17 +16,19 @@ from torch import Tensor
 from workers.metrics.estimate import Estimate, jackknife_error
 from workers.replay.walk import StepOutcomes
 
-MEASURES = ("excess", "code_distance", "surprise")
+MEASURES = ("total_variation", "excess", "code_distance", "surprise")
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per
-    emitted token. Standard errors are over images.
+    emitted token. Standard errors are over images. approximate: what is drafted depends on the rule or on what was
+    accepted before, so that the walked drafts are not quite the setting's own.
     """
 
     mean_accepted_length: Estimate
     cost: Mapping[str, Estimate]
+    approximate: bool = False
 
 
 def predict(outcomes: StepOutcomes, image: Tensor, image_row: Tensor) -> Prediction:

@@ -6,7 +6,7 @@ product of the chances along its path. The only noise left is that of the record
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,12 +21,15 @@ from workers.replay.recording import RecordedSteps
 class StepOutcomes:
     """Expectations of a rule at S steps; all but `emitted` are sums over the emitted tokens.
 
-    emitted [S]: tokens emitted. excess [S]: probability mass accepted beyond the exact rule's. With optimal resampling
-    its expectation bounds the total variation between the emitted distribution and the target's, and equals it in a
-    chain (Cool-SD, Theorem 2). code_distance, surprise [S]: excess times these measures of the accepted token.
+    emitted [S]: tokens emitted. total_variation [S]: between each token's distribution, given the tokens before it, and
+    the target's. Exact where children are chosen, and in the mean over drafts for a chain of sampled ones with optimal
+    resampling (Cool-SD, Theorem 2); with the papers' resampling, or several sampled siblings, an upper bound: the sum
+    over sibling tests of what each adds. excess [S]: probability mass accepted beyond the exact rule's. code_distance,
+    surprise [S]: excess times these measures of the accepted token.
     """
 
     emitted: Tensor
+    total_variation: Tensor
     excess: Tensor
     code_distance: Tensor
     surprise: Tensor
@@ -50,7 +53,7 @@ def walk(
     for rank in range(steps.children.shape[2]):
         if not siblings.test(rank):
             break
-    return _along_paths(steps, siblings)
+    return _along_paths(steps, siblings, siblings.total_variation().view(steps.inner.shape))
 
 
 def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -> Tensor:
@@ -67,7 +70,7 @@ class _Siblings:
     """The tests of all inner slots of all steps, flattened to S * I rows.
 
     accept, excess [S, N]: once a node's parent is accepted, the chance that the node is, and by how much it is higher
-    than the exact rule's.
+    than the exact rule's. bias [S * I]: sum over the tests of sampled children of the total variation that each adds.
     """
 
     def __init__(
@@ -82,6 +85,11 @@ class _Siblings:
         self.open = torch.ones(len(self.step), device=eligible.device)  # that no earlier sibling was accepted
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.excess = torch.zeros_like(self.accept)
+        self.bias = torch.zeros_like(self.open)
+        is_paper = rule.resampling == "paper" and not rule.neighbourhood.exact
+        self.optimal = replace(rule, resampling="optimal") if is_paper else None
+        # the residual after the last child: to compare with the optimal one, or for the distribution at chosen children
+        self.needs_last = is_paper or self.proposal is None
 
     def test(self, rank: int) -> bool:
         """Test the children of one rank; False if there are none."""
@@ -98,31 +106,53 @@ class _Siblings:
         if p is not None:
             exact = exact / p.gather(1, x[:, None])[:, 0]
         self.accept[step, node] = self.open[rows] * prob
-        self.excess[step, node] = self.open[rows] * (prob - exact).clamp_min(0)
-        if rank + 1 < self.children.shape[1]:
+        bias = (prob - exact).clamp_min(0)
+        self.excess[step, node] = self.open[rows] * bias
+        if self.needs_last or rank + 1 < self.children.shape[1]:
             after_rejection = rule.residual(r, p, x, omega, mass, self.tables)
             self.residual = self.residual.index_copy(0, rows, after_rejection)
             if self.proposal is not None and p is not None:
+                if self.optimal is not None:
+                    best = self.optimal.residual(r, p, x, omega, mass, self.tables)
+                    bias = bias + (1 - prob) * _total_variation(after_rejection, best)
                 next_proposal = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
                 self.proposal = self.proposal.index_copy(0, rows, next_proposal)
+        self.bias[rows] += self.open[rows] * bias
         self.open[rows] *= 1 - prob
         return True
 
+    def total_variation(self) -> Tensor:
+        """Of the token after each slot [S * I]: see `StepOutcomes`."""
+        if self.proposal is not None:
+            return self.bias
+        probs = self.open[:, None] * self.residual
+        drafted = self.children.clamp(min=0)
+        tokens = self.steps.tokens[self.step[:, None], drafted]
+        probs.scatter_add_(1, tokens, self.accept[self.step[:, None], drafted] * (self.children >= 0))
+        return _total_variation(probs, self.steps.target.flatten(0, 1))
 
-def _along_paths(steps: RecordedSteps, siblings: _Siblings) -> StepOutcomes:
-    """Multiply the chances along every path from the root."""
+
+def _total_variation(a: Tensor, b: Tensor) -> Tensor:
+    """Between the rows of a and b [n, V]."""
+    return (a - b).abs().sum(1) / 2
+
+
+def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Tensor) -> StepOutcomes:
+    """Multiply the chances along every path from the root. total_variation [S, I]: of the token after each slot."""
     count, nodes = steps.tokens.shape
     row = torch.arange(count, device=siblings.accept.device)[:, None]
     reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
     reach[:, 0] = 1
-    excess = torch.zeros_like(reach)
+    excess, distance = torch.zeros_like(reach), torch.zeros(count, device=row.device)
     for index in range(steps.inner.shape[1]):  # parents come first
         child, drafted = steps.children[:, index].clamp(min=0), steps.children[:, index] >= 0
         slot = torch.where(drafted, child + 1, 0)
-        at_parent = reach[row, steps.inner[:, index, None]] * drafted
+        at_slot = reach[row, steps.inner[:, index, None]]
+        distance += at_slot[:, 0] * total_variation[:, index]
+        at_parent = at_slot * drafted
         reach.scatter_add_(1, slot, at_parent * siblings.accept[row, child])
         excess.scatter_add_(1, slot, at_parent * siblings.excess[row, child])
     excess = excess[:, 1:]
     return StepOutcomes(
-        reach.sum(1), excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
+        reach.sum(1), distance, excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
     )
