@@ -11,10 +11,9 @@ from torch import Tensor
 from workers.decoding.state import Request
 from workers.metrics.caption_accuracy import image_accuracies
 from workers.metrics.clip_score import load_clip
-from workers.metrics.estimate import Estimate, grouped_mean
+from workers.metrics.estimate import BLOCKS, Estimate, block_mean
 from workers.metrics.features import load_features
 from workers.metrics.frechet import (
-    FrechetEstimate,
     Gaussian,
     difference,
     distance_between,
@@ -30,9 +29,9 @@ REFERENCE_SEED, REFERENCE_SCENES = 2, 4096  # held out from all training (seed 0
 class Quality:
     """`fid`: to real scenes. `drift`: to vanilla's images of the same captions. `gain`: fid minus vanilla's, paired."""
 
-    fid: FrechetEstimate
-    drift: FrechetEstimate | None
-    gain: FrechetEstimate | None
+    fid: Estimate
+    drift: Estimate | None
+    gain: Estimate | None
     accuracy: Estimate
     clip: Estimate
 
@@ -57,15 +56,15 @@ class Judge:
     def judge(self, images: Tensor) -> Quality:
         """Quality of images [n, 3, H, W]."""
         features = self.features.extract(images)
-        paired, order = self.vanilla is not None, torch.arange(len(images))
+        paired, blocks = self.vanilla is not None, torch.arange(len(images)) % BLOCKS
         if self.vanilla is None:
             self.vanilla = features
         return Quality(
-            fid=distance_to_reference(features, self.reference),
-            drift=distance_between(features, self.vanilla) if paired else None,
-            gain=difference(features, self.vanilla, self.reference) if paired else None,
-            accuracy=grouped_mean(image_accuracies(self.features, features, self.captions), order),
-            clip=grouped_mean(self.clip.cosines(images, self.captions), order),
+            fid=distance_to_reference(features, self.reference, blocks),
+            drift=distance_between(features, self.vanilla, blocks) if paired else None,
+            gain=difference(features, self.vanilla, self.reference, blocks) if paired else None,
+            accuracy=block_mean(image_accuracies(self.features, features, self.captions), blocks),
+            clip=block_mean(self.clip.cosines(images, self.captions), blocks),
         )
 
 

@@ -204,7 +204,8 @@ class Evaluator:
             stored: dict[str, Any] = json.loads(self.storage.read(name))
             return stored | {"ran": False}
         metrics, unavailable = select_metrics(task.metrics, self.available)
-        shards = ShardReader(self.storage, self.extractors.columns, tuple(self.extractors.scorers))
+        positions = {caption.id: position for position, caption in enumerate(self.captions)}
+        shards = ShardReader(self.storage, self.extractors.columns, tuple(self.extractors.scorers), positions)
         needs_reference = any(REFERENCE in metric.needs for metric in metrics)
         references = self._sweep_reference.load() if needs_reference else {}
         names, classifier = [metric.name for metric in metrics], self.extractors.classifier

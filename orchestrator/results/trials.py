@@ -20,11 +20,21 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`."""
+    """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`.
+
+    replicates, noise: see `workers.metrics.estimate.Estimate`.
+    """
 
     value: float
     error: float | None
     n: int
+    replicates: tuple[float, ...] = ()
+    noise: float = 0.0
+
+    @classmethod
+    def from_mapping(cls, fields: Mapping[str, Any]) -> Measured:
+        """Read plain data. Raises TypeError for other fields."""
+        return cls(**{**fields, "replicates": tuple(fields.get("replicates", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,8 @@ class TrialRecord:
 
     label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
     if the search proposed an invalid one. params: what the study suggested. cause: why it failed. constraints: excess
-    over each, feasible at 0 or less. history: metrics after so many images. duplicate_of: the earlier trial with this
+    over each, feasible at 0 or less. history: metrics at each number of images at which the trial was measured, rising;
+    the last are `metrics`. duplicate_of: the earlier trial with this
     config, whose images it shares. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
@@ -44,7 +55,7 @@ class TrialRecord:
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
-    history: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    history: tuple[tuple[int, Mapping[str, Measured]], ...] = ()
     shards: tuple[str, ...] = ()
     images: int = 0
     seconds: float = 0.0
@@ -80,13 +91,26 @@ class TrialRecord:
         """
         try:
             fields = json.loads(data)
-            fields["metrics"] = {name: Measured(**entry) for name, entry in fields["metrics"].items()}
-            fields["history"] = tuple((int(images), values) for images, values in fields["history"])
+            fields["metrics"] = parse_metrics(fields["metrics"])
+            fields["history"] = parse_history(fields["history"])
             fields["shards"] = tuple(fields["shards"])
             fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
+
+
+def parse_metrics(given: Mapping[str, Any]) -> dict[str, Measured]:
+    """Metrics from plain data."""
+    return {name: Measured.from_mapping(fields) for name, fields in given.items()}
+
+
+def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Measured]], ...]:
+    """A trial's history from plain data. Skips plain numbers, which sweeps of earlier versions have there."""
+    return tuple(
+        (int(images), parse_metrics({name: fields for name, fields in metrics.items() if isinstance(fields, Mapping)}))
+        for images, metrics in given
+    )
 
 
 def trial_table(records: Sequence[TrialRecord]) -> pyarrow.Table:

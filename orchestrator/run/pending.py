@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.results.trials import COMPLETE, FAILED, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, TrialRecord, parse_history, parse_metrics
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
@@ -82,16 +82,15 @@ class PendingTrial:
         Constraints are evaluated later.
         """
         self.seconds += output.get("seconds", 0.0)
-        metrics = {
-            name: Measured(**entry) for name, entry in output["metrics"].items() if math.isfinite(entry["value"])
-        }
+        measured = parse_metrics(output["metrics"])
+        metrics = {name: entry for name, entry in measured.items() if math.isfinite(entry.value)}
         skipped = output.get("skipped", {})
         problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
         self.record = self._make_record(
             FAILED if problems else COMPLETE,
             cause="; ".join(problems) or None,
             metrics=metrics,
-            history=tuple((int(images), values) for images, values in output.get("history", ())),
+            history=parse_history(output.get("history", ())),
             shards=(*self.files["quality"], *self.files["timing"]),
             images=self.images,
         )

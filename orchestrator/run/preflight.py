@@ -20,7 +20,8 @@ from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import plan_timing
 from workers.data.storage import Storage
-from workers.metrics import fid, frechet
+from workers.metrics import fid
+from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import unavailable_metrics
 from workers.metrics.metric import TIMINGS
 from workers.metrics.registry import registered_metrics, uses_timings
@@ -177,7 +178,7 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
         ValueError: names the number of images that remain in a jackknife replicate.
     """
     samples = sweep.quality.samples
-    largest_block = -(-captions // min(frechet.GROUPS, captions))  # captions that a jackknife replicate leaves out
+    largest_block = -(-captions // min(BLOCKS, captions))  # captions that a jackknife replicate leaves out
     remaining = (captions - largest_block) * samples
     for section, name in sweep.named_metrics:
         if section != "metrics" and name in fid.FRECHET_METRICS and remaining <= model.features.width:

@@ -138,16 +138,13 @@ def metrics(record: TrialRecord, moment: int) -> list[Metric]:
     """
     from mlflow.entities import Metric
 
-    found: list[tuple[str, float | None, int]] = []
-    for images, values in record.history:
-        for name, value in values.items():
-            if name not in record.metrics or images < record.metrics[name].n:
-                found.append((name, value, images))
-    for name, entry in record.metrics.items():
-        found += [(name, entry.value, entry.n), (f"{name}_error", entry.error, entry.n)]
-    found += [("images", record.images, record.images), ("seconds", record.seconds, record.images)]
-    finite = [(name, value, step) for name, value, step in found if value is not None and math.isfinite(value)]
-    return [Metric(legal_name(name), value, moment, step) for name, value, step in finite]
+    found: dict[tuple[str, int], float | None] = {}
+    for entries in (*(entries for _, entries in record.history), record.metrics):
+        for name, entry in entries.items():
+            found |= {(name, entry.n): entry.value, (f"{name}_error", entry.n): entry.error}
+    found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
+    finite = {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
+    return [Metric(legal_name(name), value, moment, step) for (name, step), value in finite.items()]
 
 
 def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: bool) -> dict[str, str]:

@@ -25,9 +25,7 @@ def columns(
     caption = torch.arange(captions).repeat_interleave(samples)
     shared = torch.randn(captions, DIM, generator=generator)[caption]
     rounds = torch.randint(20, 60, (n,), generator=generator)
-    return {
-        "caption_id": caption,
-        "sample": torch.arange(samples).repeat(captions),
+    return keys(captions, samples) | {
         "features": ((0.8 * shared + 0.6 * torch.randn(n, DIM, generator=generator)) * scale + shift).half(),
         "score.clip_score": shared[:, 0] / 10 + torch.rand(n, generator=generator),
         "score.caption_accuracy": torch.rand(n, generator=generator),
@@ -35,6 +33,12 @@ def columns(
         "rounds": rounds,
         "depth": 143 / rounds,
     }
+
+
+def keys(captions: int, samples: int = 1) -> dict[str, Tensor]:
+    """The columns that say which image a row is: captions 0, 1, ... in the order of the sweep."""
+    caption = torch.arange(captions).repeat_interleave(samples)
+    return {"caption_id": caption, "position": caption, "sample": torch.arange(samples).repeat(captions)}
 
 
 def timings(pairs: int, seed: int = 0) -> dict[str, Tensor]:
@@ -70,8 +74,8 @@ def fid_of(images: Rows, real: ReferenceFeatures) -> Estimate:
 
 def mean_score(name: str, scores: Tensor) -> Estimate:
     """The metric of a per-image score [n], each image of a caption of its own."""
-    keys = {"caption_id": torch.arange(len(scores)), "sample": torch.zeros(len(scores)).long()}
-    return compute_metrics(MetricInputs(images=Rows(keys | {f"score.{name}": scores})), [name])[0][name]
+    rows = Rows(keys(len(scores)) | {f"score.{name}": scores})
+    return compute_metrics(MetricInputs(images=rows), [name])[0][name]
 
 
 def load_scorer(name: str, weights: Mapping[str, Path]) -> Scorer:

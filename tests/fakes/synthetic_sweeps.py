@@ -165,7 +165,7 @@ def _record(
     metrics: Mapping[str, Measured] = metrics_of(setting, rng)
     if twin is not None:
         config, metrics = twin.config, twin.metrics
-    half = {key: entry.value * 1.1 for key, entry in metrics.items()}
+    half = {key: Measured(entry.value * 1.1, None, entry.n // 2) for key, entry in metrics.items()}
     return TrialRecord(
         number=number,
         label=label,
@@ -173,7 +173,7 @@ def _record(
         config=config,
         metrics=metrics,
         constraints={"clip_score >= 0.9 * vanilla": 27.0 - metrics["clip_score"].value},
-        history=((IMAGES // 2, half), (IMAGES, {key: entry.value for key, entry in metrics.items()})),
+        history=((IMAGES // 2, half), (IMAGES, metrics)),
         shards=twin.shards if twin is not None else (),
         images=IMAGES,
         seconds=12.5,

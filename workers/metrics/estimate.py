@@ -1,11 +1,21 @@
-"""A number with its standard error, estimated over independent images or by the jackknife."""
+"""A number with its standard error, from the jackknife over blocks of captions.
+
+The captions of a sweep are divided into `BLOCKS` fixed blocks, the same for all of its trials and for any number of
+captions: a caption's block is its position in the sweep's list modulo `BLOCKS`, and all samples of a caption are in its
+block. Every jackknife leaves out one of these blocks, so the replicates of two estimates (of two trials, or of two
+metrics) move together where the estimates depend on the same captions.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+
+BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
 
 
 class MetricUnavailable(ValueError):
@@ -14,15 +24,34 @@ class MetricUnavailable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` is measured on `n` images; `error` is its standard error over images, in the same unit."""
+    """`value` is measured on `n` images; `error` is its standard error, in the same unit.
+
+    replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
+    noise: standard error from what is not the captions. error = hypot(jackknife_error(replicates), noise).
+    """
 
     value: float
     error: float
     n: int
+    replicates: tuple[float, ...] = ()
+    noise: float = 0.0
+
+    @classmethod
+    def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0) -> Self:
+        """From values [1 + G]: of all blocks first, then with each block left out."""
+        left_out = values[1:]
+        error = math.hypot(jackknife_error(left_out).item(), noise)
+        return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise)
+
+    @property
+    def debiased(self) -> float:
+        """The value without its bias of order 1/n: the mean of the pseudo-values G * value - (G - 1) * replicate."""
+        groups = len(self.replicates)
+        return groups * self.value - (groups - 1) * math.fsum(self.replicates) / groups
 
 
 def jackknife_error(left_out: Tensor) -> Tensor:
-    """Standard error from values [G] (or [G, ...]) that each leave one of G equal groups out.
+    """Standard error from values [G] (or [G, ...]) that each leave one of G blocks of nearly equal size out.
 
     The delete-a-group jackknife (Shao and Tu 1995, section 2.3): sqrt((G - 1) / G * sum_g (v_g - mean v)^2).
     """
@@ -30,42 +59,43 @@ def jackknife_error(left_out: Tensor) -> Tensor:
     return ((groups - 1) / groups * (left_out - left_out.mean(0)).square().sum(0)).sqrt()
 
 
-def caption_groups(captions: Tensor, groups: int | None = None) -> Tensor:
-    """Group [n] of each image from its caption's id [n], sorted: consecutive captions, all images of one together.
-
-    `groups`: the maximum number of groups, whose sizes differ by at most one caption; None: one group per caption.
-    """
-    index: Tensor = torch.unique_consecutive(captions, return_inverse=True)[1]
-    count = count_groups(index)
-    return index if groups is None or groups >= count else index * groups // count
-
-
-def count_groups(groups: Tensor) -> int:
-    """The number of groups in group indices [n], which count from 0."""
-    return int(groups.max()) + 1 if groups.numel() else 0
-
-
-def ratio_estimate(numerator: Tensor, denominator: Tensor, groups: Tensor) -> Estimate:
-    """sum(numerator) / sum(denominator) over rows [n], with the jackknife over groups [n] of dependent rows.
-
-    With a denominator of ones it is a mean, whose error counts the rows of a group as one.
+def block_sizes(blocks: Tensor) -> Tensor:
+    """The number of rows [G] in each block, from the rows' blocks [n], which count from 0.
 
     Raises:
-        MetricUnavailable: there are fewer than two groups.
+        MetricUnavailable: there are fewer than two blocks.
+    """
+    sizes = torch.bincount(blocks)
+    if sizes.numel() < 2:
+        raise MetricUnavailable(
+            f"a standard error needs at least 2 independent measurements, got {sizes.numel()}: measure more captions"
+        )
+    return sizes
+
+
+def with_left_out(sums: Tensor) -> Tensor:
+    """Sums [1 + G, ...] over all blocks, and over all but each, from sums [G, ...] over each block."""
+    total = sums.sum(0, keepdim=True)
+    return torch.cat([total, total - sums])
+
+
+def ratio_estimate(numerator: Tensor, denominator: Tensor, blocks: Tensor) -> Estimate:
+    """sum(numerator) / sum(denominator) over rows [n], with the jackknife over their blocks [n].
+
+    With a denominator of ones it is a mean, whose error counts the rows of a block as dependent.
+
+    Raises:
+        MetricUnavailable: there are fewer than two blocks.
         ValueError: a row is not finite.
     """
-    size = count_groups(groups)
-    if size < 2:
-        raise MetricUnavailable(f"a standard error needs at least 2 independent measurements, got {size}: measure more")
-    rows = torch.stack([numerator.double(), denominator.double()])
+    sizes = block_sizes(blocks)
+    rows = torch.stack([numerator.double(), denominator.double()], dim=1)
     if not rows.isfinite().all():
         raise ValueError("a measurement is not finite, so its mean is undefined: drop its row first")
-    sums = torch.zeros(2, size, dtype=torch.float64).index_add_(1, groups, rows)
-    total = sums.sum(1, keepdim=True)
-    above, below = total - sums
-    return Estimate((total[0] / total[1]).item(), jackknife_error(above / below).item(), numerator.numel())
+    sums = with_left_out(torch.zeros(sizes.numel(), 2, dtype=torch.float64).index_add_(0, blocks, rows))
+    return Estimate.from_replicates(sums[:, 0] / sums[:, 1], numerator.numel())
 
 
-def grouped_mean(scores: Tensor, captions: Tensor) -> Estimate:
-    """The mean of per-image scores [n] and its standard error over captions [n] (ids, sorted)."""
-    return ratio_estimate(scores, torch.ones_like(scores), caption_groups(captions))
+def block_mean(scores: Tensor, blocks: Tensor) -> Estimate:
+    """The mean of per-image scores [n], with the jackknife over the images' blocks [n] of captions."""
+    return ratio_estimate(scores, torch.ones_like(scores), blocks)

@@ -6,38 +6,39 @@ by fid_debiased, from which the jackknife has removed the bias of order 1 / n.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from workers.metrics.estimate import Estimate
-from workers.metrics.frechet import (
-    GROUPS,
-    FrechetEstimate,
-    Gaussian,
-    difference,
-    distance_between,
-    distance_to_reference,
-)
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
+from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
 from workers.metrics.metric import BASELINE, FEATURES, REFERENCE, MetricInputs, register_metric
 
 FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain")
 
 
 @register_metric("fid", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
-def fid(inputs: MetricInputs) -> FrechetEstimate:
+def fid(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to the real images', at n images: comparable only at equal n."""
-    features, reference, groups = inputs.column(FEATURES), _reference(inputs), inputs.images.groups(GROUPS)
-    return inputs.cached("fid", lambda _: distance_to_reference(features, reference, groups=groups))
+    features, reference = inputs.column(FEATURES), _reference(inputs)
+    return inputs.cached("fid", lambda _: distance_to_reference(features, reference, inputs.blocks))
 
 
 @register_metric("fid_debiased", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
 def fid_debiased(inputs: MetricInputs) -> Estimate:
     """fid without its bias of order 1/n (jackknife); may be negative when the true distance is near 0.
 
-    The mean of the jackknife's pseudo-values G * fid - (G - 1) * fid without a block. Their standard error equals
-    fid's: at the n of a sweep, removing the bias does not widen the spread (tests), and the error is conservative.
+    Its standard error equals fid's: at the n of a sweep, removing the bias does not widen the spread (tests), and the
+    error is conservative. So its replicates are fid's, moved by the bias.
+
+    Raises:
+        MetricUnavailable: there are no more images than channels, where the bias is not of order 1/n.
     """
-    estimate = fid(inputs)
-    return Estimate(estimate.debiased, estimate.error, estimate.n)
+    estimate, channels = fid(inputs), inputs.column(FEATURES).shape[1]
+    if estimate.n <= channels:
+        raise MetricUnavailable(f"{estimate.n} images cannot fill a covariance of {channels} channels: use more")
+    bias = estimate.value - estimate.debiased
+    return replace(estimate, value=estimate.debiased, replicates=tuple(v - bias for v in estimate.replicates))
 
 
 @register_metric("drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE))
@@ -45,15 +46,15 @@ def drift(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to those of the baseline's images of the same captions."""
     features, vanilla = inputs.column(FEATURES), inputs.baseline_column(FEATURES)
     if torch.equal(features, vanilla):  # the baseline itself: rounding would give plus or minus 1e-13
-        return Estimate(0.0, 0.0, features.shape[0])
-    return distance_between(features, vanilla, groups=inputs.images.groups(GROUPS))
+        return Estimate.from_replicates(torch.zeros(1 + block_sizes(inputs.blocks).numel()), features.shape[0])
+    return distance_between(features, vanilla, inputs.blocks)
 
 
 @register_metric("fid_gain", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE, BASELINE))
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""
-    features, reference, groups = inputs.column(FEATURES), _reference(inputs), inputs.images.groups(GROUPS)
-    return difference(features, inputs.baseline_column(FEATURES), reference, groups=groups)
+    features, vanilla, reference = inputs.column(FEATURES), inputs.baseline_column(FEATURES), _reference(inputs)
+    return difference(features, vanilla, reference, inputs.blocks)
 
 
 def _reference(inputs: MetricInputs) -> Gaussian:

@@ -6,8 +6,12 @@ parity test: it takes the root of a product that is not symmetric, and has no ja
 
 The distance is biased upwards: with n images it exceeds its limit by about c / n, where c depends on the set. So
 compare distances only at equal n (`difference` requires it), or compare the `debiased` values, from which the jackknife
-has removed the c / n of the resampled sets. A set with no more images than feature channels has a singular covariance
-and is refused.
+has removed the c / n of the resampled sets.
+
+A set with no more images than feature channels has a singular covariance. The distance is defined all the same, since
+only roots of the covariances enter it and no inverse, and its bias is shared by settings at equal n; so early rungs of
+a race have a value and a jackknife error. What is refused is a singular reference (`Gaussian.fit`), which would be a
+wrong yardstick for every setting, and `debiased` values, because the bias is not c / n there.
 """
 
 from __future__ import annotations
@@ -18,9 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, caption_groups, count_groups, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes, with_left_out
 
-GROUPS = 25  # relative error of the error: 1 / sqrt(2 (G - 1)) = 14%; each group costs one d x d eigenproblem
 _CHUNK_ELEMENTS = 1 << 24  # float64 elements of matrices decomposed at a time: 128 MiB
 
 
@@ -56,82 +59,62 @@ class Gaussian:
         return root
 
 
-@dataclass(frozen=True, slots=True)
-class FrechetEstimate(Estimate):
-    """A distance (or a difference of two) over `n` images a side.
-
-    `debiased` has the first-order bias of the resampled sets removed. The standard error comes from leaving out each of
-    `groups` blocks of images. It holds where the distance is well above its noise floor; at the floor itself (two
-    samples of one distribution) the distance is quadratic in the noise, and the error is only its order of magnitude.
-    """
-
-    debiased: float
-    groups: int
-
-
 def frechet_distance(a: Gaussian, b: Gaussian) -> float:
     """Frechet distance (squared form, in units of the features squared) between two Gaussians."""
     return _distances(b.mean, b.covariance, a).item()
 
 
-def distance_to_reference(features: Tensor, reference: Gaussian, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
+def distance_to_reference(features: Tensor, reference: Gaussian, blocks: Tensor) -> Estimate:
     """Distance of images' features [n, d] to a fixed reference, whose own sampling noise does not count ("fid").
 
-    `groups`: how many blocks of images the jackknife leaves out in turn, or each image's block [n] (0, 0, 1, ...).
+    blocks: each image's block [n], which the jackknife leaves out in turn. Its error holds where the distance is well
+    above its noise floor; at the floor itself (two samples of one distribution) the distance is quadratic in the noise,
+    and the error is only its order of magnitude.
     """
-    blocks = _Blocks(features, groups)
-    return blocks.estimate(blocks.distances(reference))
+    gaussians = _LeftOutGaussians(features, blocks)
+    return Estimate.from_replicates(gaussians.distances(reference), features.shape[0])
 
 
-def distance_between(a: Tensor, b: Tensor, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
+def distance_between(a: Tensor, b: Tensor, blocks: Tensor) -> Estimate:
     """Distance between the images [n, d] of two settings for the same captions in the same order ("drift").
 
-    A group leaves out the same captions on both sides, so variation that both sides share does not count as noise.
+    A replicate leaves out the same captions on both sides, so variation that both sides share does not count as noise.
     """
     _check_paired(a, b)
-    first, second = _Blocks(a, groups), _Blocks(b, groups)
-    distances = [frechet_distance(first.gaussian(row), second.gaussian(row)) for row in range(first.groups + 1)]
-    return first.estimate(torch.tensor(distances, dtype=torch.float64))
+    first, second = _LeftOutGaussians(a, blocks), _LeftOutGaussians(b, blocks)
+    distances = [frechet_distance(first.gaussian(row), second.gaussian(row)) for row in range(first.count)]
+    return Estimate.from_replicates(torch.tensor(distances, dtype=torch.float64), a.shape[0])
 
 
-def difference(a: Tensor, b: Tensor, reference: Gaussian, *, groups: int | Tensor = GROUPS) -> FrechetEstimate:
+def difference(a: Tensor, b: Tensor, reference: Gaussian, blocks: Tensor) -> Estimate:
     """Distance of a's images minus distance of b's, both to one reference; a, b [n, d] in the same order of captions.
 
     The paired error separates two settings: difficult captions shift both distances equally and cancel.
     """
     _check_paired(a, b)
-    first, second = _Blocks(a, groups), _Blocks(b, groups)
-    return first.estimate(first.distances(reference) - second.distances(reference))
+    first, second = _LeftOutGaussians(a, blocks), _LeftOutGaussians(b, blocks)
+    return Estimate.from_replicates(first.distances(reference) - second.distances(reference), a.shape[0])
 
 
-class _Blocks:
+class _LeftOutGaussians:
     """Gaussians of all images (row 0), and of all but one block of them (rows 1..G), computed on request.
 
     Only sums over the blocks are kept: all covariances of Inception's 2048 channels at once would take gigabytes.
     """
 
-    def __init__(self, features: Tensor, blocks: int | Tensor) -> None:
-        rows = _check_features(features)
+    def __init__(self, features: Tensor, blocks: Tensor) -> None:
+        rows, counts = _check_features(features), block_sizes(blocks)
         n, dim = rows.shape
-        blocks = caption_groups(torch.arange(n), blocks) if isinstance(blocks, int) else blocks
-        groups = count_groups(blocks)
-        if groups < 2:
-            raise MetricUnavailable(f"a jackknife needs at least 2 groups, got {groups}")
-        counts = torch.bincount(blocks, minlength=groups)
-        if n - int(counts.max()) <= dim:
-            raise MetricUnavailable(
-                f"{n} images less one of {groups} groups cannot fill a covariance of {dim} channels: use at least "
-                f"{(dim + 1) * groups // (groups - 1) + 2} images"
-            )
-        self.n, self.groups = n, groups
-        parts = torch.split(rows, counts.tolist())
-        totals = torch.stack([part.sum(0) for part in parts])
-        self._outers = rows.new_empty(groups, dim, dim)
+        if n - int(counts.max()) < 2:
+            raise MetricUnavailable(f"{n} images in {counts.numel()} blocks are too few for covariances without one")
+        parts = [rows[blocks == block] for block in range(counts.numel())]
+        self.count = 1 + counts.numel()
+        self._outers = rows.new_empty(counts.numel(), dim, dim)
         for part, outer in zip(parts, self._outers, strict=True):
             torch.matmul(part.mT, part, out=outer)
         self._outer = self._outers.sum(0)
-        self._counts = torch.cat([totals.new_tensor([n]), n - counts.to(totals)])
-        self._totals = torch.cat([totals.sum(0, keepdim=True), totals.sum(0) - totals])
+        self._counts = with_left_out(counts.to(rows))
+        self._totals = with_left_out(torch.stack([part.sum(0) for part in parts]))
 
     def gaussian(self, row: int) -> Gaussian:
         """The Gaussian of a row."""
@@ -139,8 +122,8 @@ class _Blocks:
         return Gaussian(means[0], covariances[0])
 
     def distances(self, to: Gaussian) -> Tensor:
-        """Distances [G + 1] to one Gaussian, computed in chunks of bounded memory."""
-        rows = range(self.groups + 1)
+        """Distances [1 + G] to one Gaussian, computed in chunks of bounded memory."""
+        rows = range(self.count)
         size = max(1, _CHUNK_ELEMENTS // self._totals.shape[1] ** 2)
         chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
         return torch.cat([_distances(*self._gaussians(chunk), to) for chunk in chunks])
@@ -151,12 +134,6 @@ class _Blocks:
         counts, totals = self._counts[part], self._totals[part]
         outers = torch.stack([self._outer - self._outers[row - 1] if row else self._outer for row in rows])
         return totals / counts[:, None], _covariance(counts, totals, outers)
-
-    def estimate(self, values: Tensor) -> FrechetEstimate:
-        """The estimate from values [G + 1]: of all images first, then of all but one block."""
-        full, left_out = values[0], values[1:]
-        debiased = full - (self.groups - 1) * (left_out.mean() - full)
-        return FrechetEstimate(full.item(), jackknife_error(left_out).item(), self.n, debiased.item(), self.groups)
 
 
 def _distances(mean: Tensor, covariance: Tensor, to: Gaussian) -> Tensor:

@@ -10,41 +10,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes, with_left_out
 from workers.metrics.metric import FEATURES, REFERENCE, MetricInputs, register_metric
 
-_GROUPS = 25
 _ROWS_PER_CHUNK = 2048
 
 
-def kernel_distance(features: Tensor, reference: Tensor, groups: Tensor, *, within: float | None = None) -> Estimate:
-    """KID of features [n, d] to the reference [m, d]; the jackknife leaves out the rows of each group [n] together.
+def kernel_distance(features: Tensor, reference: Tensor, blocks: Tensor, *, within: float | None = None) -> Estimate:
+    """KID of features [n, d] to the reference [m, d]; the jackknife leaves out the rows of each block [n] together.
 
     `within`: the reference's `mean_kernel`, if it is already computed.
 
     Raises:
-        MetricUnavailable: fewer than two groups, fewer than two images outside of one, or a reference of one image.
+        MetricUnavailable: fewer than two blocks, fewer than two images outside of one, or a reference of one image.
     """
     x, y = features.double(), reference.double()
-    n, size = x.shape[0], count_groups(groups)
-    counts = torch.bincount(groups, minlength=size)
-    if size < 2 or n - int(counts.max()) < 2 or y.shape[0] < 2:
-        raise MetricUnavailable(f"{n} images in {size} groups and {y.shape[0]} real ones are too few for KID")
-    own = torch.zeros(size, size, dtype=torch.float64)  # sums over pairs of different images, by group
+    counts = block_sizes(blocks)
+    n, size = x.shape[0], counts.numel()
+    if n - int(counts.max()) < 2 or y.shape[0] < 2:
+        raise MetricUnavailable(f"{n} images in {size} blocks and {y.shape[0]} real ones are too few for KID")
+    own = torch.zeros(size, size, dtype=torch.float64)  # sums over pairs of different images, by block
     cross = torch.zeros(size, dtype=torch.float64)
     for rows in torch.split(torch.arange(n), _ROWS_PER_CHUNK):
         inner = _kernel(x[rows], x)
         inner[torch.arange(rows.numel()), rows] = 0
-        by_group = torch.zeros(rows.numel(), size, dtype=torch.float64).index_add_(1, groups, inner)
-        own.index_add_(0, groups[rows], by_group)
-        cross.index_add_(0, groups[rows], _kernel(x[rows], y).sum(1))
+        by_block = torch.zeros(rows.numel(), size, dtype=torch.float64).index_add_(1, blocks, inner)
+        own.index_add_(0, blocks[rows], by_block)
+        cross.index_add_(0, blocks[rows], _kernel(x[rows], y).sum(1))
     constant = mean_kernel(reference) if within is None else within
-    remaining = torch.cat([counts.new_tensor([n]), n - counts]).double()
-    zero = own.new_zeros(1)
-    inside = own.sum() - torch.cat([zero, 2 * own.sum(1) - own.diagonal()])
-    between = cross.sum() - torch.cat([zero, cross])
+    remaining = with_left_out(counts.double())
+    inside = own.sum() - torch.cat([own.new_zeros(1), 2 * own.sum(1) - own.diagonal()])
+    between = with_left_out(cross)
     values = inside / (remaining * (remaining - 1)) + constant - 2 * between / (remaining * y.shape[0])
-    return Estimate(values[0].item(), jackknife_error(values[1:]).item(), n)
+    return Estimate.from_replicates(values, n)
 
 
 def mean_kernel(features: Tensor) -> float:
@@ -68,4 +66,4 @@ def _kid(inputs: MetricInputs) -> Estimate:
     if reference.features.shape[0] < 2:
         raise MetricUnavailable("KID needs at least 2 real images")
     within = reference.cached("kid", mean_kernel)
-    return kernel_distance(features, reference.features, inputs.images.groups(_GROUPS), within=within)
+    return kernel_distance(features, reference.features, inputs.blocks, within=within)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from search_spaces.plugins import Registry
-from workers.metrics.estimate import Estimate, MetricUnavailable, caption_groups
+from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable
 
 T = TypeVar("T")
 Direction = Literal["maximize", "minimize"]
 IMAGE_KEYS, TIMING_KEYS = ("caption_id", "sample"), ("caption_id", "repetition")
+POSITION = "position"  # column of the images: index of the caption in the sweep's list
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
 FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
 
@@ -62,10 +63,6 @@ class Rows(Mapping[str, Tensor]):
     @property
     def count(self) -> int:
         return self._columns[self.key_columns[0]].numel()
-
-    def groups(self, max_groups: int | None = None) -> Tensor:
-        """[n] index of each row's block of captions (see `caption_groups`)."""
-        return caption_groups(self._columns[self.key_columns[0]], max_groups)
 
     def matching(self, other: Rows) -> Rows:
         """The rows whose keys `other` has, in the same order.
@@ -116,11 +113,11 @@ class Classifier(Protocol):
 class MetricInputs:
     """The data of a trial that metrics are computed from.
 
-    images: a row per image: caption_id, sample, `features` [n, d], `score.<name>` [n], `emitted`, `rounds` and `depth`
-    (tokens after the first, target passes, mean drafted depth); `manifold` [n, d] where such an extractor is given.
-    timings: a row per (caption batch, repetition): `seconds_vanilla`, `seconds`, `images`. baseline: rows of the
-    baseline's images. references: the real images by the column of their features. classifier: reads classes from
-    `features`.
+    images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
+    `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
+    `manifold` [n, d] where such an extractor is given. timings: a row per (caption batch, repetition):
+    `seconds_vanilla`, `seconds`, `images`. baseline: rows of the baseline's images. references: the real images by the
+    column of their features. classifier: reads classes from `features`.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
@@ -133,6 +130,11 @@ class MetricInputs:
     def column(self, name: str) -> Tensor:
         """A column of the images. Raises MetricUnavailable when there is none."""
         return _require(self.images.get(name), f"the images have no {name!r}")
+
+    @property
+    def blocks(self) -> Tensor:
+        """[n] each image's block of captions, over which every jackknife runs (see `workers.metrics.estimate`)."""
+        return self.column(POSITION) % BLOCKS
 
     def timing(self, name: str) -> Tensor:
         """A column of the timings. Raises MetricUnavailable when nothing was timed."""

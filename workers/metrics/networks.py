@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.plugins import Registry
-from workers.metrics.estimate import Estimate, MetricUnavailable, grouped_mean
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean
 from workers.metrics.metric import Direction, MetricInputs, register_metric
 from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors, shapes_only
 from workers.models.weights import KeyMapping, load_weights, skip_init
@@ -187,7 +187,7 @@ def register_score(
     column = SCORE_PREFIX + name
 
     def compute(inputs: MetricInputs) -> Estimate:
-        return grouped_mean(inputs.column(column), inputs.column("caption_id"))
+        return block_mean(inputs.column(column), inputs.blocks)
 
     compute.__module__, compute.__doc__ = load.__module__, about
     register_metric(name, direction=direction, unit=unit, needs=(column,))(compute)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, grouped_mean, jackknife_error
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, block_sizes
 from workers.metrics.metric import (
     FEATURES,
     MANIFOLD,
@@ -21,7 +21,7 @@ from workers.metrics.metric import (
     register_metric,
 )
 
-_NEAREST, _GROUPS = 3, 25
+_NEAREST = 3
 _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB
 _ROUNDING = 1e-7  # of a distance computed by products, relative to the norms of both points
 
@@ -44,30 +44,28 @@ def inside(points: Tensor, centres: Tensor, reach: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def precision(features: Tensor, captions: Tensor, reference: Tensor, reach: Tensor) -> Estimate:
-    """Share of images [n, d] inside the manifold of the reference [m, d] with radii [m]; the error is over captions."""
+def precision(features: Tensor, blocks: Tensor, reference: Tensor, reach: Tensor) -> Estimate:
+    """Share of images [n, d] inside the manifold of the reference [m, d] with radii [m]; jackknife over blocks [n]."""
     real = inside(features, reference, reach[:, None])[:, 0]
-    return grouped_mean(real.double(), captions)
+    return block_mean(real.double(), blocks)
 
 
-def recall(features: Tensor, groups: Tensor, reference: Tensor, k: int = _NEAREST) -> Estimate:
-    """Share of the reference [m, d] inside the manifold of images [n, d], with the jackknife over groups [n].
+def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEAREST) -> Estimate:
+    """Share of the reference [m, d] inside the manifold of images [n, d], with the jackknife over blocks [n].
 
     Raises:
-        MetricUnavailable: fewer than two groups, or too few images outside of one for k neighbours.
+        MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
     """
-    size = count_groups(groups)
-    if size < 2:
-        raise MetricUnavailable(f"recall needs images of at least 2 captions for its error, got {size}")
-    largest = int(torch.bincount(groups).max())
+    sizes = block_sizes(blocks)
+    largest = int(sizes.max())
     distances, neighbours = _nearest(features, k + largest)
     columns = [distances[:, k - 1]]
-    for group in range(size):
-        rank = (groups[neighbours] != group).cumsum(1) == k  # at most `largest` neighbours are left out, so k remain
+    for block in range(sizes.numel()):
+        rank = (blocks[neighbours] != block).cumsum(1) == k  # at most `largest` neighbours are left out, so k remain
         reach = distances.gather(1, rank.int().argmax(1, keepdim=True))[:, 0]
-        columns.append(torch.where(groups == group, -1.0, reach))  # an empty ball
+        columns.append(torch.where(blocks == block, -1.0, reach))  # an empty ball
     shares = inside(reference, features.double(), torch.stack(columns, dim=1)).double().mean(0)
-    return Estimate(shares[0].item(), jackknife_error(shares[1:]).item(), features.shape[0])
+    return Estimate.from_replicates(shares, features.shape[0])
 
 
 def _nearest(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -103,11 +101,11 @@ def _features(inputs: MetricInputs) -> tuple[Tensor, ReferenceFeatures]:
 def _precision(inputs: MetricInputs) -> Estimate:
     """Share of images whose features are inside the real images' manifold (k = 3 nearest neighbours)."""
     features, reference = _features(inputs)
-    return precision(features, inputs.column("caption_id"), reference.features, reference.cached("radii", radii))
+    return precision(features, inputs.blocks, reference.features, reference.cached("radii", radii))
 
 
 @register_metric("recall", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
 def _recall(inputs: MetricInputs) -> Estimate:
     """Share of real images whose features are inside the images' manifold (k = 3 nearest neighbours)."""
     features, reference = _features(inputs)
-    return recall(features, inputs.images.groups(_GROUPS), reference.features)
+    return recall(features, inputs.blocks, reference.features)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, count_groups, grouped_mean, ratio_estimate
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, ratio_estimate
 from workers.metrics.metric import TIMINGS, MetricInputs, register_metric
 
 
@@ -35,15 +33,16 @@ def _timed_ratio(inputs: MetricInputs, numerator: Tensor, denominator: Tensor) -
     Raises:
         MetricUnavailable: a single batch of captions was timed.
     """
-    groups = inputs.timings.groups()
-    batches = count_groups(groups)
+    groups: Tensor = torch.unique_consecutive(inputs.timing("caption_id"), return_inverse=True)[1]  # rows are sorted
+    batches = int(groups.max()) + 1
     if batches < 2:
         raise MetricUnavailable(
             f"{batches} batch of captions was timed, but a standard error needs at least 2 (repetitions do not count): "
             "raise timing.images above timing.batch"
         )
     images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, inputs.timing("images").long(), "amax")
-    return replace(ratio_estimate(numerator, denominator, groups), n=int(images.sum()))
+    ratio = ratio_estimate(numerator, denominator, groups)
+    return Estimate(ratio.value, ratio.error, int(images.sum()), noise=ratio.error)
 
 
 @register_metric("mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
@@ -52,23 +51,23 @@ def mean_accepted_length(inputs: MetricInputs) -> Estimate:
 
     Both are summed over all images.
     """
-    return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.images.groups())
+    return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.blocks)
 
 
 @register_metric("step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
 def step_compression(inputs: MetricInputs) -> Estimate:
     """Tokens of an image over its target passes, prefill included; the mean over images."""
     compression = (inputs.column("emitted") + 1) / (inputs.column("rounds") + 1)
-    return grouped_mean(compression, inputs.column("caption_id"))
+    return block_mean(compression, inputs.blocks)
 
 
 @register_metric("mean_tree_depth", direction="minimize", unit="levels", needs=("depth",))
 def mean_tree_depth(inputs: MetricInputs) -> Estimate:
     """Levels drafted per round, the mean over images; vanilla decoding counts as 1."""
-    return grouped_mean(inputs.column("depth"), inputs.column("caption_id"))
+    return block_mean(inputs.column("depth"), inputs.blocks)
 
 
 @register_metric("target_passes", direction="minimize", unit="passes", needs=("rounds",))
 def target_passes(inputs: MetricInputs) -> Estimate:
     """Target passes per image, prefill excluded."""
-    return grouped_mean(inputs.column("rounds"), inputs.column("caption_id"))
+    return block_mean(inputs.column("rounds"), inputs.blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,7 @@ from workers.data.records import FEATURES, SCORES, features_of, read_shard, toke
 from workers.data.shards import MeasureTask
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
-from workers.metrics.frechet import FrechetEstimate
-from workers.metrics.metric import TIMING_KEYS, TIMINGS, Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import POSITION, TIMING_KEYS, TIMINGS, Classifier, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_metrics
 from workers.models.target import Target
 from workers.runtime.memory import in_chunks
@@ -30,19 +29,21 @@ _COUNT_COLUMNS = ("caption_id", "sample", "accepted", "depth", "rounds")
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardReader:
     """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
-    shards hold. scores: names of the per-image scores that they hold.
+    shards hold. scores: names of the per-image scores that they hold. positions: position of each caption's id in the
+    sweep's list.
     """
 
     storage: Storage
     features: Mapping[str, str]
     scores: Sequence[str]
+    positions: Mapping[int, int]
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of each quality shard, in the order of their first captions."""
         columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
         columns += [FEATURES + extractor for extractor in self.features.values()]
         parts = [self._image_columns(read_shard(self.storage, name, columns, kind="quality")[0]) for name in names]
-        return sorted(parts, key=lambda part: int(part["caption_id"].min()))
+        return sorted(parts, key=lambda part: int(part[POSITION].min()))
 
     def timings(self, names: Iterable[str]) -> Rows:
         """The rows of all timing shards."""
@@ -59,8 +60,10 @@ class ShardReader:
         image = torch.arange(len(rounds)).repeat_interleave(rounds)
         accepted, depth = (_numbers(table, name) for name in ("accepted", "depth"))
         zeros = torch.zeros(len(rounds), dtype=torch.int64)
+        captions = _numbers(table, "caption_id")
         columns = {
-            "caption_id": _numbers(table, "caption_id"),
+            "caption_id": captions,
+            POSITION: torch.tensor([self.positions[caption] for caption in captions.tolist()]),
             "sample": _numbers(table, "sample"),
             "rounds": rounds,
             "emitted": zeros.index_add(0, image, accepted),
@@ -106,18 +109,13 @@ def compute_trial_metrics(
     estimates, skipped = compute_metrics(full, names)
     for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
         skipped[name] = f"its value is {estimates.pop(name).value}"
-    history: list[tuple[int, dict[str, float]]] = []
+    history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if len(parts) > 1:
         half = inputs((len(parts) + 1) // 2)
         image_metrics = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
-        history.append((half.images.count, _values(compute_metrics(half, image_metrics)[0])))
-    history.append((full.images.count, _values(estimates)))
-    errors = {name: e.error if math.isfinite(e.error) else None for name, e in estimates.items()}  # as JSON has no NaN
-    return {
-        "metrics": {name: {"value": e.value, "error": errors[name], "n": e.n} for name, e in estimates.items()},
-        "history": history,
-        "skipped": skipped,
-    }
+        history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
+    metrics = _plain(estimates)
+    return {"metrics": metrics, "history": [*history, (full.images.count, metrics)], "skipped": skipped}
 
 
 def draw_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest: str) -> list[str]:
@@ -144,14 +142,14 @@ def draw_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest
     return list(files)
 
 
-def _values(estimates: Mapping[str, Estimate]) -> dict[str, float]:
-    """Values by metric, and the debiased values of Frechet distances as `<name>_debiased`.
-
-    `fid_debiased` is a metric as well, with the same value.
-    """
-    values = {name: estimate.value for name, estimate in estimates.items()}
-    debiased = {f"{name}_debiased": e.debiased for name, e in estimates.items() if isinstance(e, FrechetEstimate)}
-    return {name: value for name, value in (debiased | values).items() if math.isfinite(value)}
+def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
+    """The estimates with finite values as plain data. JSON has no NaN: an error that is not finite becomes None."""
+    plain = {name: asdict(estimate) for name, estimate in estimates.items() if math.isfinite(estimate.value)}
+    for fields in plain.values():
+        fields["replicates"] = list(fields["replicates"])
+        if not math.isfinite(fields["error"]):
+            fields |= {"error": None, "replicates": [], "noise": 0.0}
+    return plain
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:

@@ -89,8 +89,10 @@ def test_the_record_of_a_measured_trial(planner: Planner) -> None:
     trial = make_trial()
     planner.plan(trial, set())
     trial.seconds = 2.0
+    half = {"value": 6.0, "error": 0.2, "n": 20, "replicates": [5.0, 7.0], "noise": 0.1}
+    history = [[20, {"fid": half}]]
     trial.complete(
-        {"metrics": {"fid": {"value": 5.0, "error": 0.1, "n": 40}}, "history": [[20, {"fid": 6.0}]], "seconds": 0.5},
+        {"metrics": {"fid": {"value": 5.0, "error": 0.1, "n": 40}}, "history": history, "seconds": 0.5},
         ("fid",),
     )
     record = trial.record
@@ -98,7 +100,7 @@ def test_the_record_of_a_measured_trial(planner: Planner) -> None:
     assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
     assert (record.images, record.seconds) == (40, 2.5)
     assert record.metrics == {"fid": Measured(5.0, 0.1, 40)}
-    assert record.history == ((20, {"fid": 6.0}),)
+    assert record.history == ((20, {"fid": Measured(6.0, 0.2, 20, (5.0, 7.0), 0.1)}),)
     assert set(record.shards) == trial.missing
     assert record.params == {"tree.length": 3}
     assert record.config == CHAIN

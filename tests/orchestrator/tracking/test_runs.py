@@ -29,7 +29,10 @@ RECORD = TrialRecord(
     config=SETTING,
     metrics={"fid": Measured(4.0, 0.1, 96), "speedup": Measured(2.0, None, 9)},
     constraints={"drift <= 2": -0.5},
-    history=((48, {"fid": 5.0, "is": 2.0}), (96, {"fid": 4.0, "is": 2.5})),
+    history=(
+        (48, {"fid": Measured(5.0, 0.2, 48), "is": Measured(2.0, None, 48)}),
+        (96, {"is": Measured(2.5, None, 96)}),
+    ),
     images=96,
     seconds=7.5,
     started="2026-01-02T03:04:05+00:00",
@@ -47,6 +50,7 @@ def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None
     found = {(entry.key, entry.step): entry.value for entry in runs.metrics(RECORD, 0)}
     assert found == {
         ("fid", 48): 5.0,
+        ("fid_error", 48): 0.2,
         ("is", 48): 2.0,
         ("is", 96): 2.5,
         ("fid", 96): 4.0,
@@ -60,7 +64,7 @@ def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None
 
 def test_what_is_not_a_finite_number_is_never_sent() -> None:
     odd = {"a": Measured(float("nan"), 1.0, 5), "b": Measured(float("inf"), float("nan"), 5), "c": Measured(1, -1, 5)}
-    history = ((2, {"a": float("-inf"), "c": 0.5}),)
+    history = ((2, {"a": Measured(float("-inf"), None, 2), "c": Measured(0.5, None, 2)}),)
     names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0)]
     assert names == ["c", "a_error", "c", "c_error", "images", "seconds"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import caption_groups, jackknife_error
+from workers.metrics.estimate import BLOCKS, jackknife_error
 from workers.metrics.frechet import (
     Gaussian,
     difference,
@@ -36,6 +36,10 @@ def gaussian(n: int, mean: Tensor, covariance: Tensor, generator: torch.Generato
     noise = torch.randn(n, mean.numel(), generator=generator, dtype=torch.float64)
     points: Tensor = noise @ torch.linalg.cholesky(covariance).mT + mean
     return points
+
+
+def blocks_of(n: int) -> Tensor:
+    return torch.arange(n) % BLOCKS
 
 
 def test_known_distance_of_commuting_gaussians() -> None:
@@ -78,28 +82,49 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
 def test_leaving_out_equals_recomputing() -> None:
     x = torch.randn(103, 5, generator=torch.Generator().manual_seed(5)).double()
     reference = Gaussian.fit(torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3)
-    group = caption_groups(torch.arange(103), 7)
-    assert group.bincount().tolist() == [15, 15, 15, 14, 15, 15, 14]
+    group = torch.arange(103) % 7  # blocks need not be contiguous
     distances = [frechet_distance(reference, Gaussian.fit(x[group != g])) for g in range(7)]
     values = torch.tensor(distances, dtype=torch.float64)
-    estimate = distance_to_reference(x, reference, groups=7)
+    estimate = distance_to_reference(x, reference, group)
     full = frechet_distance(reference, Gaussian.fit(x))
     assert estimate.value == pytest.approx(full, abs=1e-9)
     assert estimate.error == pytest.approx(jackknife_error(values).item(), rel=1e-6)
     assert estimate.debiased == pytest.approx(7 * full - 6 * values.mean().item(), abs=1e-8)
-    assert (estimate.n, estimate.groups) == (103, 7)
+    assert estimate.replicates == pytest.approx(values.tolist(), abs=1e-9)
+    assert estimate.n == 103
+
+
+def test_few_images_have_a_distance_and_leave_out_whole_blocks() -> None:
+    """Fewer images than channels: no inverse is needed, so the distance equals the non-symmetric formula's."""
+    generator = np.random.default_rng(13)
+    x, y, real = (torch.from_numpy(generator.normal(size=(n, 12)) + 0.2) for n in (10, 10, 300))
+    reference, group = Gaussian.fit(real), torch.arange(10) % 5
+
+    def plain(a: Tensor, b: Tensor) -> float:
+        s, t = (np.cov(side.numpy(), rowvar=False) for side in (a, b))
+        roots = np.sqrt(np.linalg.eigvals(s @ t).astype(complex)).real.sum()
+        return float((a.mean(0) - b.mean(0)).square().sum() + np.trace(s) + np.trace(t) - 2 * roots)
+
+    to_reference, between = distance_to_reference(x, reference, group), distance_between(x, y, group)
+    assert to_reference.value == pytest.approx(plain(x, real), rel=1e-5)
+    assert between.value == pytest.approx(plain(x, y), rel=1e-5)
+    kept = [group != block for block in range(5)]
+    assert to_reference.replicates == pytest.approx([plain(x[rows], real) for rows in kept], rel=1e-5)
+    assert between.replicates == pytest.approx([plain(x[rows], y[rows]) for rows in kept], rel=1e-5)
+    assert between.error == pytest.approx(jackknife_error(torch.tensor(between.replicates)).item(), rel=1e-5)
 
 
 def test_interval_covers_the_truth_and_debiasing_removes_the_bias() -> None:
-    """Nominal 95% (t, 24 degrees of freedom), 1000 repetitions: 3 deviations are 2.1 points (false alarm 0.3%)."""
+    """Nominal 95% (t, 23 degrees of freedom), 1000 repetitions: 3 deviations are 2.1 points (false alarm 0.3%)."""
     generator = torch.Generator().manual_seed(7)
     dim, n, repetitions = 8, 400, 1000
     q, scale = rotation(dim, 8), torch.linspace(0.5, 2, dim).double()
     mean, covariance = torch.full((dim,), 0.2).double(), q * scale @ q.mT
     truth = mean.square().sum().item() + (scale.sqrt() - 1).square().sum().item()
     exact = Gaussian.fit(with_moments(5000, torch.zeros(dim).double(), torch.eye(dim).double(), 9))
-    runs = [distance_to_reference(gaussian(n, mean, covariance, generator), exact) for _ in range(repetitions)]
-    covered = sum(abs(run.debiased - truth) <= 2.064 * run.error for run in runs) / repetitions
+    samples = (gaussian(n, mean, covariance, generator) for _ in range(repetitions))
+    runs = [distance_to_reference(sample, exact, blocks_of(n)) for sample in samples]
+    covered = sum(abs(run.debiased - truth) <= 2.069 * run.error for run in runs) / repetitions
     assert 0.929 <= covered <= 0.971
     values, debiased = np.array([run.value for run in runs]), np.array([run.debiased for run in runs])
     bias_error = values.std() / repetitions**0.5
@@ -118,8 +143,8 @@ def test_paired_difference_is_tighter_and_right() -> None:
         shared = gaussian(n, torch.full((dim,), 0.3).double(), torch.eye(dim).double(), generator)
         a = shared + 0.1 * torch.randn(n, dim, generator=generator).double()
         b = shared * 1.05 + 0.1 * torch.randn(n, dim, generator=generator).double()
-        estimate = difference(a, b, reference)
-        one, two = distance_to_reference(a, reference), distance_to_reference(b, reference)
+        estimate = difference(a, b, reference, blocks_of(n))
+        one, two = (distance_to_reference(x, reference, blocks_of(n)) for x in (a, b))
         assert estimate.value == pytest.approx(one.value - two.value, abs=1e-9)
         paired.append(estimate.error)
         spread.append(estimate.value)
@@ -131,11 +156,11 @@ def test_paired_difference_is_tighter_and_right() -> None:
 def test_drift_of_a_set_from_itself_is_zero_and_pairing_helps() -> None:
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(300, 6, generator=generator).double()
-    same = distance_between(x, x)
+    same = distance_between(x, x, blocks_of(300))
     assert max(abs(same.value), same.error) < 1e-9
     y = x * 1.5 + 0.3
     shuffled = y[torch.randperm(300, generator=generator)]
-    paired, mixed = distance_between(x, y), distance_between(x, shuffled)
+    paired, mixed = (distance_between(x, other, blocks_of(300)) for other in (y, shuffled))
     assert paired.value == pytest.approx(mixed.value, abs=1e-9)
     assert paired.error < 0.7 * mixed.error
 
@@ -146,16 +171,16 @@ def test_wrong_features_are_refused() -> None:
     broken = x.clone()
     broken[3, 2] = float("nan")
     for features, words in [
-        (x[:8], "use at least"),
+        (x[:2], "too few for covariances"),
         (broken, "1 of 100 images"),
         (torch.randn(100, 7), "their extractors differ"),
         (x[0], r"shape \[images, channels\]"),
     ]:
         with pytest.raises(ValueError, match=words):
-            distance_to_reference(features, reference)
-    with pytest.raises(ValueError, match="at least 2 groups"):
-        distance_to_reference(x, reference, groups=1)
+            distance_to_reference(features, reference, blocks_of(len(features)))
+    with pytest.raises(ValueError, match="at least 2 independent"):
+        distance_to_reference(x, reference, torch.zeros(100).long())
     with pytest.raises(ValueError, match="equal n"):
-        difference(x, x[:90], reference)
+        difference(x, x[:90], reference, blocks_of(100))
     with pytest.raises(ValueError, match="more than 8 images"):
         frechet_distance(reference, Gaussian.fit(x[:8]))

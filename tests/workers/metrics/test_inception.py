@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.fakes import metric_inputs
 from tests.fakes.metric_inputs import paler_and_red
 from tests.oracles.plain_inception import PlainInception
 from workers.metrics.extractors import load_extractors
@@ -115,7 +116,7 @@ def test_a_shift_of_colour_worsens_the_distances(inception: InceptionFeatures, s
     good, bad = inception.extract(scenes), inception.extract(paler_and_red(scenes))
     real = good + 0.02 * torch.randn(good.shape, generator=torch.Generator().manual_seed(0))
     names = ["kid", "precision", "recall", "inception_score"]
-    keys = {"caption_id": torch.arange(len(IMAGES)), "sample": torch.zeros(len(IMAGES)).long()}
+    keys = metric_inputs.keys(len(IMAGES))
     values = []
     for features in (good, bad):
         estimates, _ = compute_metrics(

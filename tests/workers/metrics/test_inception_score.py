@@ -43,5 +43,5 @@ def test_built_in_heads_see_clear_objects() -> None:
 
 
 def test_one_caption_is_too_few() -> None:
-    with pytest.raises(MetricUnavailable, match="at least 2 captions"):
+    with pytest.raises(MetricUnavailable, match="at least 2 independent"):
         inception_score(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))

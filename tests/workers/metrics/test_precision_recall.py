@@ -72,5 +72,5 @@ def test_too_few() -> None:
         radii(y)
     with pytest.raises(MetricUnavailable, match="too few"):
         recall(x[:4], torch.arange(4), y)
-    with pytest.raises(MetricUnavailable, match="at least 2 captions"):
+    with pytest.raises(MetricUnavailable, match="at least 2 independent"):
         recall(x, torch.zeros(5, dtype=torch.int64), y)

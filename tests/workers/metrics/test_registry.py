@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tests.fakes import metric_inputs
 from workers.metrics.estimate import (
+    BLOCKS,
     Estimate,
     MetricUnavailable,
-    caption_groups,
-    grouped_mean,
+    block_mean,
     ratio_estimate,
 )
 from workers.metrics.features import load_features
@@ -103,9 +103,9 @@ def test_too_few_images_are_skipped_with_a_reason(captions: int) -> None:
     inputs = MetricInputs(images=images, baseline=images, references={FEATURES: metric_inputs.reference()})
     estimates, skipped = compute_metrics(inputs, [*WITHOUT_CLASSIFIER, "inception_score"])
     assert estimates.keys() | skipped.keys() == {*WITHOUT_CLASSIFIER, "inception_score"}
-    assert {"fid", "recall", "speedup", "inception_score"} <= skipped.keys()
+    assert {"fid_debiased", "recall", "speedup", "inception_score"} <= skipped.keys()
     assert all(skipped.values())
-    assert ("clip_score" in estimates) == (captions > 1)
+    assert ("clip_score" in estimates) == ("fid" in estimates) == (captions > 1)
 
 
 def test_a_small_reference_and_a_partial_baseline_are_skipped_with_a_reason() -> None:
@@ -125,7 +125,7 @@ def test_the_baseline_has_zero_drift_and_gain() -> None:
     rows = Rows(metric_inputs.columns(60))
     inputs = MetricInputs(images=rows, baseline=rows, references={FEATURES: metric_inputs.reference()})
     estimates, _ = compute_metrics(inputs, ["drift", "fid_gain"])
-    assert estimates["drift"] == Estimate(0.0, 0.0, 60)
+    assert estimates["drift"] == Estimate(0.0, 0.0, 60, (0.0,) * BLOCKS)
     assert estimates["fid_gain"].value == pytest.approx(0, abs=1e-9)
 
 
@@ -142,19 +142,22 @@ def test_overlapping_shards_are_refused() -> None:
         Rows.merge([rows, rows])
 
 
-def test_samples_of_a_caption_share_a_group() -> None:
-    captions = torch.tensor([3, 3, 3, 7, 8, 8, 20])
-    assert caption_groups(captions).tolist() == [0, 0, 0, 1, 2, 2, 3]
-    assert caption_groups(captions, 2).tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert caption_groups(captions[:0], 2).tolist() == []
+def test_a_caption_is_in_the_block_of_its_position_in_the_sweep() -> None:
+    """Not of its id, nor of its rank among the captions of this trial: rungs share their blocks."""
+    ids = torch.tensor([900, 900, 20, 31, 7, 5])
+    position = torch.tensor([1, 1, 0, 23, 24, 26])
+    sample = torch.tensor([0, 1, 0, 0, 0, 0])
+    inputs = MetricInputs(images=Rows({"caption_id": ids, "sample": sample, "position": position}))
+    by_id = dict(zip(inputs.column("caption_id").tolist(), inputs.blocks.tolist(), strict=True))
+    assert by_id == {900: 1, 20: 0, 31: 23, 7: 0, 5: 2}
 
 
 def test_errors_of_means_count_a_caption_once() -> None:
     scores = torch.randn(50, generator=torch.Generator().manual_seed(0))
-    single = grouped_mean(scores, torch.arange(50))
+    single = block_mean(scores, torch.arange(50))
     assert single.value == pytest.approx(scores.double().mean().item(), rel=1e-9)
     assert single.error == pytest.approx((scores.double().std() / len(scores) ** 0.5).item(), rel=1e-9)
-    tripled = grouped_mean(scores.repeat_interleave(3), torch.arange(50).repeat_interleave(3))
+    tripled = block_mean(scores.repeat_interleave(3), torch.arange(50).repeat_interleave(3))
     assert tripled.error == pytest.approx(single.error, rel=1e-9)
     assert tripled.n == 150
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.fakes import metric_inputs
 from workers.metrics.estimate import Estimate
 from workers.metrics.metric import TIMING_KEYS, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics
@@ -34,8 +35,7 @@ def timed(vanilla: torch.Tensor, setting: torch.Tensor, images: int = 1) -> dict
 def test_speed_metrics_by_hand() -> None:
     images = Rows(
         {
-            "caption_id": torch.tensor([0, 1]),
-            "sample": torch.tensor([0, 0]),
+            **metric_inputs.keys(2),
             "emitted": torch.tensor([15, 15]),
             "rounds": torch.tensor([5, 15]),
             "depth": torch.tensor([3.0, 1.0]),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from tests.fakes import metric_inputs
 from workers.metrics.metric import FEATURES, MANIFOLD, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.pixels import squares
 from workers.metrics.registry import compute_metrics
@@ -89,7 +90,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
 def test_only_precision_and_recall_use_it() -> None:
     """With manifold features, precision and recall read those; fid and kid stay on the sweep's own features."""
     generator = torch.Generator().manual_seed(0)
-    keys = {"caption_id": torch.arange(30), "sample": torch.zeros(30).long()}
+    keys = metric_inputs.keys(30)
     features, manifold = torch.randn(30, 4, generator=generator), torch.randn(30, 5, generator=generator)
     real, far = torch.randn(40, 4, generator=generator), torch.randn(40, 5, generator=generator) + 50
     rows = Rows(keys | {FEATURES: features, MANIFOLD: manifold})
