@@ -118,3 +118,15 @@ def test_your_own_target(names: dict[str, Any]) -> None:
 def test_your_own_sampler(names: dict[str, Any]) -> None:
     assert set(names["lengths"]) <= {2, 3}, "the option, not the default of 4"
     assert "short" in SAMPLERS
+
+
+@pytest.mark.parametrize("names", ["racing.md"], indirect=True)
+def test_racing(names: dict[str, Any]) -> None:
+    study, stops = names["study"], names["stops"]
+    assert len(study.trials) == 40
+    assert 5 < len(stops) < 35
+    assert names["asked"] < 0.8 * 40 * names["QUESTIONS"]
+    for number, stop in stops.items():
+        assert stop.rival <= number - names["PARALLEL"]
+        assert study.trials[number].user_attrs["stopped"].startswith(f"trial {stop.rival} is better")
+    assert stops.keys().isdisjoint(trial.number for trial in study.best_trials)

@@ -1,0 +1,205 @@
+"""How often racing stops the wrong candidate, and what it saves: simulated sweeps whose truth is known.
+
+    python -m benchmarks.racing [--sweeps 1000]
+
+Every simulated sweep has 48 trials with 192 captions each, rungs of 24, 48 and 96 captions, and 4 trials in flight. An
+image has a cost (a mean, as the speed is) and 8 features; the second objective is the squared distance of the features'
+mean to the reference's. Like fid it is biased upwards by trace(covariance) / n, by another amount for every trial.
+Captions add the same to all trials; groups of trials share another part of their noise, which has Student's t with 5
+degrees of freedom. Scenarios:
+
+ front      trials on a trade-off curve, worse ones at many distances behind it, and one tie in six
+ ties       all trials are equal
+ half tied  every trial is far better in one objective than all later ones and ties in the other: the worst case
+ skewed     half tied, with lognormal noise
+ searched   half tied; a new trial is a variant of the best one so far by measured values, with half of its noise
+
+A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
+95 % interval (Clopper and Pearson), and must be at most `error_rate`. `gap` is the true distance to the strongest trial
+that was told before, in its closer objective, in standard errors of the paired difference over all captions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from orchestrator.run.racing import Race, Scores
+
+Floats = NDArray[np.float64]
+
+SCENARIOS = ("front", "ties", "half tied", "skewed", "searched")
+RUNGS, CAPTIONS, TRIALS, PARALLEL, BLOCKS = (24, 48, 96), 192, 48, 4, 24
+ERROR_RATE = 0.05
+GAPS = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, np.inf)
+_DIM, _GROUPS, _SHARED = 8, 6, 0.5
+_SPREAD = 0.15  # of an image's cost and features
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulation:
+    """truth: [trials, 2]. images: [captions, trials, 1 + _DIM], an image's cost and features."""
+
+    truth: Floats
+    images: Floats
+
+    @property
+    def better(self) -> NDArray[np.bool_]:
+        """[trials, trials]: whether the second is better than the first in both objectives."""
+        better: NDArray[np.bool_] = np.all(self.truth[:, None] > self.truth[None] + 1e-12, axis=2)
+        return better
+
+    def scores(self, trial: int, captions: int) -> Scores:
+        """One trial on the first captions; caption c is in block c mod BLOCKS."""
+        values, replicates = self.replicates(trial, captions)
+        return Scores.from_replicates(values, replicates)
+
+    def replicates(self, trial: int, captions: int) -> tuple[Floats, Floats]:
+        """The two objectives, [2], and their replicates without each block, [2, BLOCKS]."""
+        rows = self.images[:captions, trial].reshape(-1, BLOCKS, 1 + _DIM)
+        total, left_out = rows.sum(axis=(0, 1)), captions - len(rows)
+        return _objectives(total / captions), _objectives((total - rows.sum(axis=0)) / left_out)
+
+    def gaps(self) -> Floats:
+        """[trials] the gap to the strongest rival (see above), 0 where none is better."""
+        found = np.zeros(len(self.truth))
+        for trial, better in enumerate(self.better):
+            own = self.scores(trial, CAPTIONS).blocks
+            for rival in np.flatnonzero(better[: max(0, trial - PARALLEL + 1)]).tolist():
+                differences = np.subtract(own, self.scores(rival, CAPTIONS).blocks)
+                error = differences.std(axis=0, ddof=1) / np.sqrt(BLOCKS)
+                found[trial] = max(found[trial], ((self.truth[trial] - self.truth[rival]) / error).min())
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """One sweep. stopped: [trials], the captions at which a trial stopped, or 0."""
+
+    simulation: Simulation
+    stopped: NDArray[np.int64]
+
+    @property
+    def is_wrong(self) -> bool:
+        return bool(((self.stopped > 0) & ~self.simulation.better.any(axis=1)).any())
+
+    @property
+    def saved(self) -> float:
+        """Share of the images."""
+        return float(1 - np.where(self.stopped > 0, self.stopped, CAPTIONS).mean() / CAPTIONS)
+
+
+def _objectives(means: Floats) -> Floats:
+    """Mean cost and squared distance, [2, ...], of means over images [..., 1 + _DIM]."""
+    return np.stack([means[..., 0], (means[..., 1:] ** 2).sum(axis=-1)])
+
+
+def simulate(scenario: str, seed: int) -> Simulation:
+    """One sweep's images, from one of SCENARIOS.
+
+    Raises:
+        ValueError: no such scenario.
+    """
+    if scenario not in SCENARIOS:
+        raise ValueError(f"use one of {', '.join(SCENARIOS)}, got {scenario!r}")
+    rng = np.random.default_rng([SCENARIOS.index(scenario), seed])
+    shape = (CAPTIONS, TRIALS, 1 + _DIM)
+    own = np.exp(rng.standard_normal(shape)) - np.exp(0.5) if scenario == "skewed" else rng.standard_t(5, shape)
+    own /= np.sqrt(np.e * (np.e - 1)) if scenario == "skewed" else np.sqrt(5 / 3)
+    group = rng.standard_normal((CAPTIONS, _GROUPS, 1 + _DIM))[:, rng.integers(_GROUPS, size=TRIALS)]
+    noise = np.sqrt(_SHARED) * group + np.sqrt(1 - _SHARED) * own
+    noise *= _SPREAD * rng.uniform(0.7, 1.4, (TRIALS, 1))  # other covariances, so other biases
+    noise += 0.2 * rng.standard_normal((CAPTIONS, 1, 1 + _DIM))
+    truth = _truth(scenario, rng)
+    if scenario == "searched":
+        _follow_the_best(noise, truth)
+    direction = np.full(_DIM, 1 / np.sqrt(_DIM))
+    mean = np.concatenate([truth[:, :1], np.sqrt(truth[:, 1:]) * direction], axis=1)
+    return Simulation(truth, noise + mean)
+
+
+def _truth(scenario: str, rng: np.random.Generator) -> Floats:
+    if scenario == "ties":
+        return np.ones((TRIALS, 2))
+    if scenario != "front":
+        return np.stack([np.arange(1.0, TRIALS + 1), np.ones(TRIALS)], axis=1)
+    x = rng.random(TRIALS)
+    behind = np.where(rng.random(TRIALS) < 0.7, rng.exponential(0.15, TRIALS), 0.0)
+    truth = np.stack([1 + x, 2 - np.sqrt(x)], axis=1) + behind[:, None]
+    twins = rng.permutation(TRIALS)[: TRIALS // 6 * 2].reshape(2, -1)
+    truth[twins[0]] = truth[twins[1]]
+    return truth
+
+
+def _follow_the_best(noise: Floats, truth: Floats) -> None:
+    """Give every trial half of the noise of the best earlier one in the tied objective, in place."""
+    direction = np.sqrt(truth[0, 1] / _DIM)
+    for trial in range(PARALLEL, TRIALS):
+        means = noise[:, : trial - PARALLEL + 1, 1:].mean(axis=0) + direction
+        best = int((means**2).sum(axis=1).argmin())
+        noise[:, trial] = np.sqrt(0.5) * (noise[:, trial] + noise[:, best])
+
+
+def run_race(simulation: Simulation, race: Race) -> Outcome:
+    """The sweep as the driver runs it: a trial's rivals are those told before it was proposed."""
+    stopped = np.zeros(TRIALS, dtype=np.int64)
+    for captions in RUNGS:
+        measured = [simulation.scores(trial, captions) for trial in range(TRIALS)]
+        for trial in np.flatnonzero(stopped == 0):
+            eligible = max(0, int(trial) - PARALLEL + 1)
+            # a rival that stops at this rung was measured on it
+            rivals = {other: measured[other] for other in range(eligible) if stopped[other] in (0, captions)}
+            if race.decide(int(trial), measured[trial], rivals, eligible):
+                stopped[trial] = captions
+    return Outcome(simulation, stopped)
+
+
+def run_sweeps(scenario: str, sweeps: int) -> Iterator[Outcome]:
+    race = Race(("minimize", "minimize"), ERROR_RATE, len(RUNGS))
+    for seed in range(sweeps):
+        yield run_race(simulate(scenario, seed), race)
+
+
+def interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share."""
+    tail = (1 - level) / 2
+    low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0
+    return low, float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
+
+
+def _print_power(outcomes: Sequence[Outcome]) -> None:
+    gaps = np.concatenate([outcome.simulation.gaps() for outcome in outcomes])
+    stopped = np.concatenate([outcome.stopped for outcome in outcomes])
+    print(f"\n{'gap':>10} {'trials':>7} {'stopped':>8}  at " + " ".join(f"{rung:>5}" for rung in RUNGS) + "  saved")
+    for low, high in pairwise(GAPS):
+        inside = stopped[(gaps > low) & (gaps <= high)]
+        if len(inside):
+            shares = " ".join(f"{(inside == rung).mean():5.0%}" for rung in RUNGS)
+            saved = 1 - np.where(inside > 0, inside, CAPTIONS).mean() / CAPTIONS
+            print(f"{low:>4g} - {high:<3g} {len(inside):7} {(inside > 0).mean():8.0%}     {shares} {saved:6.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweeps", type=int, default=1000, help="simulated sweeps of each scenario")
+    sweeps = parser.parse_args().sweeps
+    print(f"error_rate {ERROR_RATE}\n{'scenario':<11} {'wrong':>6} {'rate':>7}  {'95 % interval':>15} {'saved':>6}")
+    front: list[Outcome] = []
+    for scenario in SCENARIOS:
+        outcomes = list(run_sweeps(scenario, sweeps))
+        wrong = sum(outcome.is_wrong for outcome in outcomes)
+        low, high = interval(wrong, sweeps)
+        saved = float(np.mean([outcome.saved for outcome in outcomes]))
+        print(f"{scenario:<11} {wrong:6} {wrong / sweeps:7.2%}  {low:6.2%} - {high:5.2%} {saved:6.0%}", flush=True)
+        front = front or outcomes  # the first scenario's
+    _print_power(front)
+
+
+if __name__ == "__main__":
+    main()

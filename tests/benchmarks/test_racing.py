@@ -1,0 +1,60 @@
+"""Racing over simulated sweeps with known truth: a short version of the benchmark, with fixed seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.racing import CAPTIONS, ERROR_RATE, RUNGS, SCENARIOS, interval, run_sweeps, simulate
+from orchestrator.run.racing import Race, Scores, Stop
+
+SWEEPS = 25
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_at_most_the_stated_share_of_sweeps_stops_a_trial_wrongly(scenario: str) -> None:
+    """With a true rate of 5 %, more than 7 of 25 are wrong with a probability of 3e-5."""
+    assert sum(outcome.is_wrong for outcome in run_sweeps(scenario, SWEEPS)) <= 7
+
+
+def test_trials_far_behind_stop_and_save_images() -> None:
+    outcomes = list(run_sweeps("front", 12))
+    gaps = np.concatenate([outcome.simulation.gaps() for outcome in outcomes])
+    stopped = np.concatenate([outcome.stopped for outcome in outcomes])
+    assert (stopped[gaps > 16] > 0).mean() > 0.8
+    assert (stopped[gaps < 2] > 0).mean() < 0.02
+    assert set(stopped) == {0, *RUNGS}
+    assert np.mean([outcome.saved for outcome in outcomes]) > 0.05
+
+
+def test_a_race_that_ignores_the_number_of_comparisons_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation tells a wrong rule from the right one."""
+    right = Race.decide
+
+    def uncorrected(self: Race, _: int, scores: Scores, rivals: dict[int, Scores], eligible: int) -> Stop | None:
+        single = Race(self.directions, self.error_rate, 1)
+        found = [right(single, 0, scores, {number: rival}, 1) for number, rival in rivals.items()]
+        return next((stop for stop in found if stop), None)
+
+    monkeypatch.setattr(Race, "decide", uncorrected)
+    monkeypatch.setattr(Race, "level", lambda self, candidate: self.error_rate)
+    assert sum(outcome.is_wrong for outcome in run_sweeps("half tied", 10)) >= 8
+
+
+def test_the_truth_of_the_simulations() -> None:
+    for scenario in SCENARIOS:
+        simulation = simulate(scenario, 0)
+        values = np.stack([simulation.scores(trial, CAPTIONS).blocks.mean(axis=0) for trial in range(8)])
+        errors = np.stack([simulation.scores(trial, CAPTIONS).blocks.std(axis=0) / np.sqrt(24) for trial in range(8)])
+        assert (np.abs(values - simulation.truth[:8]) < 6 * errors).all(), scenario
+        assert simulation.better.any() == (scenario == "front")
+    with pytest.raises(ValueError, match="half tied"):
+        simulate("none", 0)
+
+
+def test_an_interval_of_a_share_is_clopper_and_pearsons() -> None:
+    assert interval(0, 100) == pytest.approx((0.0, 1 - 0.025 ** (1 / 100)))
+    assert interval(100, 100) == pytest.approx((0.025 ** (1 / 100), 1.0))
+    low, high = interval(5, 100)
+    assert (low, high) == pytest.approx((0.01643, 0.11283), abs=1e-5)
+    assert 0 < ERROR_RATE < 1

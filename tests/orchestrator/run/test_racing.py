@@ -1,0 +1,144 @@
+"""The rule by which a candidate stops: exact on small cases, and its error rate over simulated searches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from orchestrator.run.racing import Race, Scores
+
+RACE = Race(("minimize", "minimize"), 0.05, 3)
+G = 24
+
+
+def scores(*columns: ArrayLike, noise: ArrayLike = (0.0, 0.0), source: str | None = None) -> Scores:
+    return Scores(np.stack([np.asarray(column, dtype=float) for column in columns], axis=1), np.array(noise), source)
+
+
+def shifted(own: Scores, *by: float) -> Scores:
+    """A rival that is better by `by` standard errors in each objective."""
+    rng = np.random.default_rng(0)
+    error = rng.standard_normal(own.blocks.shape)
+    error -= error.mean(axis=0)
+    standard_error = error.std(axis=0, ddof=1) / np.sqrt(len(error))
+    return Scores(own.blocks + error - np.array(by) * standard_error, own.noise, own.source)
+
+
+@pytest.fixture
+def own() -> Scores:
+    return scores(*np.random.default_rng(1).standard_normal((2, G)))
+
+
+def test_one_objectives_p_value_is_students_on_the_paired_differences() -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 12, 1)) + np.array([0.9, 0.0])[:, None, None]
+    race = Race(("minimize",), 0.05, 1)
+    (p,) = race.p_values(Scores(a), [Scores(b)])
+    assert p == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+    (p,) = Race(("maximize",), 0.05, 1).p_values(Scores(-a), [Scores(-b)])
+    assert p == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+
+
+def test_all_objectives_must_be_better(own: Scores) -> None:
+    p = RACE.p_values(own, [shifted(own, 5, 9), shifted(own, 9, 5), shifted(own, 9, 0), shifted(own, 9, -9)])
+    assert p[:2] == pytest.approx(stats.t.sf(5, G - 1))
+    assert p[2] == pytest.approx(0.5)
+    assert p[3] == pytest.approx(1)
+
+
+def test_a_candidate_stops_exactly_at_its_share_of_the_error_rate(own: Scores) -> None:
+    level, eligible, candidate = RACE.level(7), 11, 7
+    threshold = stats.t.isf(level / RACE.rungs / eligible, G - 1)
+    rivals = {4: shifted(own, threshold - 0.01, 99), 9: shifted(own, 99, 1)}
+    assert RACE.decide(candidate, own, rivals, eligible) is None
+    stop = RACE.decide(candidate, own, {**rivals, 5: shifted(own, threshold + 0.01, 99)}, eligible)
+    assert stop is not None
+    assert stop.rival == 5
+    assert stop.chance == pytest.approx(stats.t.sf(threshold + 0.01, G - 1) * RACE.rungs * eligible)
+    assert 0.9 * level < stop.chance < level
+    assert RACE.decide(candidate, own, {}, 0) is None
+
+
+def test_the_shares_of_all_candidates_sum_to_the_error_rate() -> None:
+    levels = [RACE.level(candidate) for candidate in range(100_000)]
+    assert math.fsum(levels) == pytest.approx(0.05, rel=1e-3)
+    assert math.fsum(levels) < 0.05
+    assert levels == sorted(levels, reverse=True)
+
+
+def test_ties_never_stop_each_other(own: Scores) -> None:
+    assert RACE.decide(0, own, {1: own}, 1) is None
+    constant = scores(np.full(G, 0.1 + 0.2), own.blocks[:, 1])
+    rounded = scores(np.full(G, 0.3), own.blocks[:, 1] - 1)
+    assert RACE.decide(0, constant, {1: rounded}, 1) is None, "a difference by rounding is none"
+    assert RACE.decide(0, constant, {1: scores(np.full(G, 0.2), own.blocks[:, 1] - 1)}, 1) is not None, "without error"
+
+
+def test_replicates_of_means_are_the_means_blocks() -> None:
+    blocks = np.random.default_rng(3).standard_normal((G, 2))
+    left_out = (blocks.sum(axis=0) - blocks) / (G - 1)
+    found = Scores.from_replicates(blocks.mean(axis=0), left_out.T)
+    np.testing.assert_allclose(found.blocks, blocks, atol=1e-12)
+
+
+def test_the_bias_of_small_samples_stops_nobody() -> None:
+    """Squared lengths of two equal means: their bias, trace(covariance) / n, is far larger for the candidate."""
+    own, rival = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        features = rng.standard_normal((2, G, 400)) * np.array([2.0, 0.5])[:, None, None]
+        values = (features.mean(axis=1) ** 2).sum(axis=-1)
+        left_out = (((features.sum(axis=1, keepdims=True) - features) / (G - 1)) ** 2).sum(axis=-1)
+        first, second = (Scores.from_replicates([v, v], [r, r]) for v, r in zip(values, left_out, strict=True))
+        own.append(RACE.p_values(first, [second])[0])
+        assert values[0] - values[1] > 4 * (first.blocks - second.blocks).std() / np.sqrt(G), "biased values differ"
+        rival.append(RACE.p_values(second, [first])[0])
+    # P(the smallest of 20 p-values is below 1e-4) is 0.002
+    assert min(own) > 1e-4
+    assert min(rival) > 1e-4
+
+
+def test_noise_that_is_not_the_items_widens_a_difference_unless_the_two_share_it() -> None:
+    rng = np.random.default_rng(5)
+    base = rng.standard_normal((2, G))
+    own = scores(*(10 + base), noise=(2.0, 0.0), source="shape")
+    rival = scores(*(8 + base + 0.01 * rng.standard_normal((2, G))), noise=(1.6, 0.0), source="shape")
+    other = Scores(rival.blocks, rival.noise, "another shape")
+    same, different = RACE.p_values(own, [rival, other])
+    assert same == pytest.approx(stats.t.sf(2 / 0.4, G - 1), rel=0.05)
+    assert different == pytest.approx(stats.t.sf(2 / math.hypot(2.0, 1.6), G - 1), rel=0.05)
+    unknown = Scores(own.blocks, own.noise), Scores(rival.blocks, rival.noise)
+    assert RACE.p_values(unknown[0], [unknown[1]])[0] == pytest.approx(different), "no source is shared with nobody"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((("minimize",), 0.0, 3), "error_rate"),
+        ((("minimize",), 1.0, 3), "error_rate"),
+        ((("minimize",), math.nan, 3), "error_rate"),
+        ((("minimize",), 0.05, 0), "rungs"),
+        (((), 0.05, 3), "minimize"),
+        ((("less",), 0.05, 3), "minimize"),
+    ],
+)
+def test_impossible_races_are_refused(arguments: tuple[tuple[str, ...], float, int], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        Race(*arguments)  # type: ignore[arg-type]
+
+
+def test_scores_that_cannot_be_compared_are_refused(own: Scores) -> None:
+    for blocks in (own.blocks[:12], own.blocks[:, :1]):
+        with pytest.raises(ValueError, match="same blocks"):
+            RACE.decide(0, own, {1: Scores(blocks)}, 1)
+    with pytest.raises(ValueError, match="at least 2"):
+        RACE.decide(0, Scores(own.blocks[:1]), {1: Scores(own.blocks[:1])}, 1)
+    with pytest.raises(ValueError, match="eligible"):
+        RACE.decide(0, own, {1: own}, 0)
+    for values, replicates in (([1.0], [[1.0]]), ([1.0, 2.0], [[1.0, 1.0]]), ([1.0], [1.0, 1.0])):
+        with pytest.raises(ValueError, match="G >= 2"):
+            Scores.from_replicates(values, replicates)
