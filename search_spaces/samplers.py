@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from search_spaces.params import Params, Range
 from search_spaces.plugins import Registry, caller_module
 
 
@@ -18,13 +19,29 @@ class SamplerChoice:
 
     implementation: "module:Class" of the Optuna sampler. defaults: its arguments where `search.options` gives none.
     stateful: it keeps more than the finished trials (a generation, the position in a sequence), so a resumed search
-    must ask it for every trial again. max_seed: the largest seed that the class takes.
+    must ask it for every trial again. max_seed: the largest seed that the class takes. from_pool: it chooses among
+    settings that replay has predicted before the first trial (see `PoolOptions`); its class also takes `pool`.
     """
 
     implementation: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     stateful: bool = False
     max_seed: int = 2**32 - 1
+    from_pool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions(Params):
+    """The keys of `search.options` that say how the pool of such a sampler is made; the others are the sampler's."""
+
+    pool: Annotated[int, "settings drawn from the space", Range(2)] = 2000
+    captions: Annotated[int, "images that are recorded for each drafter and kind of tree", Range(2)] = 24
+
+    @classmethod
+    def split(cls, options: Mapping[str, Any]) -> tuple[PoolOptions, dict[str, Any]]:
+        """These options, and the rest. ConfigError names an invalid one."""
+        own = {key: value for key, value in options.items() if key in cls.fields()}
+        return cls.from_mapping(own), {key: value for key, value in options.items() if key not in own}
 
 
 SAMPLERS: Registry[SamplerChoice] = Registry("sampler")
@@ -47,3 +64,4 @@ register_sampler("gp", "optuna.samplers:GPSampler", _NO_WARNING)
 register_sampler("random", "optuna.samplers:RandomSampler")
 register_sampler("qmc", "optuna.samplers:QMCSampler", _NO_WARNING, stateful=True, max_seed=2**31 - 1)
 register_sampler(GRID, "optuna.samplers:RandomSampler")
+register_sampler("replay", "orchestrator.run.replay_sampler:ReplaySampler", from_pool=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from search_spaces.constraints import check_metric
 from search_spaces.params import ConfigError, Params, Range, at, expect_mapping
 from search_spaces.presets import PRESETS
-from search_spaces.samplers import SAMPLERS
+from search_spaces.samplers import SAMPLERS, PoolOptions
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
 BUILTIN = "builtin"  # the weights that are part of the package
@@ -110,7 +110,10 @@ class Search(Params):
 
     def check(self) -> None:
         with at("sampler"):
-            SAMPLERS.lookup(self.sampler)
+            choice = SAMPLERS.lookup(self.sampler)
+        if choice.from_pool:
+            with at("options"):
+                PoolOptions.split(self.options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""An Optuna sampler that chooses from a pool of described settings: `search: {sampler: replay}`.
+
+    pool = SettingsPool(params, features)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=ReplaySampler(pool, seed=0))
+    trial = study.ask()  # its suggestions are those of one setting of the pool, which no other trial gets
+
+A choice depends on the finished trials, on the parameters of the running ones, and on the seed. It is kept in the
+trial's attributes, so that other processes with the same study see it before all parameters are suggested.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from orchestrator.results.pareto import nondominated
+from orchestrator.run.settings_pool import Floats, SettingsPool
+
+if TYPE_CHECKING:
+    from orchestrator.run.surrogate import Observations
+
+ERRORS = "errors"  # user attribute: standard errors of the trial's values, in their order
+FEATURES = "features"  # user attribute: features of a trial whose setting is not in the pool
+_CHOICE = "replay:setting"  # system attribute: the row of the pool
+
+
+class PoolExhausted(ValueError):
+    """Every setting of the pool has been proposed."""
+
+
+class ReplaySampler(BaseSampler):
+    """Chooses settings of a pool by noisy expected hypervolume improvement.
+
+    startup: the first trials, which spread over the settings that no other beats in all cost features. samples: of the
+    posterior. Trials may carry the standard errors of their values (`trial.set_user_attr("errors", [0.02, 0.8])`), and
+    constraints (`trial.set_constraint`).
+
+    Raises:
+        ValueError: `startup` or `samples` is below 1.
+    """
+
+    def __init__(self, pool: SettingsPool, *, startup: int = 4, samples: int = 128, seed: int = 0) -> None:
+        if startup < 1 or samples < 1:
+            raise ValueError(f"startup and samples must be at least 1, got {startup} and {samples}")
+        self._pool, self._startup, self._samples, self._seed = pool, startup, samples, seed
+        self._lock = threading.Lock()
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The parameter's value in the setting that was chosen for this trial.
+
+        Raises:
+            PoolExhausted: no setting is left.
+            ValueError: the pool's setting has no such parameter, or a value that the distribution does not contain.
+        """
+        with self._lock:
+            row = trial.system_attrs.get(_CHOICE)
+            if row is None:
+                row = self._choose(study, trial)
+                study._storage.set_trial_system_attr(trial._trial_id, _CHOICE, row)
+        params = self._pool.params[row]
+        if param_name in params and param_distribution._contains(
+            param_distribution.to_internal_repr(params[param_name])
+        ):
+            return params[param_name]
+        raise ValueError(
+            f"the pool was not drawn from this space: {param_name} in {param_distribution} was asked for, and its "
+            f"setting is {dict(params)}"
+        )
+
+    def _choose(self, study: Study, trial: FrozenTrial) -> int:
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        rows = {other.number: self._row(other) for other in others}
+        free = np.setdiff1d(np.arange(len(self._pool)), [row for row in rows.values() if row is not None])
+        if not len(free):
+            raise PoolExhausted(f"all {len(self._pool)} settings of the pool have been proposed; draw a larger pool")
+        finished = [t for t in others if t.state == TrialState.COMPLETE and self._describe(t) is not None]
+        running = [t for t in others if t.state in (TrialState.RUNNING, TrialState.WAITING)]
+        pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])
+        if len(finished) < self._startup:
+            seen = _stack([self._describe(t) for t in others], self._pool.features.shape[1])
+            return self._spread(free, seen)
+        from orchestrator.run.surrogate import most_promising
+
+        observations = self._observe(study, finished)
+        candidates = self._pool.features[free]
+        return int(free[most_promising(observations, pending, candidates, samples=self._samples, seed=self._seed)])
+
+    def _row(self, trial: FrozenTrial) -> int | None:
+        """The pool's row of a trial: chosen here, or of its parameters; those of a waiting trial are not set yet."""
+        row = trial.system_attrs.get(_CHOICE)
+        return self._pool.find(trial.params or trial.system_attrs.get("fixed_params", {})) if row is None else int(row)
+
+    def _describe(self, trial: FrozenTrial) -> Floats | None:
+        """Features [d]; None if nothing describes the trial."""
+        row, own = self._row(trial), trial.user_attrs.get(FEATURES)
+        if row is not None:
+            return self._pool.features[row]
+        return None if own is None else np.array(own, dtype=np.float64)
+
+    def _spread(self, free: NDArray[np.intp], seen: Floats) -> int:
+        """The setting farthest from those `seen` [k, d], among those that no other beats in all costs."""
+        pool, costs = self._pool.features, self._pool.costs
+        best = nondominated(pool[:, :costs], ["minimize"] * pool[:, :costs].shape[1])
+        among = free[best[free]] if best[free].any() else free
+        span = np.ptp(pool, axis=0)
+        scaled = (pool - pool.min(axis=0)) / np.where(span > 0, span, 1.0)
+        if not len(seen):
+            return int(among[scaled[among, :costs].sum(axis=1).argmin()])
+        others = (seen - pool.min(axis=0)) / np.where(span > 0, span, 1.0)
+        distances = np.linalg.norm(scaled[among][:, None] - others[None], axis=2).min(axis=1)
+        return int(among[distances.argmax()])
+
+    def _observe(self, study: Study, finished: Sequence[FrozenTrial]) -> Observations:
+        from orchestrator.run.surrogate import Observations
+
+        count = len(study.directions)
+        names = sorted({name for trial in finished for name in trial.constraints})
+        return Observations(
+            features=_stack([self._describe(trial) for trial in finished], self._pool.features.shape[1]),
+            values=np.array([trial.values for trial in finished], dtype=np.float64),
+            errors=np.array([trial.user_attrs.get(ERRORS, [math.nan] * count) for trial in finished], dtype=np.float64),
+            violations=np.array([[trial.constraints.get(name, 0.0) for name in names] for trial in finished]),
+            directions=[direction.name.lower() for direction in study.directions],
+        )
+
+
+def _stack(rows: Sequence[Floats | None], width: int) -> Floats:
+    """The rows that exist, [n, width]."""
+    return np.array([row for row in rows if row is not None], dtype=np.float64).reshape(-1, width)
