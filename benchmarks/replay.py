@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from orchestrator.results.describe import describe
-from orchestrator.run.study import random_configs
+from orchestrator.run.study import random_settings
 from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -61,9 +61,9 @@ def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], flo
     models = load_folder()
     requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
     configs: dict[DecodingConfig, None] = {}
-    for config in random_configs(sweep):
-        if config is not None:
-            configs[config] = None
+    for setting in random_settings(sweep):
+        if setting is not None:
+            configs[setting[1]] = None
         if len(configs) == count:
             break
     replayer = Replayer(models, requests, seed=sweep.seed)

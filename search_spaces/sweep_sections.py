@@ -101,7 +101,9 @@ class Timing(Params):
 
 @dataclass(frozen=True, slots=True)
 class Search(Params):
-    """How configs are proposed."""
+    """How configs are proposed. The sampler `replay` chooses among settings that are predicted before the first trial:
+    its options `pool` and `captions` say how many, and from how many recorded images.
+    """
 
     sampler: Annotated[str, "how configs are proposed"] = "tpe"
     parallel: Annotated[int, "trials that run at once", Range(1)] = 2

@@ -18,7 +18,7 @@ import torch
 from workers.data.captions import captions_hash, read_captions
 from workers.data.records import read_shard, write_shard
 from workers.data.reference import FILE
-from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard
+from workers.data.shards import PREDICTIONS, Experiment, MeasureTask, PredictTask, QualityShard, TimingShard
 from workers.data.storage import Storage
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
@@ -29,7 +29,7 @@ from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
 from workers.runtime.device import device_name, pick_device, versions
 from workers.runtime.engines import Engines
-from workers.runtime.memory import in_chunks
+from workers.runtime.memory import guard_memory, in_chunks
 from workers.runtime.shard_tables import quality_table, timing_table
 from workers.runtime.specification import WorkerSpec
 from workers.runtime.timing import time_pairs
@@ -132,7 +132,7 @@ class Evaluator:
             self._cancelled.set()
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a task by its "kind": quality, timing, measure or reference; see the method of that name.
+        """Runs a task by its "kind": quality, timing, measure, reference or predict; see the method of that name.
 
         Raises:
             ValueError: no such kind.
@@ -148,7 +148,9 @@ class Evaluator:
             return self.measure(MeasureTask.from_mapping(task))
         if kind == REFERENCE:
             return self.prepare_reference()
-        raise ValueError(f"unknown kind of task {kind!r}; use quality, timing, measure or reference")
+        if kind == PredictTask.kind:
+            return self.predict(PredictTask.from_mapping(task))
+        raise ValueError(f"unknown kind of task {kind!r}; use quality, timing, measure, reference or predict")
 
     def quality(self, shard: QualityShard) -> dict[str, Any]:
         """Draws a shard's images, scores them, and writes the rows, unless the file exists.
@@ -228,6 +230,26 @@ class Evaluator:
         ran = self._sweep_reference.prepare()
         seconds = time.perf_counter() - start
         return {"name": FILE, **self.reference, "seconds": seconds, "ran": ran, "worker": self.spec.worker}
+
+    def predict(self, task: PredictTask) -> dict[str, Any]:
+        """Predicts settings by replay and writes a row for each, unless the file exists.
+
+        Raises:
+            ConfigError: the model does not support a config, or replay cannot describe it.
+            OutOfMemory, DecodingError: as in `Engines.draw`.
+        """
+        from workers.replay.pool import prediction_table  # only some sweeps predict
+        from workers.replay.replayer import Replayer
+
+        start, ran = time.perf_counter(), not self.storage.exists(PREDICTIONS)
+        if ran:
+            requests = [Request(caption.id, caption.text) for caption in self.captions[: task.captions]]
+            replayer = Replayer(self.models, requests, seed=self.spec.seed, batch=task.batch)
+            make = partial(prediction_table, replayer, task.configs, task.params)
+            table = guard_memory(make, f"batch {task.batch}")
+            metadata = {"kind": task.kind, "experiment": self.experiment.digest(), "captions": len(requests)}
+            write_shard(self.storage, PREDICTIONS, table, metadata | {"versions": versions()})
+        return {"name": PREDICTIONS, "seconds": time.perf_counter() - start, "ran": ran, "worker": self.spec.worker}
 
     def _encode(self, requests: Sequence[Request]) -> None:
         """Encodes the captions; a text encoder that caches its latest captions then has them."""

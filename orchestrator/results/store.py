@@ -3,6 +3,7 @@
 sweep.yaml                  the sweep as launched, with all defaults written out
 identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
+predictions.parquet         settings that the replay sampler chooses from (`workers.replay.pool`)
 shards/, measures/          results of the workers' tasks, named by `workers.data.shards`
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials

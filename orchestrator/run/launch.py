@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver, Outcome, SweepError
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
+from orchestrator.run.predicted_pool import sweep_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.tasks import EventSink, Task
@@ -84,6 +86,8 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
+            run_task = partial(_run_task, pool)
+            predicted = sweep_pool(sweep, storage, identity.experiment, capabilities, run_task, emit)
             study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
@@ -95,7 +99,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 sweep,
                 storage,
                 planner,
-                Search(sweep, directions),
+                Search(sweep, directions, predicted),
                 StudyLog(sweep.name, study_url, directions, names, study_id),
                 pool,
                 check=capabilities.check,

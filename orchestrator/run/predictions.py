@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,8 @@ import torch
 
 from orchestrator.results.describe import describe, family
 from orchestrator.results.pareto import nondominated
+from orchestrator.run.predicted_pool import draw_settings, split_predictable
 from orchestrator.run.preflight_models import check_configs, models_entry
-from orchestrator.run.study import random_configs
-from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.captions import read_captions
@@ -21,14 +20,13 @@ from workers.loading.models import Capabilities, Models
 from workers.loading.models_yaml import load_entry
 from workers.metrics.estimate import Estimate
 from workers.replay.costs import CostModel, ImageCost, configs_to_time, speedup
-from workers.replay.prediction import MEASURES
-from workers.replay.replayer import Replayer, recording_key
+from workers.replay.pool import LENGTH, predict_quantities
+from workers.replay.replayer import Replayer
 
 if TYPE_CHECKING:
     import pyarrow
 
 _AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
-_MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
 _DIGITS = 3
 
 
@@ -95,10 +93,8 @@ def predict_space(
     capabilities = Capabilities.of(models)
     sweep = sweep.resolve(capabilities.sampling)
     check_configs(sweep, capabilities)
-    pool, left_out = _describable(_pool(sweep, capabilities, count))
-    if not any(not isinstance(config.drafter, NoDrafter) for _, config in pool):
-        reasons = "; ".join(left_out) or "it has no setting with a drafter"
-        raise ValueError(f"space: replay can describe none of its settings ({reasons}); run the sweep instead")
+    drawn, left_out = split_predictable(draw_settings(sweep, capabilities, count))
+    pool = [(setting.label, setting.config) for setting in drawn]
     requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:captions]]
     replayer = Replayer(models, requests, seed=sweep.seed)
     log(f"recording {len(requests)} images for each drafter and kind of tree")
@@ -114,48 +110,6 @@ def predict_space(
     return PredictedSpace(settings, left_out, sweep)
 
 
-def _pool(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterator[tuple[str, DecodingConfig]]:
-    """The enqueued settings, then random ones of the space, each once."""
-    known = set()
-    for entry in sweep.enqueue:
-        known.add(entry.config)
-        yield entry.label, entry.config
-    drawn = repeats = 0
-    configs = random_configs(sweep)
-    while drawn < count and repeats < _MAX_REPEATS:
-        config = next(configs)
-        if config is None or config in known or not _can_run(capabilities, config):
-            repeats += 1
-            continue
-        known.add(config)
-        drawn, repeats = drawn + 1, 0
-        yield "", config
-
-
-def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
-    try:
-        capabilities.check(config)
-    except ConfigError:
-        return False
-    return True
-
-
-def _describable(
-    pool: Iterator[tuple[str, DecodingConfig]],
-) -> tuple[list[tuple[str, DecodingConfig]], dict[str, int]]:
-    """The settings that replay can describe, and how many it cannot, by reason."""
-    described: list[tuple[str, DecodingConfig]] = []
-    left_out: dict[str, int] = {}
-    for label, config in pool:
-        try:
-            if not isinstance(config.drafter, NoDrafter):
-                recording_key(config)
-            described.append((label, config))
-        except ConfigError as error:
-            left_out[str(error)] = left_out.get(str(error), 0) + 1
-    return described, left_out
-
-
 def _time(replayer: Replayer, config: DecodingConfig, requests: Sequence[Request], batch: int) -> ImageCost:
     """The cost of a setting on two batches of images, after one that warms it up."""
     replayer.run(config, requests[:1], 1)
@@ -166,12 +120,7 @@ def _predict(
     replayer: Replayer, costs: CostModel, label: str, config: DecodingConfig, models: Models
 ) -> PredictedSetting:
     vanilla = next(cost for timed, cost in costs.timed.items() if isinstance(timed.drafter, NoDrafter))
-    if isinstance(config.drafter, NoDrafter):
-        exact = Estimate(1.0, 0.0, len(replayer.requests))
-        values = {"mean_accepted_length": exact} | dict.fromkeys(MEASURES, Estimate(0.0, 0.0, exact.n))
-    else:
-        prediction = replayer.predict(config)
-        values = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
+    values = predict_quantities(replayer, config)
     tokens = models.target.grid.tokens
-    faster = speedup(values["mean_accepted_length"], costs.cost(config), vanilla, tokens)
+    faster = speedup(values[LENGTH], costs.cost(config), vanilla, tokens)
     return PredictedSetting(label, config, values | {"speedup": faster})

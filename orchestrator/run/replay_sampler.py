@@ -23,13 +23,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.results.pareto import nondominated
-from orchestrator.run.settings_pool import Floats, SettingsPool
+from orchestrator.run.settings_pool import ERRORS, FEATURES, Floats, SettingsPool
 
 if TYPE_CHECKING:
     from orchestrator.run.surrogate import Observations
 
-ERRORS = "errors"  # user attribute: standard errors of the trial's values, in their order
-FEATURES = "features"  # user attribute: features of a trial whose setting is not in the pool
 _CHOICE = "replay:setting"  # system attribute: the row of the pool
 
 

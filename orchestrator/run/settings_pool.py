@@ -14,19 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.trial import DecodingConfig
-
 Floats: TypeAlias = NDArray[np.float64]
 
-_LENGTH = "mean_accepted_length"
+ERRORS = "errors"  # attribute of a trial: standard errors of its values, in their order
+FEATURES = "features"  # attribute of a trial whose setting is not in the pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettingsPool:
     """N settings. params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it.
 
-    The search is quick to learn if objectives are smooth in the features, and finds good settings early if they mostly
-    improve as the first `costs` features fall.
+    costs: the first so many features say what a setting costs, so that the best ones have less of all (None: all).
+    outside: features [d] of settings that no parameters describe, by their digest. enqueued: settings of the pool that
+    run in any case.
 
     Raises:
         ValueError: the lengths differ, a feature is not finite, or two settings have the same parameters.
@@ -35,6 +35,8 @@ class SettingsPool:
     params: Sequence[Mapping[str, Any]]
     features: Floats
     costs: int | None = None
+    outside: Mapping[str, Floats] = field(default_factory=dict)
+    enqueued: int = 0
     _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +48,10 @@ class SettingsPool:
             if first != row:
                 raise ValueError(f"settings {first} and {row} of the pool have the same parameters {dict(params)}")
 
+    @classmethod
+    def empty(cls) -> SettingsPool:
+        return cls((), np.zeros((0, 1)))
+
     def __len__(self) -> int:
         return len(self.params)
 
@@ -56,28 +62,3 @@ class SettingsPool:
 
 def _key(params: Mapping[str, Any]) -> Hashable:
     return tuple(sorted(params.items()))
-
-
-def describe_settings(configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]) -> tuple[Floats, int]:
-    """Features [N, d] of settings from their predictions, and how many of them are costs.
-
-    values: [N] by name: the mean accepted length, and what the relaxation costs per token (`MEASURES` of replay).
-
-    Costs come first: the logs of the passes per token, and of the levels and nodes that are drafted per token; then
-    what the relaxation costs, on a scale of square roots, since most rules are close to the exact one. The others say
-    which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others.
-    """
-    passes = 1 / np.array(values[_LENGTH], dtype=np.float64)
-    bounds = [config.policy.bounds for config in configs]
-    columns = [np.log(passes)]
-    columns += [np.log(passes * [1 + b.depth for b in bounds]), np.log(passes * [1 + b.nodes for b in bounds])]
-    for name, entries in values.items():
-        if name != _LENGTH:
-            cost = np.array(entries, dtype=np.float64)
-            columns.append(np.sign(cost) * np.sqrt(np.abs(cost)))
-    count = len(columns)
-    kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
-    for labels in zip(*kinds, strict=True):
-        names = sorted(set(labels))
-        columns += [np.array([float(label == name) for label in labels]) for name in names if len(names) > 1]
-    return np.stack(columns, axis=1), count

@@ -1,4 +1,4 @@
-"""The search and its study: the only module that uses Optuna.
+"""The search and its study: the only module that uses Optuna, but for the project's own sampler.
 
 The search depends on the trials' results, not on their timing: trial n is proposed when exactly the trials 0..n-P have
 been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
@@ -30,9 +30,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
-from search_spaces.samplers import GRID, SAMPLERS
+from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
 from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -72,13 +73,17 @@ class Search:
     """Proposes configs in order and tells their results to Optuna.
 
     Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers need parameters that
-    all trials share, and without any they would sample at random from then on.
+    all trials share, and without any they would sample at random from then on. A sampler with a pool is told them by
+    their features.
+
+    pool: of a sampler that chooses from one; None is enough to check the sampler's options.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
     """
 
-    def __init__(self, sweep: SweepConfig, directions: Sequence[Direction]) -> None:
+    def __init__(self, sweep: SweepConfig, directions: Sequence[Direction], pool: SettingsPool | None = None) -> None:
+        self._pool = pool or SettingsPool.empty()
         self._space: Space = sweep.space
         self._enqueued = list(sweep.enqueue)
         self._options, self._seed = sweep.search.options, sweep.search.seed
@@ -98,7 +103,9 @@ class Search:
 
     @property
     def size(self) -> int | None:
-        """Maximum number of trials: enqueued configs and the points of a grid. None: no limit."""
+        """Maximum number of trials: enqueued configs and the points of a grid, or those of a pool. None: no limit."""
+        if self._choice.from_pool:
+            return len(self._enqueued) + len(self._pool) - self._pool.enqueued
         return None if self._points is None else len(self._enqueued) + self._points
 
     def propose(self, number: int, stored_params: Mapping[str, Any] | None = None) -> Proposal:
@@ -117,6 +124,7 @@ class Search:
         if config is not None:
             fixed = self._space.params_of(config, self._sampling)
             if fixed is None:
+                self._ask_outside(number, config)
                 return Proposal(number, label, config, {}, {})
         elif self._grid is not None:
             fixed = next(self._grid)
@@ -139,6 +147,13 @@ class Search:
             )
         return Proposal(number, label, config, dict(trial.params), dict(trial.distributions), problem)
 
+    def _ask_outside(self, number: int, config: DecodingConfig) -> None:
+        """Start a trial without parameters if the sampler can use its features."""
+        features = self._pool.outside.get(config.digest())
+        if features is not None:
+            trial = self._live[number] = self._study.ask()
+            trial.set_user_attr(FEATURES, list(features))
+
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
         """Tell Optuna the result of a trial. Trials must be told in the order of their numbers."""
         trial = self._live.pop(record.number, None)
@@ -150,6 +165,8 @@ class Search:
             return
         for name, violation in record.constraints.items():
             trial.set_constraint(name, violation)
+        errors = [record.metrics[name].error for name in objectives]
+        trial.set_user_attr(ERRORS, [math.nan if error is None else error for error in errors])
         self._study.tell(trial, values)
 
     def _make_sampler(self, number: int) -> BaseSampler:
@@ -157,24 +174,31 @@ class Search:
         digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
         sampler_class = load_object(self._choice.implementation)
+        arguments = {**self._choice.defaults, **self._options}
+        if self._choice.from_pool:
+            arguments = {**PoolOptions.split(arguments)[1], "pool": self._pool}
         try:
-            sampler: BaseSampler = sampler_class(**{**self._choice.defaults, **self._options}, seed=seed)
+            sampler: BaseSampler = sampler_class(**arguments, seed=seed)
         except (TypeError, ValueError) as error:
             raise StudyError(f"search.options: the {self._sampler} sampler refused them: {error}") from error
         return sampler
 
 
-def random_configs(sweep: SweepConfig) -> Iterator[DecodingConfig | None]:
-    """Independent random configs of a space, without end; None for parts that cannot be combined.
+def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], DecodingConfig] | None]:
+    """Independent random settings of a space, without end: the parameters of a study and the config. None for parts
+    that cannot be combined.
 
     They depend on the space and the search's seed alone.
     """
     study = optuna.create_study(sampler=RandomSampler(seed=sweep.search.seed))
     while True:
+        trial = study.ask()
         try:
-            yield sweep.space.suggest(study.ask(), sweep.sampling)
+            config = sweep.space.suggest(trial, sweep.sampling)
         except ConfigError:
             yield None
+        else:
+            yield dict(trial.params), config
 
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:

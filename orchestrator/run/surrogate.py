@@ -81,7 +81,7 @@ class Surrogate:
         directions, outcomes = self.observations.directions, self._outcomes[: self.objectives]
         signs = torch.tensor([-1.0 if direction == "minimize" else 1.0 for direction in directions]).double()
 
-        def objective(samples: Tensor, _: Tensor | None = None) -> Tensor:
+        def objective(samples: Tensor, X: Tensor | None = None) -> Tensor:
             values = [outcome.restore(samples[..., index]) for index, outcome in enumerate(outcomes)]
             return torch.stack(values, dim=-1) * signs
 
@@ -100,6 +100,14 @@ class Surrogate:
         with torch.no_grad():
             gains = [acquisition(block[:, None]) for block in self._scaled(candidates).split(_BLOCK)]
         return torch.cat(gains).numpy()
+
+    def draws(self, features: Floats, *, count: int, seed: int) -> Floats:
+        """Values of the objectives, then violations of the constraints, [count, N, m + c] from the joint posterior."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            samples = self.model.posterior(self._scaled(features)).rsample(torch.Size([count])).detach()
+        drawn = [outcome.restore(samples[..., index]) for index, outcome in enumerate(self._outcomes)]
+        return torch.stack(drawn, dim=-1).numpy()
 
     def uncertainty(self, candidates: Floats) -> Floats:
         """The product over objectives of the posterior variance [N]."""

@@ -130,3 +130,13 @@ def test_racing(names: dict[str, Any]) -> None:
         assert stop.rival <= number - names["PARALLEL"]
         assert study.trials[number].user_attrs["stopped"].startswith(f"trial {stop.rival} is better")
     assert stops.keys().isdisjoint(trial.number for trial in study.best_trials)
+
+
+@pytest.mark.parametrize("names", ["samplers.md"], indirect=True)
+def test_the_replay_sampler_in_a_study_of_your_own(names: dict[str, Any]) -> None:
+    trials, params = names["study"].trials, names["params"]
+    assert len(trials) == 12
+    assert all(trial.params in params for trial in trials)
+    assert len({str(trial.params) for trial in trials}) == 12
+    best = max(trial.values[0] for trial in trials)
+    assert best > 0.9 * max((1 + p["length"] * p["delta"]) / (1 + 0.1 * p["length"]) for p in params)

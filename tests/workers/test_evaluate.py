@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+from search_spaces.acceptance import EXACT
 from search_spaces.neighbourhoods import Additive
 from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
@@ -24,7 +25,7 @@ from search_spaces.trial import DecodingConfig, Medusa, Sampling
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
-from workers.data.shards import MeasureTask, QualityShard, TimingShard
+from workers.data.shards import PREDICTIONS, MeasureTask, PredictTask, QualityShard, TimingShard
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
 from workers.evaluate import Evaluator
@@ -365,6 +366,30 @@ def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CancellableEngine, "step", step)
     with pytest.raises(DecodingError, match="not finite"):
         evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
+
+
+def test_settings_are_predicted_once(evaluator: Evaluator, home: Path) -> None:
+    exact = replace(CONFIG, acceptance=EXACT)
+    relaxed = replace(CONFIG, acceptance=CONFIG.acceptance, policy=Chain(2))
+    task = PredictTask((VANILLA, exact, CONFIG, relaxed), ("null", "{}", '{"a": 1}', '{"a": 2}'), captions=4, batch=4)
+    assert evaluator.run({"kind": "predict", **task.to_mapping()})["ran"]
+    table, metadata = read_shard(evaluator.storage, PREDICTIONS, kind="predict")
+    assert (metadata["experiment"], metadata["captions"]) == (evaluator.experiment.digest(), 4)
+    rows = table.to_pylist()
+    assert [row["digest"] for row in rows] == [config.digest() for config in task.configs]
+    assert [row["params"] for row in rows] == list(task.params)
+    assert [DecodingConfig.from_mapping(json.loads(row["config"])) for row in rows] == list(task.configs)
+    lengths = [row["mean_accepted_length"] for row in rows]
+    assert 1 == lengths[0] < lengths[1] < lengths[2]
+    assert [row["excess"] > 0 for row in rows] == [False, False, True, True]
+    assert rows[2]["mean_accepted_length_error"] > 0
+    content = (home / PREDICTIONS).read_bytes()
+    assert not evaluator.predict(task)["ran"]
+    (home / PREDICTIONS).unlink()
+    evaluator.predict(task)
+    again = read_shard(evaluator.storage, PREDICTIONS)[0]
+    assert again.equals(table), "the same predictions when it is made again"
+    (home / PREDICTIONS).write_bytes(content)
 
 
 def test_few_engines_are_kept(evaluator: Evaluator) -> None:

@@ -18,7 +18,8 @@ from search_spaces.trial import DecodingConfig
 FORMAT = 1  # increase it when the meaning of the rows changes; files of another format are not used
 _MEASURE_FORMAT = 2  # the same for the files of measure tasks
 _SHARDS, _MEASURES = "shards", "measures"  # folders
-_CONFIGS = ("config", "baseline")  # fields that hold a DecodingConfig
+PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
+_CONFIGS = ("config", "baseline", "configs")  # fields that hold one DecodingConfig, or several
 
 
 def digest(value: object, length: int = 20) -> str:
@@ -62,12 +63,13 @@ class Serializable:
 def _plain(value: Any) -> Any:
     if isinstance(value, DecodingConfig):
         return value.to_mapping()
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def _parsed(name: str, value: Any) -> Any:
     if name in _CONFIGS:
-        return DecodingConfig.from_mapping(value)
+        several = isinstance(value, list | tuple)
+        return tuple(map(DecodingConfig.from_mapping, value)) if several else DecodingConfig.from_mapping(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -159,6 +161,25 @@ class MeasureTask(Serializable):
         """The file of its result, relative to the storage's root: measures/<20 hex>.json."""
         identity = {"format": _MEASURE_FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
         return f"{_MEASURES}/{digest(identity)}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictTask(Serializable):
+    """Predictions of settings by replay, from `captions` recorded images, `batch` at a time.
+
+    params: the parameters of each config in the search's study, as JSON; null for a config outside of the space.
+    """
+
+    configs: tuple[DecodingConfig, ...]
+    params: tuple[str, ...]
+    captions: int
+    batch: int
+    kind: ClassVar[str] = "predict"
+
+    def __post_init__(self) -> None:
+        _check_sizes(captions=self.captions, batch=self.batch, configs=len(self.configs))
+        if len(self.configs) != len(self.params):
+            raise ValueError(f"{len(self.params)} parameter sets for {len(self.configs)} configs; give one for each")
 
 
 def plan_quality(config: DecodingConfig, count: int, shard: int, samples: int, batch: int) -> list[QualityShard]:

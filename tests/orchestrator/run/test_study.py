@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.instant import plausible
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import (
     Proposal,
     Search,
@@ -24,6 +26,7 @@ from orchestrator.run.study import (
     check_storage,
     objective_values,
     open_storage,
+    random_settings,
 )
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
@@ -60,9 +63,29 @@ def record(proposal: Proposal, **changes: Any) -> TrialRecord:
     return TrialRecord(proposal.number, proposal.label, state, config, **fields)
 
 
+def pool_of(config: SweepConfig) -> SettingsPool:
+    """Settings of the space, described by how much they draft and accept; and those that are outside of it."""
+
+    def features(setting: DecodingConfig) -> list[float]:
+        return [float(setting.policy.bounds.depth), float(setting.flat().get("acceptance.delta", 0.0))]
+
+    enqueued = [entry.config for entry in config.enqueue]
+    outside = [entry for entry in enqueued if config.space.params_of(entry, config.sampling) is None]
+    settings = {str(s[0]): s for s in islice(random_settings(config), 60) if s and s[1] not in enqueued}.values()
+    inside = [(config.space.params_of(entry, config.sampling), entry) for entry in enqueued if entry not in outside]
+    known = [(params, entry) for params, entry in [*inside, *settings] if params is not None]
+    return SettingsPool(
+        [params for params, _ in known],
+        np.array([features(entry) for _, entry in known]),
+        outside={entry.digest(): np.array(features(entry)) for entry in outside},
+        enqueued=len(inside),
+    )
+
+
 def drive(config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
     """Ask and tell with `parallel` trials in flight; `stored`: the finished trials of an earlier run."""
-    search, done, pending = Search(config, DIRECTIONS), [], []
+    pool = pool_of(config) if SAMPLERS[config.search.sampler].from_pool else None
+    search, done, pending = Search(config, DIRECTIONS, pool), [], []
     for number in range(trials):
         before = stored[number] if number < len(stored) else None
         proposal = search.propose(number, before.params if before else None)
@@ -159,6 +182,8 @@ def test_enqueued_configs_inside_the_space_are_told_to_the_sampler(tmp_path: Pat
         ("random", {"n_startup_trials": 5}, r"search\.options: the random sampler refused"),
         ("grid", {"search_space": {}}, r"search\.options: the grid sampler refused"),
         ("gp", {"seed": 5}, r"search\.options: the gp sampler refused.*seed"),
+        ("replay", {"startup": 0}, r"search\.options: the replay sampler refused.*startup"),
+        ("replay", {"pol": 5}, r"search\.options: the replay sampler refused.*pol"),
     ],
 )
 def test_unknown_options_of_a_sampler_are_refused(
@@ -166,6 +191,21 @@ def test_unknown_options_of_a_sampler_are_refused(
 ) -> None:
     with pytest.raises(StudyError, match=words):
         Search(sweep(tmp_path, sampler, {"search.options": options}), DIRECTIONS)
+
+
+def test_a_sampler_with_a_pool_is_told_every_trial(tmp_path: Path) -> None:
+    """Also those outside of the space, by their features; with the errors of their values."""
+    config = sweep(tmp_path, "replay", {"search.options": {"startup": 3}})
+    pool = pool_of(config)
+    search = Search(config, DIRECTIONS, pool)
+    proposals = [search.propose(number) for number in range(4)]
+    for proposal in proposals:
+        search.tell(record(proposal), NAMES)
+    trials = search._study.trials
+    assert [trial.user_attrs["errors"] for trial in trials] == [[0.1, 0.1]] * 4
+    assert [list(trial.user_attrs.get("features", [])) for trial in trials] == [[0.0, 0.0], [], [9.0, 0.0], []]
+    assert proposals[3].params in pool.params
+    assert search.size == 3 + len(pool) - 1
 
 
 def test_options_reach_the_sampler(tmp_path: Path) -> None:

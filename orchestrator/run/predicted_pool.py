@@ -1,0 +1,174 @@
+"""The pool of a sweep: settings drawn from its space, predicted by replay once, and kept in the store.
+
+The file is written before the first trial and never again, so a resumed sweep chooses from the same pool.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestrator.run.settings_pool import Floats, SettingsPool
+from orchestrator.run.study import StudyError, random_settings
+from orchestrator.run.tasks import EventSink, Task
+from search_spaces.params import ConfigError
+from search_spaces.samplers import SAMPLERS, PoolOptions
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from workers.data.records import read_shard
+from workers.data.shards import PREDICTIONS, PredictTask
+from workers.data.storage import Storage
+from workers.loading.models import Capabilities
+from workers.replay.pool import LENGTH, QUANTITIES, check_predictable, why_unpredictable
+
+_MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSetting:
+    """A setting of a pool. label: of an enqueued one, else "". params: None if the space does not contain it."""
+
+    label: str
+    config: DecodingConfig
+    params: Mapping[str, Any] | None
+
+
+def draw_settings(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterator[DrawnSetting]:
+    """The enqueued settings, then `count` random ones of the space that the model supports, each once.
+
+    sweep: resolved. They depend on the space and the search's seed alone.
+    """
+    known = set()
+    for entry in sweep.enqueue:
+        known.add(entry.config)
+        yield DrawnSetting(entry.label, entry.config, sweep.space.params_of(entry.config, sweep.sampling))
+    drawn = repeats = 0
+    settings = random_settings(sweep)
+    while drawn < count and repeats < _MAX_REPEATS:
+        setting = next(settings)
+        if setting is None or setting[1] in known or not _can_run(capabilities, setting[1]):
+            repeats += 1
+            continue
+        params, config = setting
+        known.add(config)
+        drawn, repeats = drawn + 1, 0
+        yield DrawnSetting("", config, params)
+
+
+def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
+    try:
+        capabilities.check(config)
+    except ConfigError:
+        return False
+    return True
+
+
+def split_predictable(drawn: Iterator[DrawnSetting]) -> tuple[list[DrawnSetting], dict[str, int]]:
+    """The settings that replay can describe, and how many it cannot, by reason.
+
+    Raises:
+        ValueError: it can describe none of them.
+    """
+    settings, left_out = [], dict[str, int]()
+    everything = list(drawn)
+    check_predictable(setting.config for setting in everything)
+    for setting in everything:
+        why = why_unpredictable(setting.config)
+        if why is None:
+            settings.append(setting)
+        else:
+            left_out[why] = left_out.get(why, 0) + 1
+    return settings, left_out
+
+
+def sweep_pool(
+    sweep: SweepConfig,
+    storage: Storage,
+    experiment: str,
+    capabilities: Capabilities,
+    run_task: Callable[[Task], None],
+    emit: EventSink,
+) -> SettingsPool | None:
+    """The pool of a sweep whose sampler needs one: from the store, or predicted now by a worker. Otherwise None.
+
+    sweep: resolved. experiment: digest of what the sweep's results depend on.
+
+    Raises:
+        StudyError: the stored pool is of other weights, captions or seeds, or of another version of the program.
+        ValueError: replay can describe no setting of the space.
+    """
+    if not SAMPLERS.lookup(sweep.search.sampler).from_pool:
+        return None
+    if not storage.exists(PREDICTIONS):
+        options = PoolOptions.split(sweep.search.options)[0]
+        settings, left_out = split_predictable(draw_settings(sweep, capabilities, options.pool))
+        task = PredictTask(
+            configs=tuple(setting.config for setting in settings),
+            params=tuple(json.dumps(setting.params) for setting in settings),
+            captions=options.captions,
+            batch=sweep.quality.batch,
+        )
+        for why, count in left_out.items():
+            emit({"event": "workers", "note": f"the pool lacks {count} settings: {why}"})
+        emit({"event": "workers", "note": f"predicting {len(settings)} settings of the space"})
+        run_task(Task(-1, PREDICTIONS, {"kind": task.kind, **task.to_mapping()}))
+    return read_pool(storage, experiment, {entry.config.digest() for entry in sweep.enqueue})
+
+
+def read_pool(storage: Storage, experiment: str, enqueued: set[str]) -> SettingsPool:
+    """The pool in the store. enqueued: digests of the settings that run in any case.
+
+    Raises:
+        StudyError: see `sweep_pool`.
+    """
+    columns = ["digest", "config", "params", *QUANTITIES]
+    try:
+        table, metadata = read_shard(storage, PREDICTIONS, columns, kind=PredictTask.kind)
+    except ValueError as error:
+        raise StudyError(str(error)) from error
+    if metadata["experiment"] != experiment:
+        raise StudyError(
+            f"{storage.display_name}/{PREDICTIONS}: predicted with other weights, captions or seed than this sweep's; "
+            "launch under another --name, or restore the file"
+        )
+    rows = table.to_pydict()
+    configs = [DecodingConfig.from_mapping(json.loads(text)) for text in rows["config"]]
+    features, costs = describe_settings(configs, {name: rows[name] for name in QUANTITIES})
+    params = [json.loads(text) for text in rows["params"]]
+    inside = [row for row, entry in enumerate(params) if entry is not None]
+    return SettingsPool(
+        [params[row] for row in inside],
+        features[inside],
+        costs,
+        outside={rows["digest"][row]: features[row] for row in range(len(params)) if params[row] is None},
+        enqueued=sum(rows["digest"][row] in enqueued for row in inside),
+    )
+
+
+def describe_settings(configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]) -> tuple[Floats, int]:
+    """Features [N, d] of settings from their predictions, and how many of them are costs.
+
+    values: [N] by name: the mean accepted length, and what the relaxation costs per token (`MEASURES` of replay).
+
+    Costs come first: the logs of the passes per token, and of the levels and nodes that are drafted per token; then
+    what the relaxation costs, on a scale of square roots, since most rules are close to the exact one. The others say
+    which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others.
+    """
+    passes = 1 / np.array(values[LENGTH], dtype=np.float64)
+    bounds = [config.policy.bounds for config in configs]
+    columns = [np.log(passes)]
+    columns += [np.log(passes * [1 + b.depth for b in bounds]), np.log(passes * [1 + b.nodes for b in bounds])]
+    for name, entries in values.items():
+        if name != LENGTH:
+            cost = np.array(entries, dtype=np.float64)
+            columns.append(np.sign(cost) * np.sqrt(np.abs(cost)))
+    count = len(columns)
+    kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
+    for labels in zip(*kinds, strict=True):
+        names = sorted(set(labels))
+        columns += [np.array([float(label == name) for label in labels]) for name in names if len(names) > 1]
+    return np.stack(columns, axis=1), count

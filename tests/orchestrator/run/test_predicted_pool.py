@@ -1,0 +1,141 @@
+"""The pool of a sweep: drawn once, predicted once, kept with its weights' names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from orchestrator.run.predicted_pool import describe_settings, draw_settings, sweep_pool
+from orchestrator.run.study import StudyError
+from orchestrator.run.tasks import Task
+from search_spaces.params import ConfigError
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.records import write_shard
+from workers.data.shards import PREDICTIONS, PredictTask
+from workers.data.storage import Storage
+from workers.loading.models import Capabilities
+from workers.replay.pool import LENGTH, QUANTITIES
+
+SWEEP = """
+name: pooled
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+search: {sampler: replay, options: {pool: 30, captions: 4}}
+enqueue: [vanilla, {label: chain, drafter: eagle, tree: {policy: chain, length: 3},
+           acceptance: {neighbourhood: additive, k: 10, delta: 0.1}},
+          {label: outside, drafter: eagle, tree: {policy: chain, length: 9}}]
+space:
+  drafter: eagle
+  tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: 2, nodes: 8}]
+  acceptance: {neighbourhood: additive, k: 10, delta: {low: 0.01, high: 0.5, log: true}}
+"""
+EVERYTHING = Capabilities(
+    target="scenes", vocab_size=512, rows=8, cols=8, image_size=32, sampling=Sampling(), drafters=("eagle",)
+)
+
+
+def read(changes: dict[str, Any] | None = None) -> SweepConfig:
+    return SweepConfig.parse(SWEEP, "pooled.yaml", changes).resolve(Sampling())
+
+
+class Worker:
+    """Predicts settings by made-up numbers."""
+
+    def __init__(self, storage: Storage, experiment: str = "e1") -> None:
+        self.storage, self.experiment, self.tasks = storage, experiment, list[PredictTask]()
+
+    def __call__(self, task: Task) -> None:
+        predict = PredictTask.from_mapping(task.payload)
+        self.tasks.append(predict)
+        rng = np.random.default_rng(0)
+        columns: dict[str, Any] = {
+            "digest": [config.digest() for config in predict.configs],
+            "config": [json.dumps(config.to_mapping()) for config in predict.configs],
+            "params": list(predict.params),
+        }
+        columns |= {name: 1 + rng.random(len(predict.configs)) for name in QUANTITIES}
+        metadata = {"kind": "predict", "experiment": self.experiment}
+        write_shard(self.storage, PREDICTIONS, pa.table(columns), metadata)
+
+
+def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
+    storage, sweep = Storage(str(tmp_path)), read()
+    worker = Worker(storage)
+    first = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda event: None)
+    again = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda event: None)
+    (task,) = worker.tasks
+    assert (task.captions, task.batch) == (4, sweep.quality.batch)
+    assert first is not None
+    assert again is not None
+    assert len(first) == 31, "30 settings, and the enqueued one that the space contains"
+    assert first.enqueued == 1
+    assert set(first.outside) == {sweep.enqueue[0].config.digest(), sweep.enqueue[2].config.digest()}
+    assert list(first.params) == list(again.params)
+    assert np.array_equal(first.features, again.features)
+    for params in first.params:
+        row = first.find(params)
+        assert row is not None
+        assert set(params) <= set(sweep.space.parameters())
+
+
+def test_a_pool_of_other_weights_is_refused(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda event: None)
+    with pytest.raises(StudyError, match=rf"{PREDICTIONS}.*other weights"):
+        sweep_pool(read(), storage, "e2", EVERYTHING, Worker(storage), lambda event: None)
+    storage.write(PREDICTIONS, b"no table")
+    with pytest.raises(StudyError, match=PREDICTIONS):
+        sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda event: None)
+
+
+def test_other_samplers_have_no_pool(tmp_path: Path) -> None:
+    sweep = read({"search.sampler": "tpe", "search.options": {}})
+    worker = Worker(Storage(str(tmp_path)))
+    assert sweep_pool(sweep, worker.storage, "e1", EVERYTHING, worker, lambda event: None) is None
+    assert not worker.tasks
+
+
+def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    worker = Worker(Storage(str(tmp_path)))
+    greedy = {"sampling": {"temperature": 0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}}
+    with pytest.raises(ValueError, match=r"^space: replay can describe none of its settings \(.*temperature"):
+        sweep_pool(read(greedy), worker.storage, "e1", EVERYTHING, worker, lambda event: None)
+    assert not worker.tasks
+
+
+def test_settings_that_cannot_run_are_not_drawn() -> None:
+    small = replace(EVERYTHING, rows=2, cols=2)  # 4 tokens: no deeper chains
+    drawn = list(draw_settings(read(), small, 20))[3:]
+    assert drawn
+    assert max(setting.config.policy.bounds.depth for setting in drawn) <= 4
+    assert len({setting.config for setting in drawn}) == len(drawn)
+
+
+def test_a_small_finite_space_is_drawn_to_its_end() -> None:
+    space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 4}}}
+    drawn = list(draw_settings(read({"space": space}), EVERYTHING, 100))
+    assert sorted(entry.config.policy.bounds.depth for entry in drawn[1:]) == [2, 3, 3, 4, 9]
+
+
+@pytest.mark.parametrize(("option", "value"), [("pool", 1), ("captions", 1), ("pool", "many")])
+def test_unusable_options_are_refused_by_their_key(option: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read({f"search.options.{option}": value})
+    assert refused.value.path == ("search", "options", option)
+
+
+def test_features_are_counts_and_costs() -> None:
+    """Exact values: passes, drafted levels and nodes per token; square roots of costs; one column per kind."""
+    chain = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
+    values = {LENGTH: [1.0, 2.0], "excess": [0.0, 0.25], "surprise": [0.0, -0.09]}
+    features, costs = describe_settings([DecodingConfig(), chain], values)
+    expected = [[0, 0, 0, 0, 0], [np.log(1 / 2), np.log(4 / 2), np.log(4 / 2), 0.5, -0.3]]
+    assert costs == 5
+    assert np.allclose(features[:, :5], expected)
+    assert features[:, 5:].tolist() == [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]], "drafter, tree; one neighbourhood"

@@ -1,0 +1,230 @@
+"""The sampler that chooses from a pool: what it finds, what it leaves alone, and that it repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from optuna.samplers import RandomSampler
+from optuna.trial import TrialState, create_trial
+
+from orchestrator.results.indicators import hypervolume
+from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
+from orchestrator.run.settings_pool import Floats, SettingsPool
+from orchestrator.run.surrogate import Observations, Surrogate
+
+DIRECTIONS = ("maximize", "minimize")
+NOISE = 0.03  # relative
+NAMES = ("a", "b", "c")
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:botorch")
+
+
+@lru_cache
+def problem(count: int = 300) -> tuple[SettingsPool, Floats]:
+    """A pool, and the noise-free values of its settings: `a` makes them quicker and worse."""
+    x = np.random.default_rng(0).uniform(size=(count, 3))
+    a, b, c = x.T
+    values = np.stack([np.exp(1.2 * a - 0.5 * b), 30 + 40 * a**2 + 10 * (c - 0.5) ** 2 - 3 * b], axis=1)
+    return SettingsPool([dict(zip(NAMES, row, strict=True)) for row in x.tolist()], x), values
+
+
+def ask(study: optuna.Study, pool: SettingsPool) -> tuple[optuna.Trial, int]:
+    trial = study.ask()
+    row = pool.find({name: trial.suggest_float(name, 0, 1) for name in NAMES})
+    assert row is not None
+    return trial, row
+
+
+def search(trials: int, seed: int = 0, parallel: int = 1, constraint: bool = False) -> list[int]:
+    """Rows of the pool in the order in which they were asked for."""
+    pool, values = problem()
+    study, rng = optuna.create_study(directions=DIRECTIONS), np.random.default_rng(seed)
+    rows: list[int] = []
+    running: list[tuple[optuna.Trial, int]] = []
+    for number in range(trials):
+        study.sampler = ReplaySampler(pool, samples=64, seed=1000 * seed + number)
+        running.append(ask(study, pool))
+        rows.append(running[-1][1])
+        if len(running) == parallel:
+            trial, row = running.pop(0)
+            measured = values[row] * np.exp(NOISE * rng.standard_normal(2))
+            trial.set_user_attr("errors", (NOISE * measured).tolist())
+            if constraint:
+                trial.set_constraint("fid <= 40", float(measured[1] - 40))
+            study.tell(trial, measured.tolist())
+    return rows
+
+
+def share(rows: Sequence[int]) -> float:
+    """Of the hypervolume of the whole pool."""
+    _, values = problem()
+    reference = [values[:, 0].min(), values[:, 1].max()]
+    return hypervolume(values[rows], reference, DIRECTIONS) / hypervolume(values, reference, DIRECTIONS)
+
+
+def test_it_finds_the_front_of_smooth_objectives() -> None:
+    """With 14 of 300 settings it reaches more of the hypervolume than the best of 20 random searches with 28."""
+    random = [np.random.default_rng(seed).permutation(300)[:28].tolist() for seed in range(20)]
+    for seed in range(2):
+        assert share(search(14, seed)) > max(0.9, *map(share, random))
+
+
+def test_trials_are_the_same_with_more_threads_and_in_a_resumed_search() -> None:
+    pool, values = problem()
+    studies = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        torch.manual_seed(threads)  # its random numbers do not matter
+        studies.append(search(8, parallel=2))
+        torch.set_num_threads(before)
+    assert studies[0] == studies[1]
+    first, resumed = optuna.create_study(directions=DIRECTIONS), optuna.create_study(directions=DIRECTIONS)
+    asked = []
+    for number in range(7):
+        first.sampler = ReplaySampler(pool, seed=number)
+        trial, row = ask(first, pool)
+        asked.append(row)
+        if number < 5:
+            first.tell(trial, values[row].tolist())
+    for trial in first.trials[:6]:  # the last two run; the resumed search sets the parameters of the first of them
+        state = {"state": trial.state, "values": trial.values}
+        resumed.add_trial(create_trial(params=trial.params, distributions=trial.distributions, **state))
+    resumed.sampler = ReplaySampler(pool, seed=6)
+    assert ask(resumed, pool)[1] == asked[-1]
+
+
+def test_constraints_count() -> None:
+    """Half of the front violates the constraint; a search that knows of it leaves that half alone."""
+    _, values = problem()
+    feasible = [(values[search(11, constraint=known)[5:], 1] <= 41).mean() for known in (True, False)]
+    assert feasible[0] >= 0.8
+    assert feasible[1] <= 0.6
+
+
+def test_no_setting_comes_twice_and_the_pool_ends() -> None:
+    x = np.arange(6.0)[:, None] / 6
+    pool = SettingsPool([{"a": value} for value in x[:, 0].tolist()], x)
+    study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool, startup=2, samples=16))
+    study.enqueue_trial({"a": pool.params[3]["a"]})
+    asked = []
+    for number in range(6):
+        trial = study.ask()
+        asked.append(trial.suggest_float("a", 0, 1))
+        if number == 1:
+            study.tell(trial, state=TrialState.FAIL)  # a failed setting does not come again either
+        elif number % 2:
+            study.tell(trial, [asked[-1], 1 - asked[-1] ** 2])
+    assert sorted(asked) == [entry["a"] for entry in pool.params]
+    with pytest.raises(PoolExhausted):
+        study.ask().suggest_float("a", 0, 1)
+
+
+def test_a_waiting_trial_keeps_its_setting() -> None:
+    pool, _ = problem()
+    probe = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool))
+    _, first = ask(probe, pool)
+    study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool))
+    trial = study.ask()
+    study.enqueue_trial(dict(pool.params[first]))
+    assert trial.suggest_float("a", 0, 1) != pool.params[first]["a"]
+
+
+def test_a_pool_of_another_space_is_refused() -> None:
+    pool, _ = problem()
+    study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool))
+    with pytest.raises(ValueError, match="tree"):
+        study.ask().suggest_int("tree.length", 1, 4)
+    with pytest.raises(ValueError, match="not drawn from this space"):
+        study.ask().suggest_float("a", 2, 3)
+
+
+def test_trials_outside_of_the_pool_count_by_their_features() -> None:
+    """Their attribute describes them; without it they are ignored."""
+    pool, values = problem()
+    choices = []
+    for features in (None, [0.0, 0.0, 0.5]):
+        study = optuna.create_study(directions=DIRECTIONS, sampler=RandomSampler(seed=0))
+        for row in range(8):
+            params: dict[str, Any] = {name: pool.params[row][name] for name in NAMES}
+            distributions = dict.fromkeys(NAMES, optuna.distributions.FloatDistribution(0, 1))
+            study.add_trial(create_trial(params=params, distributions=distributions, values=values[row].tolist()))
+        attributes = {} if features is None else {"features": features}
+        study.add_trial(create_trial(values=[9.0, 1.0], user_attrs=attributes))
+        study.sampler = ReplaySampler(pool, seed=0)
+        choices.append(ask(study, pool)[1])
+    near = np.linalg.norm(pool.features - [0.0, 0.0, 0.5], axis=1)
+    assert near[choices[1]] < 0.3 < near[choices[0]], "such a result draws the search to its neighbours"
+
+
+def observations(noise: float = 0.1, constraint: bool = False) -> Observations:
+    rng = np.random.default_rng(3)
+    x = rng.uniform(size=(6, 2))
+    values = np.stack([1 + x[:, 0], 3 + x[:, 0] ** 2 + x[:, 1]], axis=1) + 0.05 * rng.standard_normal((6, 2))
+    violations = (x[:, :1] - 0.6) if constraint else np.zeros((6, 0))
+    return Observations(x, values, np.full((6, 2), noise), violations, DIRECTIONS)
+
+
+@pytest.mark.parametrize("constraint", [False, True])
+def test_the_acquisition_is_the_expected_gain_in_hypervolume(constraint: bool) -> None:
+    """Against its definition: draws of the joint posterior, each with the exact hypervolume of its own front."""
+    seen = observations(constraint=constraint)
+    candidates = np.array([[0.3, 0.1], [0.5, 0.0], [0.57, 0.1], [0.62, 0.2], [0.9, 0.6]])
+    surrogate = Surrogate(seen, np.concatenate([seen.features, candidates]))
+    gains = surrogate.improvements(np.zeros((0, 2)), candidates, samples=1024, seed=0)
+    feasible = (seen.violations <= 0).all(axis=1)
+    values = seen.values[feasible]
+    worst = np.array([values[:, 0].min(), values[:, 1].max()])
+    reference = worst + 0.1 * np.ptp(values, axis=0) * [-1, 1]
+    for row, candidate in enumerate(candidates):
+        draws = surrogate.draws(np.concatenate([seen.features, candidate[None]]), count=600, seed=row)
+        gained = []
+        for draw in draws:
+            kept = (draw[:, 2:] <= 0).all(axis=1)
+            before = hypervolume(draw[:-1][kept[:-1], :2], reference, DIRECTIONS)
+            gained.append(hypervolume(draw[kept, :2], reference, DIRECTIONS) - before)
+        error = np.std(gained) / len(gained) ** 0.5
+        assert abs(gains[row] - np.mean(gained)) <= 4 * error + 0.01 * np.mean(gained)
+    assert np.sum(gains > 1e-3) >= 3
+
+
+def test_running_trials_leave_less_to_gain_beside_them() -> None:
+    seen, candidates = observations(), np.random.default_rng(4).uniform(size=(40, 2))
+    surrogate = Surrogate(seen, np.concatenate([seen.features, candidates]))
+    alone = surrogate.improvements(np.zeros((0, 2)), candidates, samples=128, seed=0)
+    best = int(alone.argmax())
+    beside = surrogate.improvements(candidates[best][None], candidates, samples=128, seed=0)
+    assert beside[best] < 0.2 * alone[best]
+    assert int(beside.argmax()) != best
+
+
+def test_noise_counts() -> None:
+    """The errors of the values reach the model: noisy values are smoothed, exact ones are met."""
+    spread = []
+    for noise in (0.001, 0.5):
+        seen = observations(noise)
+        fitted = Surrogate(seen, seen.features).draws(seen.features, count=200, seed=0).mean(axis=0)
+        spread.append(np.abs(fitted - seen.values).max())
+    assert spread[0] < 0.02 < 0.1 < spread[1]
+
+
+@pytest.mark.parametrize("options", [{"startup": 0}, {"samples": 0}])
+def test_unusable_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        ReplaySampler(problem()[0], **options)
+
+
+def test_pools_are_checked() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SettingsPool([{"a": 1}], np.array([[np.nan]]))
+    with pytest.raises(ValueError, match="each"):
+        SettingsPool([{"a": 1}], np.zeros((2, 1)))
+    with pytest.raises(ValueError, match="same parameters"):
+        SettingsPool([{"a": 1}, {"a": 1}], np.zeros((2, 1)))
