@@ -111,7 +111,7 @@ class ReplaySampler(BaseSampler):
         """Features [d]; None if nothing describes the trial."""
         row, own = self._row(trial), trial.user_attrs.get(FEATURES)
         if row is not None:
-            return self._pool.features[row]
+            own = self._pool.features[row]
         return None if own is None else np.array(own, dtype=np.float64)
 
     def _spread(self, free: NDArray[np.intp], seen: Floats) -> int:

@@ -22,7 +22,7 @@ from orchestrator.results.indicators import reference_point
 from orchestrator.run.settings_pool import Floats
 
 if TYPE_CHECKING:
-    from botorch.models import ModelListGP
+    from botorch.models.model_list_gp_regression import ModelListGP
 
 _BLOCK = 256  # candidates evaluated at once
 _MIN_RELATIVE_NOISE = 1e-3  # of the objective's spread
@@ -98,7 +98,7 @@ class Surrogate:
             prune_baseline=True,
         )
         with torch.no_grad():
-            gains = [acquisition(block[:, None]) for block in self._scaled(candidates).split(_BLOCK)]
+            gains = [acquisition(block[:, None]) for block in torch.split(self._scaled(candidates), _BLOCK)]
         return torch.cat(gains).numpy()
 
     def draws(self, features: Floats, *, count: int, seed: int) -> Floats:
@@ -166,7 +166,8 @@ def _column(index: int, samples: Tensor) -> Tensor:
 
 def _fit(x: Tensor, outcomes: Sequence[_Outcome]) -> ModelListGP:
     from botorch.fit import fit_gpytorch_mll
-    from botorch.models import ModelListGP, SingleTaskGP
+    from botorch.models.gp_regression import SingleTaskGP
+    from botorch.models.model_list_gp_regression import ModelListGP
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
     models = []

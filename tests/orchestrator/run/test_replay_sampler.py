@@ -10,15 +10,17 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 
 from orchestrator.results.indicators import hypervolume
+from orchestrator.results.store import Direction
 from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
 from orchestrator.run.settings_pool import Floats, SettingsPool
 from orchestrator.run.surrogate import Observations, Surrogate
 
-DIRECTIONS = ("maximize", "minimize")
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 NOISE = 0.03  # relative
 NAMES = ("a", "b", "c")
 
@@ -94,9 +96,9 @@ def test_trials_are_the_same_with_more_threads_and_in_a_resumed_search() -> None
         asked.append(row)
         if number < 5:
             first.tell(trial, values[row].tolist())
-    for trial in first.trials[:6]:  # the last two run; the resumed search sets the parameters of the first of them
-        state = {"state": trial.state, "values": trial.values}
-        resumed.add_trial(create_trial(params=trial.params, distributions=trial.distributions, **state))
+    for frozen in first.trials[:6]:  # the last two run; the resumed search sets the parameters of the first of them
+        state = {"state": frozen.state, "values": frozen.values}
+        resumed.add_trial(create_trial(params=frozen.params, distributions=frozen.distributions, **state))
     resumed.sampler = ReplaySampler(pool, seed=6)
     assert ask(resumed, pool)[1] == asked[-1]
 
@@ -154,7 +156,7 @@ def test_trials_outside_of_the_pool_count_by_their_features() -> None:
         study = optuna.create_study(directions=DIRECTIONS, sampler=RandomSampler(seed=0))
         for row in range(8):
             params: dict[str, Any] = {name: pool.params[row][name] for name in NAMES}
-            distributions = dict.fromkeys(NAMES, optuna.distributions.FloatDistribution(0, 1))
+            distributions: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in NAMES}
             study.add_trial(create_trial(params=params, distributions=distributions, values=values[row].tolist()))
         attributes = {} if features is None else {"features": features}
         study.add_trial(create_trial(values=[9.0, 1.0], user_attrs=attributes))
