@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from orchestrator.results.describe import describe
-from orchestrator.run.study import random_settings
+from orchestrator.run.predicted_pool import random_settings
 from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

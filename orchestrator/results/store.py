@@ -3,13 +3,12 @@
 sweep.yaml                  the sweep as launched, with all defaults written out
 identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
-predictions.parquet         settings that the replay sampler chooses from (`workers.replay.pool`)
 shards/, measures/          results of the workers' tasks, named by `workers.data.shards`
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
-events.jsonl, logs/         what the driver and the workers did
-study.log                   Optuna's journal
-mlflow.jsonl                the runs that were logged to MLflow
+events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
+mlflow.jsonl                runs that were logged to MLflow
+predictions.parquet         settings that the replay sampler chooses from
 store.id, *.lock            checks that all workers see this store, and that one process at a time writes
 """
 

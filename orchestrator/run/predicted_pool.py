@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import optuna
+from optuna.samplers import RandomSampler
 
 from orchestrator.run.settings_pool import Floats, SettingsPool
-from orchestrator.run.study import StudyError, random_settings
+from orchestrator.run.study_storage import StudyError
 from orchestrator.run.tasks import EventSink, Task
 from search_spaces.params import ConfigError
 from search_spaces.samplers import SAMPLERS, PoolOptions
@@ -57,6 +59,23 @@ def draw_settings(sweep: SweepConfig, capabilities: Capabilities, count: int) ->
         known.add(config)
         drawn, repeats = drawn + 1, 0
         yield DrawnSetting("", config, params)
+
+
+def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], DecodingConfig] | None]:
+    """Independent random settings of a space, without end: the parameters of a study and the config. None for parts
+    that cannot be combined.
+
+    They depend on the space and the search's seed alone.
+    """
+    study = optuna.create_study(sampler=RandomSampler(seed=sweep.search.seed))
+    while True:
+        trial = study.ask()
+        try:
+            config = sweep.space.suggest(trial, sweep.sampling)
+        except ConfigError:
+            yield None
+        else:
+            yield dict(trial.params), config
 
 
 def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:

@@ -11,7 +11,8 @@ from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import read_identity, read_trials
 from orchestrator.run import preflight_models as models
 from orchestrator.run.preflight_models import CheckedModels, prefix_errors
-from orchestrator.run.study import Search, check_storage
+from orchestrator.run.study import Search
+from orchestrator.run.study_storage import check_storage
 from orchestrator.run.tasks import PoolError
 from search_spaces.params import unknown_choice
 from search_spaces.sweep import SweepConfig

@@ -1,4 +1,4 @@
-"""The search and its study: the only module that uses Optuna, but for the project's own sampler.
+"""The search and its study: Optuna asked for trials and told their results.
 
 The search depends on the trials' results, not on their timing: trial n is proposed when exactly the trials 0..n-P have
 been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
@@ -12,18 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
@@ -31,19 +27,13 @@ from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
+from orchestrator.run.study_storage import StudyError, open_storage, storage_problem
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
 from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
-
-
-class StudyError(ValueError):
-    """The study cannot be opened or belongs to another sweep; the message names the fix."""
 
 
 class ParameterTPESampler(TPESampler):
@@ -184,23 +174,6 @@ class Search:
         return sampler
 
 
-def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], DecodingConfig] | None]:
-    """Independent random settings of a space, without end: the parameters of a study and the config. None for parts
-    that cannot be combined.
-
-    They depend on the space and the search's seed alone.
-    """
-    study = optuna.create_study(sampler=RandomSampler(seed=sweep.search.seed))
-    while True:
-        trial = study.ask()
-        try:
-            config = sweep.space.suggest(trial, sweep.sampling)
-        except ConfigError:
-            yield None
-        else:
-            yield dict(trial.params), config
-
-
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
     """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
     if record.state != COMPLETE:
@@ -234,7 +207,7 @@ class StudyLog:
                 sampler=RandomSampler(),
             )
         except Exception as error:  # any exception of the database's driver
-            raise StudyError(_storage_problem(url, error)) from error
+            raise StudyError(storage_problem(url, error)) from error
         owner = self._study.user_attrs.get("sweep")
         if owner not in (None, sweep_id):
             public_url = without_credentials(url)
@@ -285,34 +258,3 @@ class StudyLog:
             yield
         except Exception as error:  # any exception of the database's driver
             self.problem = without_credentials(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-
-def check_storage(url: str) -> None:
-    """Refuse a storage that cannot hold a study. A database gets Optuna's tables; a file is not created.
-
-    Raises:
-        StudyError: it cannot be opened.
-    """
-    path = Path(url).expanduser()
-    if "://" not in url and not path.exists() and path.parent.is_dir():
-        return
-    try:
-        if "://" not in url:
-            path.open("ab").close()
-        open_storage(url).get_all_studies()
-    except Exception as error:  # any exception of the database's driver
-        raise StudyError(_storage_problem(url, error)) from error
-
-
-def _storage_problem(url: str, error: Exception) -> str:
-    """The reason why a storage cannot be opened, in one line and with credentials redacted."""
-    public_url, reason = without_credentials(url), getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    why = without_credentials(reason.replace(url, public_url)) or type(error).__name__
-    return f"{public_url}: the study cannot be opened ({why}); give a file in an existing folder, or a database URL"
-
-
-def open_storage(url: str) -> BaseStorage:
-    """A journal file for a path, a database for a URL."""
-    if "://" not in url:
-        return JournalStorage(JournalFileBackend(url))
-    return RDBStorage(url)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from orchestrator.run.predicted_pool import describe_settings, draw_settings, sweep_pool
-from orchestrator.run.study import StudyError
+from orchestrator.run.study_storage import StudyError
 from orchestrator.run.tasks import Task
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig

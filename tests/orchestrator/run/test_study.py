@@ -17,17 +17,15 @@ from benchmarks.instant import plausible
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.run.predicted_pool import random_settings
 from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import (
     Proposal,
     Search,
-    StudyError,
     StudyLog,
-    check_storage,
     objective_values,
-    open_storage,
-    random_settings,
 )
+from orchestrator.run.study_storage import StudyError, check_storage, open_storage
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
