@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import shown_table
+from orchestrator.cli.tables import measured, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison
-    from orchestrator.results.pareto import Floats
     from orchestrator.results.sweep import Front
-    from orchestrator.results.trials import TrialRecord
 
 EPILOG = """\b
 Examples:
@@ -78,7 +76,7 @@ def compare(
         front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         groups = _group(front, by)
         corner = o.read_point(reference_point, len(front.axes))
-        found = comparison.compare(groups, front.axes, corner)
+        found = comparison.compare(front.joint_errors(), groups, front.axes, corner)
         warnings = comparison.cautions([sweep.identity for sweep in opened], front.axes)
     if as_json:
         axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
@@ -89,27 +87,26 @@ def compare(
     typer.echo("\n".join(_describe(found, [axis.name for axis in front.axes])))
 
 
-def _group(front: Front, by: str | None) -> dict[str, Floats]:
-    """The measured points by sweep, by the values of a column, or by both if there are several sweeps.
+def _group(front: Front, by: str | None) -> dict[str, list[int]]:
+    """The candidates' indices by sweep, by the values of a column, or by both if there are several sweeps.
 
     Raises:
         QueryError: no such column, or fewer than two groups.
     """
-    from orchestrator.results.fronts import values_of
     from orchestrator.results.query import QueryError, column_of
 
-    groups: dict[str, list[TrialRecord]] = {} if by is not None else {name: [] for name in front.sweeps}
+    groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}
     try:
         column = [None] * front.trials.num_rows if by is None else column_of(front.trials, by).to_pylist()
     except ValueError as error:
         raise QueryError(f"--by {by}{error}") from None
-    for candidate in front.candidates:
+    for index, candidate in enumerate(front.candidates):
         name = candidate.sweep if by is None else _group_name(front, candidate.sweep, column[candidate.row])
-        groups.setdefault(name, []).append(candidate.record)
+        groups.setdefault(name, []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
         raise QueryError(f"--by {by}: needs two groups, found {found}")
-    return {name: values_of(records, front.axes)[0] for name, records in groups.items()}
+    return groups
 
 
 def _group_name(front: Front, sweep: str, value: Any) -> str:
@@ -126,18 +123,25 @@ def _describe(found: Comparison, axes: list[str]) -> list[str]:
     scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.scale, strict=True))
     best = max(found.hypervolumes.values())
     volumes = [
-        [name, *map(str, found.sizes[name]), f"{volume:.5g}", f"{100 * volume / best:.1f} %" if best > 0 else "-"]
+        [
+            name,
+            *map(str, found.sizes[name]),
+            measured(volume, found.hypervolume_errors[name]),
+            f"{100 * volume / best:.1f} %" if best > 0 else "-",
+        ]
         for name, volume in sorted(found.hypervolumes.items(), key=lambda entry: -entry[1])
     ]
     pairs = []
     for pair in found.pairs:
-        both_ways = ((pair.first, pair.second, 0), (pair.second, pair.first, 1))
-        pairs += [[a, b, f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"] for a, b, i in both_ways]
+        more, error = pair.difference
+        for a, b, i, sign in ((pair.first, pair.second, 0, 1), (pair.second, pair.first, 1, -1)):
+            shares = f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"
+            pairs.append([a, b, measured(sign * more, error), *shares])
     return [
         shown_table(["front", "trials", "on front", "hypervolume", "of the best"], volumes, right=[1, 2, 3, 4]),
         f"from the reference point {corner}",
         "",
-        shown_table(["front", "against", "epsilon", "covers"], pairs, right=[2, 3]),
+        shown_table(["front", "against", "more hypervolume", "epsilon", "covers"], pairs, right=[2, 3, 4]),
         "epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range "
         f"({scale}); 0 or less: it already does",
         "covers: the share of the second front that the first equals or dominates",

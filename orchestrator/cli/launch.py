@@ -258,13 +258,14 @@ def _resume_command() -> str:
 
 def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
     """The front, and where to find report, plot and MLflow runs."""
-    from orchestrator.cli.pareto import describe_front
+    from orchestrator.cli.pareto import confidences, describe_front
     from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep, front_of
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    front = describe_front(found, found.members, {}, {"knee": found.knee()}, [])
+    marks = {"knee": found.knee()}
+    front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
     reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]

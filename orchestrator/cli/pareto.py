@@ -65,7 +65,8 @@ def pareto(
     """Show the front: the configs that no other dominates, with their confidence.
 
     "on front" is the share of draws from the measured errors in which a trial stays on the front. "within error of"
-    names the front's trials that differ from it significantly in no objective (5 % level).
+    names the front's trials that differ from it significantly in no objective (5 % level, Student's t). Errors of
+    trials on the same captions are paired. --knee, --best and --hypervolume say how sure they are, too.
     """
     if config is not None and not (best or knee):
         raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
@@ -78,13 +79,15 @@ def pareto(
         facts: dict[str, Any] = {}
         if hypervolume and front.candidates:
             corner = corner or front.reference_point()
-            facts = {"hypervolume": front.hypervolume(corner), "reference_point": corner}
+            facts = {"hypervolume": front.hypervolume(corner), "hypervolume_error": front.hypervolume_error(corner)}
+            facts["reference_point"] = corner
         marks = {"knee": front.knee()} if knee else {}
         if best:
             marks["best"] = front.best(best)
             if marks["best"] is None:
                 checked = f"({len(front.candidates)} trials checked)"
                 raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
+        facts |= confidences(front, marks, best or [])
     chosen = marks.get("best", marks.get("knee"))
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
@@ -103,6 +106,16 @@ def pareto(
         typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
+
+
+def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:
+    """Shares of draws from the errors: `knee_confidence`, with this knee; `best_confidence`, within the limits."""
+    found = {}
+    if (knee := marks.get("knee")) is not None:
+        found["knee_confidence"] = front.knee_confidence(knee)
+    if (best := marks.get("best")) is not None:
+        found["best_confidence"] = front.limit_confidence(best, limits)
+    return found
 
 
 def describe_front(
@@ -131,12 +144,19 @@ def describe_front(
             lines.append(f"vanilla{whose}: trial {sweep.vanilla.number} ({_describe_values(front, sweep.vanilla)})")
     if "hypervolume" in facts:
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
-        lines.append(f"hypervolume: {facts['hypervolume']:.5g}, from the reference point ({corner})")
+        volume = measured(facts["hypervolume"], facts["hypervolume_error"])
+        lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
     if "knee" in marks:
         knee = marks["knee"]
-        lines.append("knee: the front has none" if knee is None else f"knee: {describe_trial(front, knee)}")
+        if knee is None:
+            lines.append("knee: the front has none")
+        else:
+            share = f"{100 * facts['knee_confidence']:.0f} % of draws"
+            lines.append(f"knee: {describe_trial(front, knee)}; the knee in {share}")
     if (best := marks.get("best")) is not None:
-        lines.append(f"best {front.axes[0].name} within {' and '.join(limits)}: {describe_trial(front, best)}")
+        share = f"{100 * facts['best_confidence']:.0f} % of draws"
+        limit = " and ".join(limits)
+        lines.append(f"best {front.axes[0].name} within {limit}: {describe_trial(front, best)}; within it in {share}")
     return lines if lines[-1] else lines[:-1]
 
 

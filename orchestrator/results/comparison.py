@@ -11,8 +11,15 @@ import numpy as np
 
 from orchestrator.results.describe import describe
 from orchestrator.results.fronts import directions
-from orchestrator.results.indicators import additive_epsilon, coverage, hypervolume, reference_point
-from orchestrator.results.pareto import Floats, nondominated
+from orchestrator.results.indicators import (
+    additive_epsilon,
+    coverage,
+    drawn_hypervolumes,
+    hypervolume,
+    reference_point,
+)
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.pareto import nondominated
 from orchestrator.results.store import Axis, Identity
 from search_spaces.trial import DecodingConfig
 
@@ -25,12 +32,15 @@ UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depen
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`."""
+    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`. difference: the first's
+    hypervolume minus the second's, and its standard error.
+    """
 
     first: str
     second: str
     epsilon: tuple[float, float]
     coverage: tuple[float, float]
+    difference: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +51,39 @@ class Comparison:
     scale: tuple[float, ...]
     sizes: Mapping[str, tuple[int, int]]  # points and front points by group
     hypervolumes: Mapping[str, float]
+    hypervolume_errors: Mapping[str, float]
     pairs: tuple[Pair, ...]
 
 
-def compare(groups: Mapping[str, Floats], axes: Sequence[Axis], reference: Sequence[float] | None = None) -> Comparison:
+def compare(
+    joint: JointErrors,
+    groups: Mapping[str, Sequence[int]],
+    axes: Sequence[Axis],
+    reference: Sequence[float] | None = None,
+) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    groups: the points [n, m] of each sweep, or of each method in it. reference: in the axes' units; by default
-        `reference_point` of the points of all groups.
+    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it. reference: in the axes'
+        units; by default `reference_point` of the points of all groups.
 
     Raises:
         ValueError: a group has no measured point.
     """
     axis_directions = directions(axes)
-    fronts = {name: points[nondominated(points, axis_directions)] for name, points in groups.items()}
+    points = {name: joint.values[rows] for name, rows in groups.items()}
+    fronts = {name: values[nondominated(values, axis_directions)] for name, values in points.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
         raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(axis.name for axis in axes)}")
     if reference is None:
-        point = reference_point(np.concatenate(list(groups.values())), axis_directions)
+        point = reference_point(np.concatenate(list(points.values())), axis_directions)
     else:
         point = np.array(reference, dtype=np.float64)
     front_points = np.concatenate(list(fronts.values()))
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
+    volumes = {name: hypervolume(front, point, axis_directions) for name, front in fronts.items()}
+    drawn = joint.draws()
+    volumes_drawn = {name: drawn_hypervolumes(drawn[:, rows], point, axis_directions) for name, rows in groups.items()}
     pairs = [
         Pair(
             a,
@@ -73,15 +93,17 @@ def compare(groups: Mapping[str, Floats], axes: Sequence[Axis], reference: Seque
                 additive_epsilon(fronts[b], fronts[a], axis_directions, scale),
             ),
             (coverage(fronts[a], fronts[b], axis_directions), coverage(fronts[b], fronts[a], axis_directions)),
+            (volumes[a] - volumes[b], float((volumes_drawn[a] - volumes_drawn[b]).std(ddof=1))),
         )
         for a, b in combinations(fronts, 2)
     ]
-    measured = {name: int((~np.isnan(points).any(axis=1)).sum()) for name, points in groups.items()}
+    measured = {name: int((~np.isnan(values).any(axis=1)).sum()) for name, values in points.items()}
     return Comparison(
         reference=tuple(float(value) for value in point),
         scale=tuple(float(value) for value in scale),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
-        hypervolumes={name: hypervolume(front, point, axis_directions) for name, front in fronts.items()},
+        hypervolumes=volumes,
+        hypervolume_errors={name: float(drawn.std(ddof=1)) for name, drawn in volumes_drawn.items()},
         pairs=tuple(pairs),
     )
 

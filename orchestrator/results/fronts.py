@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from orchestrator.results.pareto import Floats, differ_beyond_error, front_confidence, nondominated
-from orchestrator.results.store import Axis, Direction
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.pareto import Floats, front_confidence, nondominated
+from orchestrator.results.store import Axis, Direction, Identity
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.trial import DecodingConfig
 
@@ -19,8 +20,8 @@ class Candidate:
     """A measured trial that may be on a front.
 
     row: index in the table of all trials. name: the trial's number, after the sweep's name if there are several.
-    setting: its label and a short description of its config. confidence: the share of draws from the errors in which it
-    is on the front (see `pareto.front_confidence`). distinct_from_next: the objectives in which it differs beyond error
+    setting: its label and a short description of its config. confidence: the share of draws from the errors of all
+    trials together in which it is on the front. distinct_from_next: the objectives in which it differs beyond error
     from the next trial on the front (None for the last trial, and off the front). within_error_of: names of the other
     trials on the front that are within error of it in every objective (None off the front).
     """
@@ -71,18 +72,28 @@ def values_of(records: Sequence[TrialRecord], axes: Sequence[Axis]) -> tuple[Flo
     return values.reshape(shape), errors.reshape(shape)
 
 
-def mark_front(candidates: Sequence[Candidate], axes: Sequence[Axis]) -> list[Candidate]:
+def joint_errors(
+    candidates: Sequence[Candidate], axes: Sequence[Axis], identities: Mapping[str, Identity]
+) -> JointErrors:
+    """The candidates' values in the axes, with the errors that they share. identities: of the sweeps, by name."""
+    owners = [identities[candidate.sweep] for candidate in candidates]
+    return JointErrors.of([candidate.record for candidate in candidates], axes, owners)
+
+
+def mark_front(
+    candidates: Sequence[Candidate], axes: Sequence[Axis], identities: Mapping[str, Identity]
+) -> list[Candidate]:
     """The candidates by rising first objective, with the facts about the front filled in."""
-    values, errors = values_of([candidate.record for candidate in candidates], axes)
-    on_front = nondominated(values, directions(axes))
-    confidence = front_confidence(values, errors, directions(axes))
-    order = [int(row) for row in np.lexsort(values.T[::-1])]
+    joint = joint_errors(candidates, axes, identities)
+    on_front = nondominated(joint.values, directions(axes))
+    confidence = front_confidence(joint.draws(), directions(axes))
+    order = [int(row) for row in np.lexsort(joint.values.T[::-1])]
     front = [row for row in order if on_front[row]]
     marked = {
         row: replace(candidates[row], on_front=bool(on_front[row]), confidence=float(confidence[row])) for row in order
     }
     for index, row in enumerate(front):
-        differs = differ_beyond_error(values[[row]], values[front], errors[[row]], errors[front])
+        differs = [joint.differ(row, other) for other in front]
         within = [
             candidates[other].name for other, d in zip(front, differs, strict=True) if other != row and not d.any()
         ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestrator.results.pareto import Floats, costs, nondominated
+from orchestrator.results.pareto import Floats, costs, nondominated, possible_front
 
 _MARGIN = 0.1  # distance of a reference point from the worst value, as a share of the objective's range
 
@@ -37,6 +37,12 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
     if len(corner) == 1:
         return float(corner[0] - cost[0, 0])
     return _area(cost, corner) if len(corner) == 2 else _volume(cost, corner)
+
+
+def drawn_hypervolumes(drawn: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
+    """The hypervolume [draws] of the front of each sample of [draws, n, m]."""
+    candidates = drawn[:, possible_front(drawn, directions)]
+    return np.array([hypervolume(sample, reference, directions) for sample in candidates])
 
 
 def additive_epsilon(a: ArrayLike, b: ArrayLike, directions: Sequence[str], scale: ArrayLike = 1.0) -> float:

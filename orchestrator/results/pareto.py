@@ -1,13 +1,11 @@
 """Pareto fronts of arrays: their points, the confidence in each, and the knee.
 
 Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN was not measured: it is
-never on a front and dominates no point. Random draws have a fixed seed.
-"""
+never on a front and dominates no point."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -17,8 +15,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = ArrayLike | Sequence[Sequence[float | None]]
 
-LEVEL = 0.05  # significance level of the two-sided test for a difference
-DRAWS = 1000
+LEVEL = 0.05  # significance level of two-sided tests for a difference
+DRAWS = 1000  # samples of all values from their errors
 _BLOCK = 2_000_000  # numbers in memory at once while sampling or comparing pairs
 
 
@@ -51,50 +49,26 @@ def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
     return mask
 
 
-def front_confidence(
-    values: Rows,
-    errors: Rows,
-    directions: Sequence[str],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Floats:
+def front_confidence(drawn: Floats, directions: Sequence[str]) -> Floats:
     """The share of draws [n] in which each point is on the front, 0 for points that were not measured.
 
-    A draw adds its standard error times an independent normal sample to every value. A value without an error (NaN) is
-    taken as exact. Trials of one sweep share their random numbers, so their errors are positively correlated: the
-    shares underestimate the confidence.
+    drawn: samples [draws, n, m] of the values (see `JointErrors.draws`).
     """
-    cost = costs(values, directions)
-    spread = np.nan_to_num(np.array(errors, dtype=np.float64).reshape(cost.shape))
-    share = np.zeros(len(cost))
-    measured = np.flatnonzero(~np.isnan(cost).any(axis=1))
-    if not len(measured):
-        return share
-    normal = np.random.default_rng(seed).standard_normal((draws, len(cost), cost.shape[1]))[:, measured]
-    drawn = cost[measured] + spread[measured] * normal
-    candidates = _minimal_somewhere(drawn)
+    cost, measured = _drawn_costs(drawn, directions)
+    share = np.zeros(drawn.shape[1])
+    candidates = _minimal_somewhere(cost)
     counts = np.zeros(len(candidates))
-    rows = max(1, _BLOCK // max(1, len(candidates) * cost.shape[1]))
-    for start in range(0, draws, rows):
-        counts += _minimal(drawn[start : start + rows, candidates]).sum(axis=0)
-    share[measured[candidates]] = counts / draws
+    rows = max(1, _BLOCK // max(1, len(candidates) * cost.shape[2]))
+    for start in range(0, len(cost), rows):
+        counts += _minimal(cost[start : start + rows, candidates]).sum(axis=0)
+    share[measured[candidates]] = counts / len(cost)
     return share
 
 
-def differ_beyond_error(
-    a: ArrayLike, b: ArrayLike, errors_a: ArrayLike, errors_b: ArrayLike, *, level: float = LEVEL
-) -> Bools:
-    """Which values of `a` and `b` (of one shape) differ significantly.
-
-    Two-sided z test of each difference at `level`, with errors taken as independent and no correction for multiple
-    tests. False where an error is unknown (NaN).
-    """
-    first, second = np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)
-    spread = np.hypot(np.array(errors_a, dtype=np.float64), np.array(errors_b, dtype=np.float64))
-    critical = NormalDist().inv_cdf(1 - level / 2)
-    differ: Bools = np.abs(first - second) > critical * spread  # NaN compares as False
-    return differ
+def possible_front(drawn: Floats, directions: Sequence[str]) -> NDArray[np.intp]:
+    """The points that may be on the front of some draw [draws, n, m]: their fronts are the fronts of all points."""
+    cost, measured = _drawn_costs(drawn, directions)
+    return measured[_minimal_somewhere(cost)]
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
@@ -114,6 +88,24 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
     distance = (1 - ((cost - low) / (high - low)).sum(axis=1)) / np.sqrt(cost.shape[1])
     best = int(distance.argmax())
     return best if distance[best] > 1e-9 else None
+
+
+def knee_confidence(drawn: Floats, directions: Sequence[str], row: int) -> float:
+    """The share of samples [draws, n, m] on whose front this point is the knee."""
+    rows, count = possible_front(drawn, directions), 0
+    for sample in drawn[:, rows]:
+        members = np.flatnonzero(nondominated(sample, directions))
+        found = knee(sample[members], directions)
+        count += found is not None and rows[members[found]] == row
+    return count / len(drawn)
+
+
+def _drawn_costs(drawn: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:
+    """Costs [draws, p, m] of the p measured points of samples [draws, n, m], and their indices."""
+    draws, n, m = drawn.shape
+    cost = costs(drawn.reshape(draws * n, m), directions).reshape(draws, n, m)
+    measured = np.flatnonzero(~np.isnan(cost).any(axis=(0, 2)))
+    return cost[:, measured], measured
 
 
 def _minimal(cost: Floats) -> Bools:
@@ -168,6 +160,8 @@ def _minimal_somewhere(drawn: Floats) -> NDArray[np.intp]:
 
     Each of the other points is dominated by one of these in every draw, so the fronts of these are the fronts of all.
     """
+    if not drawn.size:
+        return np.zeros(0, dtype=np.intp)
     best, worst = drawn.min(axis=0), drawn.max(axis=0)
     kept = np.ones(len(best), dtype=np.bool_)
     rows = max(1, _BLOCK // max(1, best.size))

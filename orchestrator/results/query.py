@@ -7,12 +7,14 @@ it. A `QueryError` names the expression and, for an unknown name, the nearest an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools
+from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.constraints import Constraint
 from search_spaces.overrides import config_keys
@@ -119,6 +121,24 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measure
         raise QueryError(f"limit {text!r}: this sweep has not measured vanilla's {name}; give a number instead")
     baseline = vanilla[name].value if name in vanilla else None
     return lambda record: name in record.metrics and constraint.violation(record.metrics[name].value, baseline) <= 0
+
+
+def limit_confidence(
+    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], axes: Mapping[str, Axis]
+) -> float:
+    """The share of draws from its errors, and vanilla's, in which a trial meets all limits. axes: by metric.
+
+    Optimistic for the best of many trials near a limit, because luck helped to choose it.
+    """
+    constraints = [Constraint.parse(text) for text in limits]
+    baseline = record if vanilla is None else vanilla
+    records = [record] if baseline is record else [record, baseline]
+    drawn = JointErrors.of(records, [axes[constraint.metric] for constraint in constraints]).draws()
+    met = [
+        [constraint.violation(own, base) <= 0 for own, base in zip(drawn[:, 0, j], drawn[:, -1, j], strict=True)]
+        for j, constraint in enumerate(constraints)
+    ]
+    return float(np.all(met, axis=0).mean())
 
 
 def _unquote(value: str) -> str:

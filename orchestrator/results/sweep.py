@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from orchestrator.results.comparison import obstacles
-from orchestrator.results.fronts import Candidate, directions, mark_front, values_of
-from orchestrator.results.indicators import hypervolume, reference_point
-from orchestrator.results.pareto import knee
-from orchestrator.results.query import QueryError, parse_limit, passing
+from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
+from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.pareto import knee, knee_confidence
+from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
 from orchestrator.results.store import (
     Axis,
     Identity,
@@ -203,12 +204,25 @@ class Front:
         found = knee(values_of([member.record for member in self.members], self.axes)[0], directions(self.axes))
         return None if found is None else self.members[found]
 
+    def joint_errors(self) -> JointErrors:
+        """The candidates' values in the axes, with the errors that they share."""
+        return joint_errors(self.candidates, self.axes, {name: sweep.identity for name, sweep in self.sweeps.items()})
+
+    def knee_confidence(self, trial: Candidate) -> float:
+        """The share of draws from the candidates' errors in which this one is the knee."""
+        return knee_confidence(self.joint_errors().draws(), directions(self.axes), self.candidates.index(trial))
+
     def best(self, limits: Sequence[str] = ()) -> Candidate | None:
         """The candidate with the best first objective among those that meet all limits, the first one on a tie."""
         tests = {name: [sweep.limit(text) for text in limits] for name, sweep in self.sweeps.items()}
         within = [c for c in self.candidates if all(test(c.record) for test in tests[c.sweep])]
         sign, metric = -1.0 if self.axes[0].direction == "maximize" else 1.0, self.axes[0].name
         return min(within, key=lambda c: sign * c.record.metrics[metric].value, default=None)
+
+    def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float:
+        """The share of draws in which a trial meets all limits (see `query.limit_confidence`)."""
+        sweep = self.sweeps[trial.sweep]
+        return limit_confidence(trial.record, sweep.vanilla, limits, sweep.identity.metrics)
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the axes' units; computed from all complete trials, without filters."""
@@ -219,6 +233,10 @@ class Front:
         """The front's hypervolume up to a reference point."""
         values, _ = values_of([member.record for member in self.members], self.axes)
         return hypervolume(values, reference, directions(self.axes))
+
+    def hypervolume_error(self, reference: Sequence[float]) -> float:
+        """The standard error of the hypervolume: its spread over draws from the candidates' errors."""
+        return float(drawn_hypervolumes(self.joint_errors().draws(), reference, directions(self.axes)).std(ddof=1))
 
 
 def front_of(
@@ -277,4 +295,5 @@ def front_of(
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
         setting = record.describe(named[name].identity.sampling, _DIGITS)
         candidates.append(Candidate(int(row), name, label, setting, record))
-    return Front(named, axes, mark_front(candidates, axes), +left_out, trials)
+    identities = {name: sweep.identity for name, sweep in named.items()}
+    return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)

@@ -44,8 +44,9 @@ class TrialRecord:
     label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
     if the search proposed an invalid one. params: what the study suggested. cause: why it failed. constraints: excess
     over each, feasible at 0 or less. history: metrics at each number of images at which the trial was measured, rising;
-    the last are `metrics`. duplicate_of: the earlier trial with this
-    config, whose images it shares. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    the last are `metrics`. shape: its timing files; trials with the same ones share the noise of their step costs.
+    duplicate_of: the earlier trial with this config, whose images it shares. seconds: worker time spent on it. started,
+    finished: ISO 8601, UTC.
     """
 
     number: int
@@ -57,6 +58,7 @@ class TrialRecord:
     constraints: Mapping[str, float] = field(default_factory=dict)
     history: tuple[tuple[int, Mapping[str, Measured]], ...] = ()
     shards: tuple[str, ...] = ()
+    shape: str = ""
     images: int = 0
     seconds: float = 0.0
     cause: str | None = None

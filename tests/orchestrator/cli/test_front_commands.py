@@ -100,6 +100,9 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
     assert found["hypervolume"] == pytest.approx(front_of([sweep]).hypervolume(found["reference_point"]))
+    assert 0 < found["hypervolume_error"] < 0.2 * found["hypervolume"]
+    assert 0 < found["knee_confidence"] <= 1
+    assert 0.5 < found["best_confidence"] <= 1, "two limits, met by measured values"
     assert found["knee"]["number"] in sweep.front()["number"].to_pylist()
     chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
     assert chosen.digest() == found["best"]["digest"]
@@ -208,6 +211,9 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     for folder in (one, two):
         sweep = Sweep.open(folder)
         assert found["hypervolumes"][sweep.name] == pytest.approx(front_of([sweep]).hypervolume(corner))
+        assert 0 < found["hypervolume_errors"][sweep.name] < found["hypervolumes"][sweep.name]
+    (pair,) = found["pairs"]
+    assert pair["difference"][0] == pytest.approx(-(found["hypervolumes"]["two"] - found["hypervolumes"]["one"]))
     assert found["warnings"] == []
     words = run(compare, one, two).out
     assert "from the reference point speedup " in words

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import ArrayLike
 
-from orchestrator.results.pareto import differ_beyond_error, front_confidence, knee, nondominated
+from orchestrator.results.pareto import (
+    Floats,
+    front_confidence,
+    knee,
+    knee_confidence,
+    nondominated,
+    possible_front,
+)
 
 WAYS = ("maximize", "minimize")
 few = st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, math.nan])  # few values, so that ties are common
@@ -53,7 +61,7 @@ def test_none_is_not_measured_and_equal_points_all_stay() -> None:
 
 def test_no_points() -> None:
     assert nondominated([], ("maximize", "minimize")).shape == (0,)
-    assert front_confidence([], [], ("maximize", "minimize")).shape == (0,)
+    assert front_confidence(np.empty((10, 0, 2)), ("maximize", "minimize")).shape == (0,)
     assert knee(np.empty((0, 2)), ("maximize", "minimize")) is None
 
 
@@ -81,58 +89,51 @@ def test_two_objectives_are_sorted_not_compared_in_pairs() -> None:
     assert (np.diff(front[:, 1]) > 0).all()
 
 
+def drawn(values: ArrayLike, errors: ArrayLike, count: int = 1000) -> Floats:
+    """Samples with independent errors."""
+    noise = np.random.default_rng(0).standard_normal((count, *np.shape(values)))
+    samples: Floats = np.array(values, dtype=np.float64) + np.array(errors, dtype=np.float64) * noise
+    return samples
+
+
 def test_confidence_is_the_share_of_brute_force_draws() -> None:
-    """Fifty draws by hand, from the same numbers: also for three objectives, where hopeless points are skipped."""
+    """Fifty draws by hand: also for three objectives, where hopeless points are skipped."""
     rng = np.random.default_rng(1)
     for ways in (("maximize", "minimize"), ("maximize", "minimize", "minimize")):
         values = rng.normal(size=(30, len(ways)))
         values[3, 0] = np.nan
-        errors = rng.random((30, len(ways))) * 0.3
-        errors[5] = np.nan
-        noise = np.random.default_rng(7).standard_normal((50, *values.shape))
-        signs = np.array([-1.0 if way == "maximize" else 1.0 for way in ways])
-        drawn = [(values * signs + np.nan_to_num(errors) * one) * signs for one in noise]
-        expected = np.mean([brute_force(one, ways) for one in drawn], axis=0)
-        np.testing.assert_allclose(front_confidence(values, errors, ways, draws=50, seed=7), expected)
+        samples = drawn(values, rng.random((30, len(ways))) * 0.3, 50)
+        expected = np.mean([brute_force(one, ways) for one in samples], axis=0)
+        np.testing.assert_allclose(front_confidence(samples, ways), expected)
+        assert {row for row in range(30) if expected[row]} <= set(possible_front(samples, ways).tolist())
 
 
 def test_confidence_of_a_coin_toss_and_of_certainty() -> None:
     """Two points alike in y, one error apart in x: the better is better with chance Phi(1 / sqrt 2) = 0.760."""
-    share = front_confidence([[1.0, 0.0], [0.0, 0.0], [-50.0, -5.0]], [[1, 0], [1, 0], [1, 0]], WAYS, draws=20_000)
+    samples = drawn([[1.0, 0.0], [0.0, 0.0], [-50.0, -5.0]], [[1, 0], [1, 0], [1, 0]], 20_000)
+    share = front_confidence(samples, WAYS)
     assert share[0] == pytest.approx(0.760, abs=0.01)
     assert share[0] + share[1] == pytest.approx(1, abs=1e-9)
     assert share[2] == 1  # the others are worse in y, and their y is certain
-    sure = front_confidence([[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [math.nan, math.nan]], WAYS)
+    sure = front_confidence(drawn([[1.0, 0.0], [0.0, 0.0]], np.zeros((2, 2))), WAYS)
     assert sure.tolist() == [1, 0]
-
-
-def test_confidence_repeats_itself() -> None:
-    values, errors = [[1.0, 2.0], [1.1, 2.1], [0.9, 1.9]], np.full((3, 2), 0.2)
-    first = front_confidence(values, errors, WAYS)
-    assert first.tolist() == front_confidence(values, errors, WAYS).tolist()
-    assert first.tolist() != front_confidence(values, errors, WAYS, seed=1).tolist()
 
 
 def test_confidence_of_a_large_sweep_is_quick() -> None:
     rng = np.random.default_rng(0)
+    samples = drawn(rng.random((2000, 3)), np.full((2000, 3), 0.01))
     start = time.perf_counter()
-    share = front_confidence(rng.random((2000, 3)), np.full((2000, 3), 0.01), ("maximize", "minimize", "minimize"))
+    share = front_confidence(samples, ("maximize", "minimize", "minimize"))
     assert time.perf_counter() - start < 20
     assert 0 < share.max() <= 1
 
 
-def test_told_apart_at_five_percent() -> None:
-    """Errors 3 and 4 make 5 for the difference; 1.96 of them are 9.8."""
-    assert differ_beyond_error([0.0, 0.0], [9.7, 9.9], [3, 3], [4, 4]).tolist() == [False, True]
-    assert differ_beyond_error([0.0], [9.9], [3], [4], level=0.01).tolist() == [False]
-    assert differ_beyond_error([0.0], [100.0], [math.nan], [1]).tolist() == [False]
-    assert differ_beyond_error([1.0, 1.0], [1.0, 2.0], [0, 0], [0, 0]).tolist() == [False, True]
-
-
-def test_false_alarms_come_as_often_as_stated() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=40_000), 2 * rng.normal(size=40_000)
-    assert differ_beyond_error(a, b, np.ones_like(a), np.full_like(b, 2)).mean() == pytest.approx(0.05, abs=0.005)
+def test_a_knee_is_as_sure_as_the_share_of_draws_with_it() -> None:
+    """The middle point is on the chord's near side, on the chord, and beyond it: a knee in one draw of three."""
+    ends = [[0.0, 0.0], [10.0, 10.0]]
+    samples = np.array([[ends[0], [5.0, y], ends[1]] for y in (2.0, 5.0, 8.0)])
+    assert knee_confidence(samples, WAYS, 1) == pytest.approx(1 / 3)
+    assert knee_confidence(samples, WAYS, 0) == 0
 
 
 def test_knee_is_furthest_from_the_chord() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pytest
 
-from orchestrator.results.query import QueryError, parse_limit, passing
+from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
+from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 
 TABLE = pa.table(
@@ -107,3 +110,20 @@ def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
         parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
+
+
+def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> None:
+    """Errors of 3 and 4 make 5: a limit one such error away is met with chance Phi(1) = 0.841 (3 errors: 0.035)."""
+    axes = {"fid": Axis("fid", "minimize"), "clip": Axis("clip", "maximize")}
+
+    def record(fid: float, error: float, effect: float = 0.0) -> TrialRecord:
+        replicates = tuple(fid + effect * ((-1) ** block) / math.sqrt(23) for block in range(24) if effect)
+        return TrialRecord(0, "", "complete", None, metrics={"fid": Measured(fid, error, 9, replicates)})
+
+    trial, vanilla = record(10.0, 3.0), record(12.0, 4.0)
+    assert limit_confidence(trial, vanilla, ["fid<=vanilla+3"], axes) == pytest.approx(0.841, abs=0.035)
+    assert limit_confidence(trial, vanilla, ["fid<=10"], axes) == pytest.approx(0.5, abs=0.048)
+    assert limit_confidence(trial, vanilla, ["fid<=vanilla+3", "fid<=10"], axes) < 0.5
+    assert limit_confidence(vanilla, vanilla, ["fid<=vanilla"], axes) == 1
+    alike = record(10.0, 3.0, 3.0), record(10.1, 3.0, 3.0)
+    assert limit_confidence(*alike, ["fid<=vanilla"], axes) == 1, "all of the error is shared"

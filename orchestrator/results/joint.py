@@ -1,0 +1,130 @@
+"""Errors of several trials together: what they share cancels in a difference, and moves all of them in a draw.
+
+Trials of a sweep generate images for the same captions with the same random numbers, and trials of one shape share the
+costs of a step. So the errors of their metrics are correlated, and the error of a difference is not the root of the sum
+of squares. A value is modelled as
+
+    value + sum_g z_g sqrt((G - 1) / G) (v_g - mean v) + noise z_shape
+
+with independent standard normal z: one for each block of captions, whose jackknife replicates are v_g, and one for each
+shape, whose step costs make all of its trials slower together. The variances and covariances of this model are those of
+the delete-a-group jackknife (Shao and Tu 1995, section 2.3). A value without replicates has an error of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.results.pareto import DRAWS, LEVEL, Bools, Floats
+from orchestrator.results.store import Axis, Identity
+from orchestrator.results.trials import Measured, TrialRecord
+
+_MISSING = Measured(np.nan, None, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointErrors:
+    """The values of n trials in m metrics, and the errors that they share.
+
+    values [n, m]: NaN where a trial lacks the metric. effects [n, m, k]: change of the value per standard deviation of
+    each of k independent sources of error. own [n, m]: standard error that is shared with no other value; NaN if a
+    value's error is unknown. dof [n, m]: degrees of freedom of the error; infinite without replicates.
+    """
+
+    values: Floats
+    effects: Floats
+    own: Floats
+    dof: Floats
+
+    @classmethod
+    def of(
+        cls, records: Sequence[TrialRecord], axes: Sequence[Axis], identities: Sequence[Identity] = ()
+    ) -> JointErrors:
+        """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
+        columns: dict[Hashable, int] = {}
+        captions, sweeps = _captions(identities, len(records)), _sweeps(identities, len(records))
+        entries = [[record.metrics.get(axis.name, _MISSING) for axis in axes] for record in records]
+        found = []  # (trial, metric, column, effect)
+        shape = len(records), len(axes)
+        own, dof = np.full(shape, np.nan), np.full(shape, np.inf)
+        for i, record in enumerate(records):
+            for j, (axis, entry) in enumerate(zip(axes, entries[i], strict=True)):
+                effects = {(captions[i], block): effect for block, effect in enumerate(_block_effects(entry))}
+                if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
+                    effects[sweeps[i], record.shape] = -entry.noise if axis.direction == "maximize" else entry.noise
+                found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
+                if entry.error is not None:
+                    rest = entry.error**2 - sum(effect**2 for effect in effects.values())
+                    own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
+                if entry.replicates:
+                    dof[i, j] = len(entry.replicates) - 1
+        values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64).reshape(shape)
+        dense = np.zeros((*shape, len(columns)))
+        for i, j, column, effect in found:
+            dense[i, j, column] = effect
+        return cls(values, dense, own, dof)
+
+    def draws(self, count: int = DRAWS, seed: int = 0) -> Floats:
+        """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
+        rng = np.random.default_rng(seed)
+        shared = rng.standard_normal((count, self.effects.shape[2])) @ self.effects.reshape(-1, self.effects.shape[2]).T
+        drawn: Floats = self.values + shared.reshape(count, *self.values.shape)
+        own = np.nan_to_num(self.own)
+        if own.any():
+            drawn += own * rng.standard_normal(drawn.shape)
+        return drawn
+
+    def covariance(self) -> Floats:
+        """Of all values, [n m, n m]."""
+        flat = self.effects.reshape(-1, self.effects.shape[2])
+        covariance: Floats = flat @ flat.T + np.diag(np.nan_to_num(self.own).ravel() ** 2)
+        return covariance
+
+    def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
+        """Trial a minus trial b: the difference [m], its standard error [m] (NaN: unknown), and its degrees of freedom
+        [m], for Student's t.
+        """
+        shared = np.square(self.effects[a] - self.effects[b]).sum(axis=-1)
+        own = 0.0 if a == b else self.own[a] ** 2 + self.own[b] ** 2
+        return self.values[a] - self.values[b], np.sqrt(shared + own), np.minimum(self.dof[a], self.dof[b])
+
+    def differ(self, a: int, b: int, level: float = LEVEL) -> Bools:
+        """In which metrics [m] two trials differ significantly: a two-sided t test of each difference at `level`.
+
+        No correction for multiple tests. False where an error is unknown.
+        """
+        difference, error, dof = self.difference(a, b)
+        differs: Bools = np.abs(difference) > critical_t(dof, level) * error  # NaN compares as False
+        return differs
+
+
+def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:
+    """The two-sided critical value of Student's t; normal for infinite degrees of freedom."""
+    from scipy.special import ndtri, stdtrit  # the import takes a part of a second
+
+    p = 1 - level / 2
+    finite = np.isfinite(dof)
+    critical: Floats = np.where(finite, stdtrit(np.where(finite, dof, 1.0), p), ndtri(p))
+    return critical
+
+
+def _block_effects(entry: Measured) -> Floats:
+    """The effect [G] of each block of captions on a value; empty without replicates."""
+    replicates = np.array(entry.replicates, dtype=np.float64)
+    count = len(replicates)
+    effects: Floats = np.sqrt((count - 1) / count) * (replicates - replicates.mean()) if count else replicates
+    return effects
+
+
+def _captions(identities: Sequence[Identity], count: int) -> list[Hashable]:
+    """What the captions of each trial are."""
+    return [("captions", i.captions.get("hash"), i.captions.get("count")) for i in identities] or [None] * count
+
+
+def _sweeps(identities: Sequence[Identity], count: int) -> list[Hashable]:
+    """Which sweep timed each trial."""
+    return [("sweep", i.name, i.experiment, i.started) for i in identities] or [None] * count
