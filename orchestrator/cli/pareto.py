@@ -76,11 +76,7 @@ def pareto(
     with o.query_errors():
         front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         corner = o.read_point(reference_point, len(front.axes))
-        facts: dict[str, Any] = {}
-        if hypervolume and front.candidates:
-            corner = corner or front.reference_point()
-            facts = {"hypervolume": front.hypervolume(corner), "hypervolume_error": front.hypervolume_error(corner)}
-            facts["reference_point"] = corner
+        facts = _volume(front, corner) if hypervolume and front.candidates else {}
         marks = {"knee": front.knee()} if knee else {}
         if best:
             marks["best"] = front.best(best)
@@ -106,6 +102,16 @@ def pareto(
         typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
+
+
+def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
+    """The hypervolume, its error and its reference point."""
+    point = corner or front.reference_point()
+    return {
+        "hypervolume": front.hypervolume(point),
+        "hypervolume_error": front.hypervolume_error(point),
+        "reference_point": point,
+    }
 
 
 def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:

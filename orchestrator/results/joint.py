@@ -53,7 +53,9 @@ class JointErrors:
         own, dof = np.full(shape, np.nan), np.full(shape, np.inf)
         for i, record in enumerate(records):
             for j, (axis, entry) in enumerate(zip(axes, entries[i], strict=True)):
-                effects = {(captions[i], block): effect for block, effect in enumerate(_block_effects(entry))}
+                effects: dict[Hashable, float] = {
+                    (captions[i], block): float(effect) for block, effect in enumerate(_block_effects(entry))
+                }
                 if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
                     effects[sweeps[i], record.shape] = -entry.noise if axis.direction == "maximize" else entry.noise
                 found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
@@ -71,7 +73,8 @@ class JointErrors:
     def draws(self, count: int = DRAWS, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
         rng = np.random.default_rng(seed)
-        shared = rng.standard_normal((count, self.effects.shape[2])) @ self.effects.reshape(-1, self.effects.shape[2]).T
+        flat = self._flat_effects
+        shared = rng.standard_normal((count, flat.shape[1])) @ flat.T
         drawn: Floats = self.values + shared.reshape(count, *self.values.shape)
         own = np.nan_to_num(self.own)
         if own.any():
@@ -80,9 +83,14 @@ class JointErrors:
 
     def covariance(self) -> Floats:
         """Of all values, [n m, n m]."""
-        flat = self.effects.reshape(-1, self.effects.shape[2])
+        flat = self._flat_effects
         covariance: Floats = flat @ flat.T + np.diag(np.nan_to_num(self.own).ravel() ** 2)
         return covariance
+
+    @property
+    def _flat_effects(self) -> Floats:
+        """[n m, k]"""
+        return self.effects.reshape(self.values.size, self.effects.shape[2])
 
     def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
         """Trial a minus trial b: the difference [m], its standard error [m] (NaN: unknown), and its degrees of freedom
