@@ -13,15 +13,15 @@ import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
-from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Kind, embed_thumbnails
 from orchestrator.results.describe import VANILLA, describe, family
-from orchestrator.results.pareto import LEVEL
+from orchestrator.results.joint import JointErrors, block_effects, critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
@@ -85,7 +85,7 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
             "space": read_sweep_text(sweep.storage),
             "notes": NOTES,
             "vanilla": VANILLA,
-            "critical_z": NormalDist().inv_cdf(1 - LEVEL / 2),
+            "critical": _critical_values(sweep.records),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {
                 axis.name: {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
@@ -124,15 +124,30 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
 
 def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], confidence: float | None) -> dict[str, Any]:
     setting, sampling = record.config, sweep.identity.sampling
-    measured = {name: record.metrics[name] for name in names if name in record.metrics}
     shared = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "duplicate_of")
     return {name: getattr(record, name) for name in shared} | {
         "description": "invalid setting" if setting is None else describe(setting, sampling, _DIGITS),
         "groups": groups(setting),
         "violated": [text for text, excess in record.constraints.items() if excess > 0],
         "confidence": confidence,
-        "metrics": {name: [entry.value, entry.error] for name, entry in measured.items()},
+        "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
+        "shape": record.shape,
     }
+
+
+def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
+    """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
+    shape share, and what is shared with no other trial (see `JointErrors`).
+    """
+    entry, own = record.metrics[axis.name], JointErrors.of([record], [axis]).own[0, 0]
+    effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
+    return [entry.value, entry.error, effects, entry.noise if record.shape else 0.0, float(np.nan_to_num(own))]
+
+
+def _critical_values(records: Sequence[TrialRecord]) -> dict[int, float]:
+    """The critical value of a difference by the number of blocks; 0: without replicates."""
+    counts = {len(entry.replicates) for record in records for entry in record.metrics.values()} | {0}
+    return {count: float(critical_t(np.array([count - 1.0 if count else np.inf]))[0]) for count in sorted(counts)}
 
 
 def _axes(sweep: Sweep) -> tuple[Axis, ...]:

@@ -54,7 +54,7 @@ class JointErrors:
         for i, record in enumerate(records):
             for j, (axis, entry) in enumerate(zip(axes, entries[i], strict=True)):
                 effects: dict[Hashable, float] = {
-                    (captions[i], block): float(effect) for block, effect in enumerate(_block_effects(entry))
+                    (captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
                 }
                 if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
                     effects[sweeps[i], record.shape] = -entry.noise if axis.direction == "maximize" else entry.noise
@@ -120,8 +120,8 @@ def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:
     return critical
 
 
-def _block_effects(entry: Measured) -> Floats:
-    """The effect [G] of each block of captions on a value; empty without replicates."""
+def block_effects(entry: Measured) -> Floats:
+    """Change [G] of a value per standard deviation of each block of captions; empty without replicates."""
     replicates = np.array(entry.replicates, dtype=np.float64)
     count = len(replicates)
     effects: Floats = np.sqrt((count - 1) / count) * (replicates - replicates.mean()) if count else replicates

@@ -43,11 +43,20 @@ function polygon(corners, r, start, inner = 0) {
 }
 const mark = (name, r) => svg("path", { class: `mark ${look(name).colour}`, d: MARKS[look(name).shape](r) });
 
-// Neighbours on the front, with the metrics in which they do not differ significantly: the difference is within
-// DATA.critical_z times its standard error, or an error is unknown.
+// Whether two trials differ significantly in a metric: the difference is beyond its critical value times its standard
+// error, from which what the trials share has cancelled (orchestrator/results/joint.py). False for an unknown error.
+function apart(a, b, metric) {
+  const [u, e, p, r, x] = a.metrics[metric], [v, f, q, s, y] = b.metrics[metric];
+  if (e === null || f === null) return false;
+  const blocks = Array.from({ length: Math.max(p.length, q.length) }, (_, i) => (p[i] ?? 0) - (q[i] ?? 0));
+  const noise = a.shape && a.shape === b.shape ? [r - s] : [r, s];
+  const counts = [p.length, q.length].filter((count) => count);
+  const critical = DATA.critical[counts.length ? Math.min(...counts) : 0];
+  return Math.abs(u - v) > critical * Math.hypot(...blocks, ...noise, x, y);
+}
+// Neighbours on the front, with the metrics in which they do not differ significantly.
 function indistinguishable(front) {
-  const apart = ([u, e], [v, f]) => e !== null && f !== null && Math.abs(u - v) > DATA.critical_z * Math.hypot(e, f);
   return front.slice(1)
-    .map((b, i) => ({ a: front[i], b, metrics: [state.x, state.y].filter((m) => !apart(front[i].metrics[m], b.metrics[m])) }))
+    .map((b, i) => ({ a: front[i], b, metrics: [state.x, state.y].filter((m) => !apart(front[i], b, m)) }))
     .filter(({ metrics }) => metrics.length);
 }

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -87,7 +88,10 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
     data = data_of((tmp_path / "report.html").read_text("utf-8"))
     assert [trial["number"] for trial in data["trials"]] == list(range(12))
     for trial, record in zip(data["trials"], records, strict=True):
-        assert trial["metrics"] == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
+        shown = {name: [value, error] for name, (value, error, *_) in trial["metrics"].items()}
+        assert shown == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
+        for _, error, effects, noise, own in trial["metrics"].values():
+            assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
         assert trial["duplicate_of"] == record.duplicate_of
     assert data["trials"][2]["description"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"

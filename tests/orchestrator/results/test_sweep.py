@@ -137,11 +137,15 @@ def test_what_the_front_says_of_its_rows(sweep: Sweep) -> None:
     ordered = numbers(front)
     assert rows[ordered[-1]]["distinct_from_next"] is None
     for number, following in pairwise(ordered):
+        a, b = (sweep.records[row].metrics for row in (number, following))
+        independent = 1.959964 * np.hypot(a["speedup"].error or 0, b["speedup"].error or 0)
+        left_out = np.subtract(a["fid"].replicates, b["fid"].replicates)
+        paired = 2.06866 * np.sqrt(23 / 24 * np.square(left_out - left_out.mean()).sum())
+        assert paired < 0.8 * 2.06866 * np.hypot(a["fid"].error or 0, b["fid"].error or 0)
         distinct = [
             metric
-            for metric in ("speedup", "fid")
-            if abs(rows[number][metric] - rows[following][metric])
-            > 1.959964 * np.hypot(rows[number][f"{metric}_error"], rows[following][f"{metric}_error"])
+            for metric, beyond in (("speedup", independent), ("fid", paired))
+            if abs(a[metric].value - b[metric].value) > beyond
         ]
         assert rows[number]["distinct_from_next"] == distinct
         assert (str(following) in rows[number]["within_error_of"]) == (not distinct)
