@@ -57,6 +57,15 @@ class AcceptanceRule(Params):
         """False iff the rule is exact: no neighbours, and a budget of 1 at every position."""
         return not (self.neighbourhood.exact and self.schedule.exact)
 
+    @property
+    def work(self) -> dict[str, Any]:
+        """What the rule's cost depends on: the kind of neighbourhood, and its numbers only if the residual needs the
+        neighbourhood mass of every token.
+        """
+        kind = {"neighbourhood": self.neighbourhood.kind}
+        is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
+        return kind if is_cheap else kind | self.neighbourhood.to_mapping()
+
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""
         return (omega * mass.target / mass.proposal).clamp_max(1).masked_fill(mass.proposal <= 0, 0)

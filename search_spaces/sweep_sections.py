@@ -92,11 +92,20 @@ class Quality(Params):
 
 @dataclass(frozen=True, slots=True)
 class Timing(Params):
-    """Shards that measure speed: vanilla and the trial's config alternate on the same captions."""
+    """Shards that measure what a step costs: vanilla and the trial's config alternate on the same captions.
+
+    Trials whose settings differ only in the rule's numbers (not in drafter, tree, sampling or kind of neighbourhood)
+    have steps of one cost. The first of them is timed, and its costs hold for all: a trial's `speedup` is the passes of
+    all of its images times these costs. Further ones are timed only to check them (`speedup_timed`).
+    """
 
     batch: Annotated[int, "images per batch", Range(1)] = 1
     images: Annotated[int, "timed images, one per caption", Range(1)] = 8
-    repetitions: Annotated[int, "how often the two alternate", Range(1)] = 2
+    repetitions: Annotated[int, "how often the two alternate, at most", Range(1)] = 2
+    precision: Annotated[
+        float, "relative standard error of the costs at which no further repetition follows; 0 runs all", Range(0, 1)
+    ] = 0.01
+    direct: Annotated[int, "trials that are timed themselves, of those that share their costs", Range(1)] = 2
 
 
 @dataclass(frozen=True, slots=True)

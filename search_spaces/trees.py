@@ -31,10 +31,12 @@ class TreePolicy(Params, ABC):
     """What is drafted in a round.
 
     implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
+    adapts_to_rule: the tree's size follows from what was accepted before, and with it the cost of a step.
     """
 
     __slots__ = ()
     implementation: ClassVar[str]
+    adapts_to_rule: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -144,6 +146,7 @@ class Adjacency(TreePolicy):
 
     kind: ClassVar[str] = "adjacency"
     implementation: ClassVar[str] = "workers.decoding.adjacency:AdjacencyTree"
+    adapts_to_rule: ClassVar[bool] = True
     initialisation: Annotated[
         Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
     ] = "horizontal"

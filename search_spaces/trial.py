@@ -124,6 +124,29 @@ SECTIONS: Mapping[str, Section] = {
 
 
 @dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's numbers.
+
+    work: the parts of the acceptance rule that set its cost (see `AcceptanceRule.work`).
+    """
+
+    drafter: DrafterChoice
+    policy: TreePolicy
+    sampling: Sampling | None
+    work: tuple[tuple[str, Any], ...]
+
+    def digest(self) -> str:
+        """8 hex digits that identify this shape."""
+        parts = {
+            "drafter": [self.drafter.kind, self.drafter.to_mapping()],
+            "tree": [self.policy.kind, self.policy.to_mapping()],
+            "sampling": self.sampling and self.sampling.to_mapping(),
+            "work": self.work,
+        }
+        return _sha256(parts)[:8]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodingConfig:
     """A config of the decoding algorithm. ConfigError if its parts cannot be combined.
 
@@ -196,8 +219,13 @@ class DecodingConfig:
 
     def digest(self) -> str:
         """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
-        canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return _sha256(self.to_mapping())[:16]
+
+    @property
+    def shape(self) -> StepShape:
+        """What a step of this config costs depends on this alone."""
+        work = self.acceptance.to_mapping() if self.policy.adapts_to_rule else self.acceptance.work
+        return StepShape(self.drafter, self.policy, self.sampling, tuple(work.items()))
 
     def with_sampling(self, sampling: Sampling | None) -> DecodingConfig:
         """The same config with other sampling settings."""
@@ -248,6 +276,11 @@ def _to_json(config: DecodingConfig) -> str:
     if config.sampling is not None:
         mapping["sampling"] = config.sampling.to_mapping()
     return json.dumps(mapping, allow_nan=False)
+
+
+def _sha256(mapping: Mapping[str, Any]) -> str:
+    canonical = json.dumps(mapping, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:

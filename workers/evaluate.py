@@ -191,6 +191,7 @@ class Evaluator:
             batches,
             shard.repetitions,
             self.device,
+            precision=shard.precision,
             encode=self._encode,
         )
         return self._write(name, timing_table(rows), shard, time.perf_counter() - start)

@@ -56,7 +56,10 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
             f"at most {drawn * budget.trials:,} in all"
         ),
     )
-    pairs = f"{timing.images} captions x {timing.repetitions}, batch {timing.batch}, paired with vanilla"
+    pairs = (
+        f"{timing.direct} trials of each shape, {timing.images} captions x at most {timing.repetitions}, batch "
+        f"{timing.batch}, paired with vanilla"
+    )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)

@@ -157,7 +157,7 @@ def _batches(sweep: SweepConfig) -> dict[str, int]:
 
 
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
-    """The number of images, including vanilla's in the timing shards."""
+    """The number of images, including vanilla's in the timing shards if all trials are timed."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
     shots = timing.images * timing.repetitions * uses_timings(sweep.requested_metrics)
@@ -240,7 +240,7 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {fit:<11} largest batch that fits: {found['largest batch']}",
         f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
-        f"{images['timing']:,} in timing shards",
+        f"at most {images['timing']:,} in timing shards",
     ]
     for time in found["time"]:
         lines.append(

@@ -25,7 +25,7 @@ from search_spaces.trial import DecodingConfig
 
 FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseline", "timings", "score."
 # metric inputs that need no neural network
-COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
+COUNTS = frozenset({TIMINGS, "own_timings", "emitted", "rounds", "depth", "caption_id", "sample"})
 MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # these use the `manifold` extractor if configured
 UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
 

@@ -16,6 +16,7 @@ from orchestrator.results.describe import describe
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.run.pending import PendingTrial, Planner
+from orchestrator.run.shape_timings import ShapeTimings
 from orchestrator.run.study import Proposal, Search, StudyLog
 from orchestrator.run.tasks import EventSink, TaskResult, Workers
 from search_spaces.constraints import Constraint
@@ -68,6 +69,7 @@ class Driver:
         self.workers, self.check, self.emit = workers, check, emit
         self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
         self.shards = {f"shards/{name}" for name in storage.names("shards")}
+        self._timings = ShapeTimings(planner, self.shards)
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
         self._baseline: PendingTrial | None = None
@@ -129,12 +131,12 @@ class Driver:
         if problem or proposal.config is None:
             pending.fail(problem or "the search proposed no config")
             return
-        tasks = self.planner.plan(pending, self.shards)
         first = self._first_trials.setdefault(proposal.config.digest(), proposal.number)
         pending.record = record
         if first != proposal.number:
             pending.duplicate_of = first
             return
+        tasks = self.planner.plan(pending, self.shards) + self._timings.assign(pending)
         self._images += pending.images
         if self._baseline is None:
             self._baseline = pending  # all trials need its images: its missing shards run even if it has a record
@@ -145,7 +147,7 @@ class Driver:
             self.emit({"event": "trial_started", "trial": pending.number, **names, "config": proposal.config.flat()})
         for task in tasks:
             self.workers.submit(task)
-        self._submit_measurements()
+        self._submit_ready()
 
     def _summary(self, proposal: Proposal) -> str:
         """The trial's label, or a short description of its config."""
@@ -174,7 +176,7 @@ class Driver:
                 self._fail(pending, pending.record.cause)
         else:
             self._add_shard(pending, result)
-        self._submit_measurements()
+        self._submit_ready()
 
     def _add_shard(self, pending: PendingTrial, result: TaskResult) -> None:
         task, output = result.task, result.output
@@ -184,7 +186,8 @@ class Driver:
             problem = f"{worker} wrote {output['name']} instead of {task.name}: its models or captions differ"
             self._fail(pending, problem, permanent=False)
             return
-        pending.missing.discard(task.name)
+        for trial in (pending, *self._pending):  # trials of one shape wait for the same timing shards
+            trial.missing.discard(task.name)
         pending.seconds += output["seconds"]
         self.shards.add(task.name)
         facts = {"images": output["images"], "seconds": output["seconds"], "worker": worker}
@@ -209,8 +212,12 @@ class Driver:
             note = "" if alive else "no worker is running; waiting for one"
             self.emit({"event": "workers", "alive": alive, "note": note})
 
-    def _submit_measurements(self) -> None:
-        """Submit the measure task of every trial whose shards, and the baseline's, are complete."""
+    def _submit_ready(self) -> None:
+        """Submit timings that a failed trial left to others, and the measure task of every trial whose shards, and the
+        baseline's, are complete.
+        """
+        for task in self._timings.reassign(self._pending):
+            self.workers.submit(task)
         if self._baseline is None or self._baseline.missing:
             return
         for pending in self._pending:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,14 +25,14 @@ def utc_now() -> str:
 class PendingTrial:
     """One trial between Optuna's ask and tell.
 
-    files: names of its shard files by kind. missing: shard files that are not in the store yet. duplicate_of: number of
-    the earlier trial with the same config. record: set when the trial is finished.
+    files: names of its shard files by kind; the timing files are those of its shape's first trial, and `own_timing` are
+    its own if it is timed itself. missing: those that are not in the store yet. duplicate_of: number of the earlier
+    trial with the same config. record: set when the trial is finished.
     """
 
     proposal: Proposal
     quality: list[QualityShard] = field(default_factory=list)
-    timing: list[TimingShard] = field(default_factory=list)
-    files: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": []})
+    files: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": [], "own_timing": []})
     missing: set[str] = field(default_factory=set)
     seconds: float = 0.0
     started: str = field(default_factory=utc_now)
@@ -68,6 +68,7 @@ class PendingTrial:
             earlier.state,
             metrics=earlier.metrics,
             constraints=earlier.constraints,
+            shape=earlier.shape,
             history=earlier.history,
             shards=earlier.shards,
             images=earlier.images,
@@ -91,7 +92,8 @@ class PendingTrial:
             cause="; ".join(problems) or None,
             metrics=metrics,
             history=parse_history(output.get("history", ())),
-            shards=(*self.files["quality"], *self.files["timing"]),
+            shards=tuple(dict.fromkeys(name for names in self.files.values() for name in names)),
+            shape=",".join(self.files["timing"]),
             images=self.images,
         )
 
@@ -123,23 +125,24 @@ class Planner:
     metrics: tuple[str, ...]
 
     def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
-        """Set the trial's shards; returns the tasks for those whose files are not in `existing`."""
-        config, quality, timing = pending.config, self.sweep.quality, self.sweep.timing
+        """Set the trial's quality shards; returns the tasks for those whose files are not in `existing`."""
+        config, quality = pending.config, self.sweep.quality
         pending.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
-        if uses_timings(self.metrics):
-            pending.timing = plan_timing(
-                config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
-                repetitions=timing.repetitions, seed=self.sweep.seed,
-            )  # fmt: skip
-        tasks = []
-        for kind, shards in (("quality", pending.quality), ("timing", pending.timing)):
-            for shard in shards:
-                name = shard.name(self.experiment)
-                pending.files[kind].append(name)
-                if name not in existing:
-                    pending.missing.add(name)
-                    tasks.append(Task(pending.number, name, {"kind": kind, **shard.to_mapping()}))
-        return tasks
+        tasks = self._tasks(pending, pending.quality)
+        pending.files["quality"] = [task.name for task in tasks]
+        pending.missing.update(task.name for task in tasks if task.name not in existing)
+        return [task for task in tasks if task.name in pending.missing]
+
+    def timing_tasks(self, pending: PendingTrial) -> list[Task]:
+        """The tasks that time this trial's config; none if no metric needs them."""
+        if not uses_timings(self.metrics):
+            return []
+        timing = self.sweep.timing
+        shards = plan_timing(
+            pending.config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
+            repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed,
+        )  # fmt: skip
+        return self._tasks(pending, shards)
 
     def measure(self, pending: PendingTrial, baseline: PendingTrial) -> Task:
         """The task that computes a trial's metrics from its shards."""
@@ -147,7 +150,14 @@ class Planner:
             config=pending.config,
             quality=tuple(pending.files["quality"]),
             timing=tuple(pending.files["timing"]),
+            own_timing=tuple(pending.files["own_timing"]),
             baseline_quality=tuple(baseline.files["quality"]),
             metrics=self.metrics,
         )
         return Task(pending.number, task.name(), {"kind": "measure", **task.to_mapping()}, urgent=True)
+
+    def _tasks(self, pending: PendingTrial, shards: Sequence[QualityShard | TimingShard]) -> list[Task]:
+        return [
+            Task(pending.number, shard.name(self.experiment), {"kind": shard.kind, **shard.to_mapping()})
+            for shard in shards
+        ]

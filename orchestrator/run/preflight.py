@@ -24,7 +24,7 @@ from workers.data.storage import Storage
 from workers.metrics import fid
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import unavailable_metrics
-from workers.metrics.metric import TIMINGS
+from workers.metrics.metric import OWN_TIMINGS, TIMINGS
 from workers.metrics.registry import registered_metrics, uses_timings
 
 _RAY_CLIENT = "ray://"  # such a driver runs outside of the cluster, so files are checked by the workers only
@@ -144,10 +144,18 @@ def _check_timing(sweep: SweepConfig, captions: int) -> None:
             vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
         )
     for section, name in sweep.named_metrics:
-        if section != "metrics" and timing.images <= timing.batch and TIMINGS in registered_metrics()[name].needs:
+        needs = registered_metrics()[name].needs
+        if section == "metrics" or TIMINGS not in needs:
+            continue
+        if timing.images <= timing.batch and (timing.repetitions == 1 or OWN_TIMINGS in needs):
             raise ValueError(
-                f"timing: {name} has no uncertainty if a single batch of captions is timed, for any number of "
-                "repetitions; raise timing.images above timing.batch"
+                f"timing: {name} has no uncertainty if a single batch of captions is timed; raise timing.images above "
+                "timing.batch"
+            )
+        if OWN_TIMINGS in needs and timing.direct < sweep.budget.trials:
+            raise ValueError(
+                f"{section}: {name} is measured for timing.direct trials of a shape only; set timing.direct to "
+                f"budget.trials, {sweep.budget.trials}"
             )
 
 

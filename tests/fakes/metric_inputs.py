@@ -49,7 +49,11 @@ def timings(pairs: int, seed: int = 0) -> dict[str, Tensor]:
         "repetition": torch.arange(pairs) % 4,
         "images": torch.full((pairs,), 2),
         "seconds_vanilla": 3 + noise[0],
+        "prefill_vanilla": torch.full((pairs,), 0.1),
+        "passes_vanilla": torch.full((pairs,), 143),
         "seconds": 1.5 + 0.2 * noise[1],
+        "prefill": torch.full((pairs,), 0.2),
+        "passes": torch.full((pairs,), 50),
     }
 
 
@@ -63,6 +67,7 @@ def trial_inputs(captions: int = 60, samples: int = 2) -> MetricInputs:
         images=Rows(columns(captions, samples, seed=1, shift=0.1, scale=1.1)),
         baseline=Rows(columns(captions, samples, seed=1)),
         timings=Rows(timings(12), TIMING_KEYS),
+        own_timings=Rows(timings(12), TIMING_KEYS),
         references={FEATURES: reference()},
     )
 

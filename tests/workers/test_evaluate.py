@@ -107,7 +107,7 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     assert facts["extractors"]["clip_score"].startswith("scenes-clip@")
     assert facts["precision"] == "float32"
     assert facts["metrics"]["speedup"] | {"about": ""} == {
-        "direction": "maximize", "unit": "x", "about": "", "needs": ["timings"],
+        "direction": "maximize", "unit": "x", "about": "", "needs": ["timings", "rounds"],
     }  # fmt: skip
     assert "fid" not in facts["metrics"]
     assert facts["without"]["fid"] == "needs reference"
@@ -244,21 +244,28 @@ def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(np.square(x.mean(0) - y.mean(0)).sum() + np.trace(s) + np.trace(t) - 2 * roots)
 
 
-def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, home: Path) -> None:
+def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[QualityShard]) -> None:
     shard = TimingShard(CONFIG, VANILLA, 0, 2, 1, 2)
     told = evaluator.run({"kind": "timing", **shard.to_mapping()})
     assert told["ran"] is True
     assert evaluator.timing(shard) == told | {"ran": False}
     rows = read_shard(evaluator.storage, told["name"], kind="timing")[0].to_pylist()
     assert [(row["caption_ids"], row["repetition"]) for row in rows] == [([0], 0), ([1], 0), ([0], 1), ([1], 1)]
-    assert all(row["seconds"] > 0 and row["seconds_vanilla"] > 0 for row in rows)
-    found = evaluator.measure(MeasureTask(CONFIG, (), (told["name"],), (), ("speedup", "latency", "clip_score")))
-    slow, fast = (sum(row[key] for row in rows) for key in ("seconds_vanilla", "seconds"))
-    assert found["metrics"]["speedup"]["value"] == pytest.approx(slow / fast)
-    assert found["metrics"]["speedup"]["n"] == found["metrics"]["latency"]["n"] == 2  # images, each timed twice
-    assert found["metrics"]["latency"]["value"] == pytest.approx(fast / 4)
-    assert "clip_score" in found["skipped"]
-    assert found["pictures"] == []
+    assert all(0 < row["prefill" + side] < row["seconds" + side] for row in rows for side in ("", "_vanilla"))
+    assert {row["passes_vanilla"] for row in rows} == {35}
+    files, wanted = names(evaluator, shards), ("speedup", "speedup_timed", "latency", "target_passes")
+    task = MeasureTask(CONFIG, files, (told["name"],), (), wanted, (told["name"],))
+    metrics = evaluator.measure(task)["metrics"]
+    sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "caption_ids"}
+    assert metrics["speedup_timed"]["value"] == pytest.approx(sums["seconds_vanilla"] / sums["seconds"])
+    per_pass = (sums["seconds"] - sums["prefill"]) / sums["passes"]
+    latency = sums["prefill"] / 4 + metrics["target_passes"]["value"] * per_pass
+    assert metrics["latency"]["value"] == pytest.approx(latency)
+    assert metrics["speedup"]["value"] == pytest.approx(sums["seconds_vanilla"] / 4 / latency)
+    assert (metrics["speedup"]["n"], metrics["speedup_timed"]["n"]) == (16, 2)
+    other = evaluator.measure(replace(task, own_timing=()))
+    assert other["metrics"]["speedup"] == metrics["speedup"]
+    assert "timing.direct" in other["skipped"]["speedup_timed"]
 
 
 def test_settings_that_do_not_fit_are_refused_before_they_run(

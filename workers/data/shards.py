@@ -123,7 +123,7 @@ class QualityShard(Serializable):
 @dataclass(frozen=True, slots=True)
 class TimingShard(Serializable):
     """Images of captions start..stop-1, generated alternately by `baseline` and `config`, `batch` at a time; repeated
-    `repetitions` times.
+    at most `repetitions` times, until the relative standard error of the step costs is at most `precision`.
     """
 
     config: DecodingConfig
@@ -132,6 +132,7 @@ class TimingShard(Serializable):
     stop: int
     batch: int
     repetitions: int
+    precision: float = 0.0
     kind: ClassVar[str] = "timing"
 
     def __post_init__(self) -> None:
@@ -148,13 +149,17 @@ class TimingShard(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask(Serializable):
-    """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's."""
+    """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's.
+
+    timing: of a config of the same shape. own_timing: of this one; empty if it was not timed itself.
+    """
 
     config: DecodingConfig
     quality: tuple[str, ...]
     timing: tuple[str, ...]
     baseline_quality: tuple[str, ...]
     metrics: tuple[str, ...]
+    own_timing: tuple[str, ...] = ()
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:
@@ -202,6 +207,7 @@ def plan_timing(
     images: int,
     batch: int,
     repetitions: int,
+    precision: float = 0.0,
     seed: int = 0,
 ) -> list[TimingShard]:
     """The one timing shard of a config: `images` of `count` captions, rounded up to whole batches.
@@ -223,7 +229,7 @@ def plan_timing(
             "timing.batch, or give more captions"
         )
     start = int(digest(["timing", seed]), 16) % spans * size
-    return [TimingShard(config, baseline, start, start + size, batch, repetitions)]
+    return [TimingShard(config, baseline, start, start + size, batch, repetitions, precision)]
 
 
 def _check_sampling(config: DecodingConfig) -> None:

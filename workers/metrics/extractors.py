@@ -14,7 +14,7 @@ from torch import Tensor
 from search_spaces.params import unknown_choice
 from workers.metrics import features
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.metric import BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS, Classifier
+from workers.metrics.metric import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, TIMINGS, Classifier
 from workers.metrics.networks import (
     SCORE_PREFIX,
     Extractor,
@@ -125,7 +125,8 @@ class Extractors:
 
     def available(self, *, reference: bool) -> set[str]:
         """The inputs of metrics that a sweep provides with these networks; `reference`: it has real images."""
-        inputs = {"emitted", "rounds", "depth", TIMINGS, BASELINE, *(SCORE_PREFIX + name for name in self.scorers)}
+        counts = ("emitted", "rounds", "depth")
+        inputs = {*counts, TIMINGS, OWN_TIMINGS, BASELINE, *(SCORE_PREFIX + name for name in self.scorers)}
         inputs |= {FEATURES} & self.by_role.keys()
         inputs |= {REFERENCE} if reference else set()
         return inputs if self.classifier is None else inputs | {CLASSIFIER}

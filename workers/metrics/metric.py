@@ -17,6 +17,7 @@ Direction = Literal["maximize", "minimize"]
 IMAGE_KEYS, TIMING_KEYS = ("caption_id", "sample"), ("caption_id", "repetition")
 POSITION = "position"  # column of the images: index of the caption in the sweep's list
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
+OWN_TIMINGS = "own_timings"
 FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
 
 
@@ -115,13 +116,15 @@ class MetricInputs:
 
     images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
     `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
-    `manifold` [n, d] where such an extractor is given. timings: a row per (caption batch, repetition):
-    `seconds_vanilla`, `seconds`, `images`. baseline: rows of the baseline's images. references: the real images by the
-    column of their features. classifier: reads classes from `features`.
+    `manifold` [n, d] where such an extractor is given. timings: a row per (caption batch, repetition) of a setting of
+    the same shape: `images` and both sides' TIMED_COLUMNS (see `costs`). own_timings: such rows of this setting, if it
+    was timed. baseline: rows of the baseline's images. references: the real images by the column of their features.
+    classifier: reads classes from `features`.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
     timings: Rows = field(default_factory=lambda: Rows.merge([], TIMING_KEYS))
+    own_timings: Rows = field(default_factory=lambda: Rows.merge([], TIMING_KEYS))
     baseline: Rows | None = None
     references: Mapping[str, ReferenceFeatures] = field(default_factory=dict)
     classifier: Classifier | None = None
@@ -168,7 +171,8 @@ class MetricInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER.
+    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS,
+    CLASSIFIER.
 
     `compute` raises MetricUnavailable when the inputs do not suffice.
     """

@@ -1,47 +1,74 @@
-"""Speed: seconds from timing shards, and counts of decoding steps, which timing noise cannot change."""
+"""Speed: exact counts of decoding steps, the cost of a step from timing shards, and the two together."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, ratio_estimate
-from workers.metrics.metric import TIMINGS, MetricInputs, register_metric
+from workers.metrics.costs import VANILLA, batch_costs, expected_max, mean_passes
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, block_sizes, jackknife_error, ratio_estimate
+from workers.metrics.metric import OWN_TIMINGS, TIMINGS, MetricInputs, register_metric
 
 
-@register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS,))
+@register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"))
 def speedup(inputs: MetricInputs) -> Estimate:
-    """The baseline's seconds over the setting's, timed in turn on the same captions and worker.
+    """The baseline's seconds over the setting's: its prefill, plus the passes of all images times the cost of a pass.
 
-    Both are summed over all (caption batch, repetition) pairs.
+    The costs are those of the setting's shape, timed in turn with the baseline's. The jackknife over captions gives
+    `replicates`, that over timed units `noise`.
     """
-    return _timed_ratio(inputs, inputs.timing("seconds_vanilla"), inputs.timing("seconds"))
+    setting = _seconds(inputs)
+    baseline = batch_costs(inputs.timings, VANILLA).seconds(mean_passes(inputs.timings, VANILLA))
+    by_captions, by_units = (slow / fast for slow, fast in zip(baseline, setting, strict=True))
+    return Estimate.from_replicates(by_captions, inputs.images.count, jackknife_error(by_units[1:]).item())
 
 
-@register_metric("latency", direction="minimize", unit="s/image", needs=(TIMINGS,))
+@register_metric("latency", direction="minimize", unit="s/image", needs=(TIMINGS, "rounds"))
 def latency(inputs: MetricInputs) -> Estimate:
-    """Seconds per image at the timing shards' batch size."""
-    return _timed_ratio(inputs, inputs.timing("seconds"), inputs.timing("images"))
+    """Seconds per image at the timing shards' batch size: the prefill, plus the passes of all images times the cost of
+    a pass.
+    """
+    by_captions, by_units = (seconds / _batch(inputs) for seconds in _seconds(inputs))
+    return Estimate.from_replicates(by_captions, inputs.images.count, jackknife_error(by_units[1:]).item())
 
 
-def _timed_ratio(inputs: MetricInputs, numerator: Tensor, denominator: Tensor) -> Estimate:
-    """The ratio of two sums over the timings; `n` is the number of different images timed.
+def _seconds(inputs: MetricInputs) -> tuple[Tensor, Tensor]:
+    """Seconds of a batch (see `BatchCosts.seconds`). It ends with its longest image, so its passes are the largest of
+    as many images, drawn at random.
+    """
+    rounds, blocks = inputs.column("rounds"), inputs.blocks
+    batch, costs = _batch(inputs), batch_costs(inputs.timings)
+    kept = [rounds, *(rounds[blocks != block] for block in range(len(block_sizes(blocks))))]
+    return costs.seconds(torch.stack([expected_max(part, batch) for part in kept]))
 
-    Repetitions sample the same tokens again, so they measure the clock and not other captions: the jackknife leaves out
-    a batch of captions with all its repetitions.
+
+def _batch(inputs: MetricInputs) -> int:
+    """Images of a timed batch."""
+    return int(inputs.timing("images").max())
+
+
+@register_metric("speedup_timed", direction="maximize", unit="x", needs=(TIMINGS, OWN_TIMINGS))
+def speedup_timed(inputs: MetricInputs) -> Estimate:
+    """The baseline's seconds over the setting's, both summed over the captions that this setting itself was timed on.
+
+    Only some settings of a shape are timed themselves, to check its costs. Repetitions sample the same tokens again,
+    so the jackknife leaves out a batch of captions with all its repetitions; `n` is the number of different images.
 
     Raises:
-        MetricUnavailable: a single batch of captions was timed.
+        MetricUnavailable: the setting was not timed, or on a single batch of captions.
     """
-    groups: Tensor = torch.unique_consecutive(inputs.timing("caption_id"), return_inverse=True)[1]  # rows are sorted
-    batches = int(groups.max()) + 1
+    timings = inputs.own_timings
+    if not timings.count:
+        raise MetricUnavailable("another trial of its shape was timed; timing.direct times more of them")
+    first_captions, groups = timings["caption_id"].unique(return_inverse=True)
+    batches = first_captions.numel()
     if batches < 2:
         raise MetricUnavailable(
             f"{batches} batch of captions was timed, but a standard error needs at least 2 (repetitions do not count): "
             "raise timing.images above timing.batch"
         )
-    images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, inputs.timing("images").long(), "amax")
-    ratio = ratio_estimate(numerator, denominator, groups)
+    images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, timings["images"].long(), "amax")
+    ratio = ratio_estimate(timings["seconds_vanilla"], timings["seconds"], groups)
     return Estimate(ratio.value, ratio.error, int(images.sum()), noise=ratio.error)
 
 

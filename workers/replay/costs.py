@@ -40,7 +40,8 @@ class ImageCost:
 
 def cost_family(config: DecodingConfig) -> Family:
     """Settings of one family differ only in the tree's size and the rule's numbers."""
-    return config.drafter, config.policy.kind, config.sampling, config.acceptance.neighbourhood.kind
+    shape = config.shape
+    return shape.drafter, shape.policy.kind, shape.sampling, shape.work
 
 
 def configs_to_time(configs: Iterable[DecodingConfig]) -> list[DecodingConfig]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from workers.data.records import FEATURES, SCORES, float_lists
 from workers.decoding.engine import Result
 from workers.decoding.statistics import PHASES
+from workers.metrics.costs import TIMED_COLUMNS, VANILLA
 
 _TIMING_SCHEMA = pa.schema(
     {
@@ -19,9 +20,7 @@ _TIMING_SCHEMA = pa.schema(
         "repetition": pa.int32(),
         "batch": pa.int32(),
         "images": pa.int32(),
-        "seconds_vanilla": pa.float64(),
-        "seconds": pa.float64(),
-        "mean_accepted_length": pa.float64(),
+        **{name + side: pa.float64() for side in (VANILLA, "") for name in TIMED_COLUMNS},
     }
 )
 

@@ -16,8 +16,9 @@ from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, t
 from workers.data.records import FEATURES, SCORES, features_of, read_shard, tokens_of
 from workers.data.shards import MeasureTask
 from workers.data.storage import Storage
+from workers.metrics.costs import TIMED_COLUMNS, VANILLA
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import POSITION, TIMING_KEYS, TIMINGS, Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import OWN_TIMINGS, POSITION, TIMING_KEYS, Classifier, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_metrics
 from workers.models.target import Target
 from workers.runtime.memory import in_chunks
@@ -75,7 +76,7 @@ class ShardReader:
     def _timing_columns(self, name: str) -> dict[str, Tensor]:
         table, _ = read_shard(self.storage, name, kind="timing")
         first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
-        columns = ("repetition", "images", "seconds_vanilla", "seconds")
+        columns = ("repetition", "images", *(name + side for name in TIMED_COLUMNS for side in (VANILLA, "")))
         return {"caption_id": torch.tensor(first)} | {key: _numbers(table, key) for key in columns}
 
 
@@ -96,13 +97,18 @@ def compute_trial_metrics(
     """
     parts = shards.images(task.quality)
     baseline = Rows.merge(shards.images(task.baseline_quality)) if task.baseline_quality else None
-    timings = shards.timings(task.timing)
+    timings, own_timings = shards.timings(task.timing), shards.timings(task.own_timing)
 
     def inputs(count: int) -> MetricInputs:
         """Those of the first `count` quality shards."""
         images = Rows.merge(parts[:count])
         return MetricInputs(
-            images=images, timings=timings, baseline=baseline, references=references, classifier=classifier
+            images=images,
+            timings=timings,
+            own_timings=own_timings,
+            baseline=baseline,
+            references=references,
+            classifier=classifier,
         )
 
     full = inputs(len(parts))
@@ -112,7 +118,7 @@ def compute_trial_metrics(
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if len(parts) > 1:
         half = inputs((len(parts) + 1) // 2)
-        image_metrics = [name for name in estimates if TIMINGS not in registered_metrics()[name].needs]
+        image_metrics = [name for name in estimates if OWN_TIMINGS not in registered_metrics()[name].needs]
         history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
     metrics = _plain(estimates)
     return {"metrics": metrics, "history": [*history, (full.images.count, metrics)], "skipped": skipped}

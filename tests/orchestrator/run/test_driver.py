@@ -124,6 +124,7 @@ def test_the_search_depends_on_results_not_on_their_order(
 ) -> None:
     reversed_order = run(sweep(tmp_path, sampler), tmp_path / "store", InstantWorkers(last_first=True))
     assert configs(reversed_order.records) == configs(undisturbed(sampler).records)
+    assert [r.shape for r in reversed_order.records] == [r.shape for r in undisturbed(sampler).records]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
@@ -140,6 +141,7 @@ def test_a_killed_sweep_resumes_to_the_same_trials(
     resumed = run(config, tmp_path / "cut", workers)
     assert configs(resumed.records) == configs(whole.records)
     assert [r.params for r in resumed.records] == [r.params for r in whole.records]
+    assert [r.shape for r in resumed.records] == [r.shape for r in whole.records]
     repeated = {task for task in workers.ran if task.startswith("measures")}
     assert len(repeated) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
     study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))

@@ -41,23 +41,21 @@ def make_trial(config: DecodingConfig | None = CHAIN, number: int = 4) -> Pendin
 def test_all_captions_are_drawn_once_and_some_are_timed(planner: Planner) -> None:
     trial = make_trial()
     tasks = planner.plan(trial, set())
+    assert trial.missing == {task.name for task in tasks} == set(trial.files["quality"])
     drawn = [(task.payload["start"], task.payload["stop"]) for task in tasks if task.kind == "quality"]
     assert drawn == [(0, 8), (8, 16), (16, 20)]
     assert trial.images == 40
-    timed = [task for task in tasks if task.kind == "timing"]
+    timed = planner.timing_tasks(trial)
+    assert {task.kind for task in timed} == {"timing"}
     assert sum(task.payload["stop"] - task.payload["start"] for task in timed) == 2
     assert all(task.payload["baseline"] == BASELINE.to_mapping() for task in timed)
-    assert trial.missing == {task.name for task in tasks} == {*trial.files["quality"], *trial.files["timing"]}
-    assert {task.trial for task in tasks} == {4}
+    assert {task.trial for task in (*tasks, *timed)} == {4}
     assert [task.name for task in planner.plan(make_trial(number=9), set())] == [task.name for task in tasks]
 
 
 def test_no_timing_shards_without_a_metric_that_needs_them(planner: Planner) -> None:
     trial = make_trial()
-    tasks = replace(planner, metrics=("fid",)).plan(trial, set())
-    assert {task.kind for task in tasks} == {"quality"}
-    assert trial.files["timing"] == []
-    assert trial.timing == []
+    assert replace(planner, metrics=("fid",)).timing_tasks(trial) == []
 
 
 def test_existing_shards_get_no_task(planner: Planner) -> None:
@@ -68,17 +66,18 @@ def test_existing_shards_get_no_task(planner: Planner) -> None:
     assert trial.missing == set(names[2:])
     whole = make_trial()
     assert planner.plan(whole, set(names)) == []
-    assert [*whole.files["quality"], *whole.files["timing"]] == names
+    assert whole.files["quality"] == names
 
 
 def test_a_measure_task_names_the_shards_of_the_trial_and_of_vanilla(planner: Planner) -> None:
     trial, vanilla = make_trial(), make_trial(BASELINE, 0)
     planner.plan(trial, set())
     planner.plan(vanilla, set())
+    trial.files |= {"timing": ["shards/timing-a"], "own_timing": ["shards/timing-b"]}
     task = planner.measure(trial, vanilla)
     assert (task.trial, task.kind, task.urgent) == (4, "measure", True)
     assert task.payload["quality"] == trial.files["quality"]
-    assert task.payload["timing"] == trial.files["timing"]
+    assert (task.payload["timing"], task.payload["own_timing"]) == (["shards/timing-a"], ["shards/timing-b"])
     assert task.payload["baseline_quality"] == vanilla.files["quality"]
     assert list(task.payload["metrics"]) == ["fid", "speedup"]
     assert task.name.startswith("measures/")

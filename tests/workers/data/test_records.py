@@ -127,7 +127,7 @@ def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:
 def test_timings_come_back(tmp_path: Path) -> None:
     storage, row = Storage(tmp_path), {
         "caption_ids": [7, 9], "repetition": 0, "batch": 2, "images": 2, "seconds_vanilla": 2.0, "seconds": 1.0,
-        "mean_accepted_length": 2.5,
+        "prefill_vanilla": 0.2, "prefill": 0.1, "passes_vanilla": 143.0, "passes": 60.0,
     }  # fmt: skip
     rows = [row, row | {"caption_ids": [8], "images": 1}]
     write_shard(storage, "shards/timing-1.parquet", timing_table(rows), {"kind": "timing"})

@@ -91,7 +91,7 @@ def test_all_that_matters_moves_the_name() -> None:
             dataclasses.replace(timing, **change)
             for change in (
                 {"config": vanilla}, {"baseline": timing.config}, {"start": 0, "stop": 4}, {"stop": timing.stop + 1},
-                {"batch": 3}, {"repetitions": 4},
+                {"batch": 3}, {"repetitions": 4}, {"precision": 0.02},
             )
         ),
     ]  # fmt: skip
@@ -104,9 +104,9 @@ def test_all_that_matters_moves_the_name() -> None:
     assert len(names) == len(shards) * len(experiments)
     changes: tuple[dict[str, Any], ...] = (
         {"config": vanilla}, {"quality": ()}, {"timing": ("shards/a",)}, {"baseline_quality": ()},
-        {"metrics": ("fid",)},
+        {"metrics": ("fid",)}, {"own_timing": ("shards/b",)},
     )  # fmt: skip
-    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 6
+    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 7
 
 
 def test_the_batch_does_not_move_the_name_of_images() -> None:

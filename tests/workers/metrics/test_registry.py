@@ -21,6 +21,7 @@ from workers.metrics.metric import (
     BASELINE,
     CLASSIFIER,
     FEATURES,
+    OWN_TIMINGS,
     REFERENCE,
     TIMING_KEYS,
     TIMINGS,
@@ -38,8 +39,8 @@ from workers.metrics.registry import (
 
 EXPECTED = {
     "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
-    "caption_accuracy", "speedup", "latency", "mean_accepted_length", "step_compression", "mean_tree_depth",
-    "target_passes",
+    "caption_accuracy", "speedup", "speedup_timed", "latency", "mean_accepted_length", "step_compression",
+    "mean_tree_depth", "target_passes",
 }  # fmt: skip
 WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})
 
@@ -53,14 +54,14 @@ def test_every_metric_is_registered_with_its_description() -> None:
         assert metric.needs
     columns = {f"score.{name}" for name in registered_scorers()} | {"features", "emitted", "rounds", "depth"}
     needed = {need for metric in registered_metrics().values() for need in metric.needs}
-    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER}
+    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS, CLASSIFIER}
 
 
 def test_selection_by_available_inputs() -> None:
     selected, missing = select_metrics(None, {"emitted", "rounds", "depth", TIMINGS})
     assert {metric.name for metric in selected} >= {"speedup", "step_compression"}
     assert missing["fid"] == "needs features, reference"
-    assert not select_metrics(["latency"], {TIMINGS})[1]
+    assert not select_metrics(["latency"], {TIMINGS, "rounds"})[1]
     with pytest.raises(ValueError, match="did you mean 'drift'"):
         select_metrics(["drifd"], {TIMINGS})
 
@@ -72,7 +73,8 @@ def test_all_metrics_are_computed_with_errors() -> None:
     for estimate in estimates.values():
         assert estimate.error >= 0
     assert {estimates[name].n for name in ("fid", "kid", "recall", "clip_score")} == {120}
-    assert {estimates[name].n for name in ("speedup", "latency")} == {6}  # 3 batches of 2 images, 4 repetitions
+    assert {estimates[name].n for name in ("speedup", "latency")} == {120}
+    assert estimates["speedup_timed"].n == 6  # 3 batches of 2 images, 4 repetitions
 
 
 def test_the_order_of_shards_does_not_matter() -> None:
