@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from workers.metrics.costs import VANILLA, batch_costs, expected_max, mean_passes
-from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, block_sizes, jackknife_error, ratio_estimate
+from workers.metrics.estimate import (
+    Estimate,
+    MetricUnavailable,
+    block_mean,
+    block_sizes,
+    jackknife_error,
+    ratio_estimate,
+)
 from workers.metrics.metric import OWN_TIMINGS, TIMINGS, MetricInputs, register_metric
 
 
