@@ -95,10 +95,14 @@ def pareto(
             _write_csv(front.table(rows), csv_file)
         if config is not None and chosen is not None:
             Path(config).write_text(write_document(chosen.config.to_mapping()), encoding="utf-8")
+    warnings = [f"{sweep.name}, {warning}" for sweep in opened for warning in sweep.warnings]
     if as_json:
+        facts |= {"warnings": warnings}
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
         typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
     else:
+        for warning in warnings:
+            typer.echo(f"Note: {warning}.", err=True)
         typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')

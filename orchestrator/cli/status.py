@@ -61,6 +61,7 @@ def _describe(now: SweepStatus) -> list[str]:
     if now.idle_s is not None:
         lines.append(f"last event {describe_duration(now.idle_s)} ago")
     lines += [f"          {clean(event)}" for event in now.events]
+    lines += [f"note      {clean(warning)}" for warning in now.warnings]
     if now.logs is not None:
         lines.append(f"logs      {clean(now.logs)}")
     lines += [f"failed    trial {trial['number']}: {clean(trial['cause'])}" for trial in now.failed[-3:]]

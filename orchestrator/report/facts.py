@@ -26,8 +26,10 @@ NOTES = (
     "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
     "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes "
     "most of the bias and estimates fid for infinitely many images.",
-    "Speed-ups come from timing shards, which run alone on a worker next to vanilla decoding of the same captions. "
-    "They hold for that machine and batch size. Their errors are over captions, each counted once.",
+    "speedup and latency are the decoding passes of all images times the cost of a pass, which timing shards measure: "
+    "they run alone on a worker, next to vanilla decoding of the same captions. Trials whose settings differ only in "
+    "the rule's numbers share these costs and their noise. speedup_timed is the ratio of the times themselves, on the "
+    "few captions of a trial that was timed itself. All hold for that machine and batch size.",
 )
 
 
@@ -35,6 +37,7 @@ def facts(sweep: Sweep) -> Facts:
     """Everything that all trials share and the results depend on; omits facts that the identity does not state."""
     identity = sweep.identity
     found: Facts = [
+        ("warnings", sweep.warnings),
         ("target", _lines(identity.target)),
         ("weights", _pairs(identity.models)),
         ("feature extractors and scorers", _pairs(identity.extractors)),

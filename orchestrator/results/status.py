@@ -20,7 +20,7 @@ _VERBS = {"trial_started": "started", "trial_finished": "finished"}
 class SweepStatus:
     """planned: trials in the budget, None if it has none. failed: number and cause of each. running: trials started
     since the last launch and not finished. images: of finished trials, each config counted once. events: the latest,
-    described. idle_s: seconds since the last event or trial, None if there was none. logs: folder of the workers' logs,
+    described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the workers' logs,
     if it is on this machine.
     """
 
@@ -33,6 +33,7 @@ class SweepStatus:
     images: int
     events: tuple[str, ...]
     idle_s: float | None
+    warnings: tuple[str, ...] = ()
     logs: str | None = None
 
 
@@ -56,6 +57,7 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
         events=tuple(describe_event(event) for event in events if event["event"] != "shard")[-_RECENT_EVENTS:],
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
+        warnings=tuple(sweep.warnings),
         logs=None if logs is None else str(logs),
     )
 
