@@ -13,8 +13,8 @@ LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 def speed_warnings(records: Sequence[TrialRecord], batch: int = 1) -> list[str]:
     """A sentence for each trial whose `speedup` and `speedup_timed` differ beyond their errors.
 
-    Student's t with the degrees of freedom of the timed batches of captions, whose error is the larger by far. The level
-    is divided by the number of trials that were checked (Bonferroni). batch: images of a timed batch.
+    Student's t with the degrees of freedom of the timed batches of captions, whose error is the larger by far. The
+    level is divided by the number of trials that were checked (Bonferroni). batch: images of a timed batch.
     """
     from scipy.stats import t
 

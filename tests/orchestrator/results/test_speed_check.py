@@ -48,8 +48,8 @@ def test_trials_without_both_speeds_are_not_checked() -> None:
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
-    """2,000 sweeps of 6 trials whose speeds agree, timed on 8 captions each: a warning in at most 1 % of them. The share's
-    deviation is 0.22 %, so 1.7 % is 3 deviations above.
+    """2,000 sweeps of 6 trials whose speeds agree, timed on 8 captions each: a warning in at most 1 % of them. The
+    share's deviation is 0.22 %, so 1.7 % is 3 deviations above.
     """
     generator, alarms = np.random.default_rng(0), 0
     for _ in range(2000):
