@@ -76,7 +76,7 @@ def speedup_timed(inputs: MetricInputs) -> Estimate:
         )
     images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, timings["images"].long(), "amax")
     ratio = ratio_estimate(timings["seconds_vanilla"], timings["seconds"], groups)
-    return Estimate(ratio.value, ratio.error, int(images.sum()), noise=ratio.error)
+    return Estimate(ratio.value, ratio.error, int(images.sum()))
 
 
 @register_metric("mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
