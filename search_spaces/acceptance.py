@@ -58,13 +58,10 @@ class AcceptanceRule(Params):
         return not (self.neighbourhood.exact and self.schedule.exact)
 
     @property
-    def work(self) -> dict[str, Any]:
-        """What the rule's cost depends on: the kind of neighbourhood, and its numbers only if the residual needs the
-        neighbourhood mass of every token.
-        """
-        kind = {"neighbourhood": self.neighbourhood.kind}
+    def work(self) -> str | Neighbourhood:
+        """What the rule's cost depends on: the neighbourhood's kind; all of it, if the residual needs every token's mass."""
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
-        return kind if is_cheap else kind | self.neighbourhood.to_mapping()
+        return self.neighbourhood.kind if is_cheap else self.neighbourhood
 
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""

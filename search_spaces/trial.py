@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.grouped import Grouped
-from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
 from search_spaces.params import ConfigError, Params, Range, at, expect_mapping
 from search_spaces.plugins import Registry
 from search_spaces.schedules import SCHEDULES
@@ -127,23 +127,13 @@ SECTIONS: Mapping[str, Section] = {
 class StepShape:
     """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's numbers.
 
-    work: the parts of the acceptance rule that set its cost (see `AcceptanceRule.work`).
+    work: the part of the acceptance rule that sets its cost (see `AcceptanceRule.work`).
     """
 
     drafter: DrafterChoice
     policy: TreePolicy
     sampling: Sampling | None
-    work: tuple[tuple[str, Any], ...]
-
-    def digest(self) -> str:
-        """8 hex digits that identify this shape."""
-        parts = {
-            "drafter": [self.drafter.kind, self.drafter.to_mapping()],
-            "tree": [self.policy.kind, self.policy.to_mapping()],
-            "sampling": self.sampling and self.sampling.to_mapping(),
-            "work": self.work,
-        }
-        return _sha256(parts)[:8]
+    work: str | Neighbourhood | AcceptanceRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +209,14 @@ class DecodingConfig:
 
     def digest(self) -> str:
         """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
-        return _sha256(self.to_mapping())[:16]
+        canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
     def shape(self) -> StepShape:
         """What a step of this config costs depends on this alone."""
-        work = self.acceptance.to_mapping() if self.policy.adapts_to_rule else self.acceptance.work
-        return StepShape(self.drafter, self.policy, self.sampling, tuple(work.items()))
+        work = self.acceptance if self.policy.adapts_to_rule else self.acceptance.work
+        return StepShape(self.drafter, self.policy, self.sampling, work)
 
     def with_sampling(self, sampling: Sampling | None) -> DecodingConfig:
         """The same config with other sampling settings."""
@@ -276,11 +267,6 @@ def _to_json(config: DecodingConfig) -> str:
     if config.sampling is not None:
         mapping["sampling"] = config.sampling.to_mapping()
     return json.dumps(mapping, allow_nan=False)
-
-
-def _sha256(mapping: Mapping[str, Any]) -> str:
-    canonical = json.dumps(mapping, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:

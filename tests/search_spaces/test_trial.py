@@ -215,6 +215,58 @@ def test_rules_that_are_exact_need_no_table() -> None:
     config.check_model(64)
 
 
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def shaped(drafter: str = "eagle", tree: object = None, cfg: float = 1.0, **acceptance: object) -> DecodingConfig:
+    mapping = {"drafter": drafter, "tree": tree or {"policy": "chain", "length": 3}, "acceptance": acceptance}
+    return DecodingConfig.from_mapping(mapping).with_sampling(Sampling(cfg=cfg))
+
+
+LANTERN: dict[str, object] = {"neighbourhood": "additive", "k": 10, "delta": 0.1}
+SMALL = {"policy": "adjacency", "depth_range": [1, 3], "width_range": [1, 2], "start_depth": 2, "start_width": 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (shaped(), shaped(schedule="constant", budget=1.7)),
+        (shaped(), shaped(schedule="exponential", budget=0.7, nu=0.3)),
+        (shaped(**LANTERN), shaped(**LANTERN | {"k": 200, "delta": 0.4, "divergence": "jsd"})),
+        (shaped(**LANTERN), shaped(**LANTERN, schedule="linear", budget=1.5)),
+        (shaped(**LANTERN), shaped(**LANTERN | {"k": 20}, resampling="optimal", budget=1.5)),
+    ],
+)
+def test_the_rules_numbers_do_not_change_a_shape(first: DecodingConfig, second: DecodingConfig) -> None:
+    assert first != second
+    assert first.shape == second.shape
+    assert hash(first.shape) == hash(second.shape)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (shaped(), shaped("medusa")),
+        (shaped(), shaped("jacobi")),
+        (shaped("jacobi"), DecodingConfig(Jacobi(redraw="coupled"), Chain(3), EXACT, Sampling())),
+        (shaped(), shaped(tree={"policy": "chain", "length": 4})),
+        (shaped(), shaped(tree={"policy": "chain", "length": 3, "children": "top"})),
+        (shaped(), shaped(cfg=3.0)),
+        (shaped(), shaped(**LANTERN)),
+        (shaped(**LANTERN), shaped(neighbourhood="multiplicative", k=10, **{"lambda": 2.0})),
+        (shaped(**LANTERN, resampling="optimal", budget=0.9), shaped(**LANTERN)),
+        (
+            shaped(**LANTERN, resampling="optimal", budget=0.9),
+            shaped(**LANTERN | {"k": 20}, resampling="optimal", budget=0.9),
+        ),
+        (shaped(tree=SMALL, **LANTERN), shaped(tree=SMALL, **LANTERN | {"delta": 0.2})),
+    ],
+)
+def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: DecodingConfig) -> None:
+    """The last three: a residual over every token's neighbours costs what they are; a tree that follows the rule grows."""
+    assert first.shape != second.shape
+
+
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
