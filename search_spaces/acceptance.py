@@ -59,7 +59,7 @@ class AcceptanceRule(Params):
 
     @property
     def work(self) -> str | Neighbourhood:
-        """What the rule's cost depends on: the neighbourhood's kind; all of it, if the residual needs every token's mass."""
+        """What its cost depends on: the neighbourhood's kind, or all of it if the residual sums every token's mass."""
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
         return self.neighbourhood.kind if is_cheap else self.neighbourhood
 

@@ -263,7 +263,7 @@ def test_the_rules_numbers_do_not_change_a_shape(first: DecodingConfig, second: 
     ],
 )
 def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: DecodingConfig) -> None:
-    """The last three: a residual over every token's neighbours costs what they are; a tree that follows the rule grows."""
+    """At the end: a residual over every token's neighbours costs what they are; a tree may follow what was accepted."""
     assert first.shape != second.shape
 
 
