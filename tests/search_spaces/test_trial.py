@@ -218,12 +218,12 @@ def test_rules_that_are_exact_need_no_table() -> None:
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def shaped(drafter: str = "eagle", tree: object = None, cfg: float = 1.0, **acceptance: object) -> DecodingConfig:
+def shaped(drafter: str = "eagle", tree: Any = None, cfg: float = 1.0, **acceptance: Any) -> DecodingConfig:
     mapping = {"drafter": drafter, "tree": tree or {"policy": "chain", "length": 3}, "acceptance": acceptance}
     return DecodingConfig.from_mapping(mapping).with_sampling(Sampling(cfg=cfg))
 
 
-LANTERN: dict[str, object] = {"neighbourhood": "additive", "k": 10, "delta": 0.1}
+LANTERN: dict[str, Any] = {"neighbourhood": "additive", "k": 10, "delta": 0.1}
 SMALL = {"policy": "adjacency", "depth_range": [1, 3], "width_range": [1, 2], "start_depth": 2, "start_width": 2}
 
 
@@ -253,7 +253,7 @@ def test_the_rules_numbers_do_not_change_a_shape(first: DecodingConfig, second: 
         (shaped(), shaped(tree={"policy": "chain", "length": 3, "children": "top"})),
         (shaped(), shaped(cfg=3.0)),
         (shaped(), shaped(**LANTERN)),
-        (shaped(**LANTERN), shaped(neighbourhood="multiplicative", k=10, **{"lambda": 2.0})),
+        (shaped(**LANTERN), shaped(**{"neighbourhood": "multiplicative", "k": 10, "lambda": 2.0})),
         (shaped(**LANTERN, resampling="optimal", budget=0.9), shaped(**LANTERN)),
         (
             shaped(**LANTERN, resampling="optimal", budget=0.9),

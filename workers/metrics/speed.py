@@ -67,7 +67,7 @@ def speedup_timed(inputs: MetricInputs) -> Estimate:
     timings = inputs.own_timings
     if not timings.count:
         raise MetricUnavailable("another trial of its shape was timed; timing.direct times more of them")
-    first_captions, groups = timings["caption_id"].unique(return_inverse=True)
+    first_captions, groups = torch.unique(timings["caption_id"], return_inverse=True)
     batches = first_captions.numel()
     if batches < 2:
         raise MetricUnavailable(

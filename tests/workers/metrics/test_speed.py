@@ -25,12 +25,12 @@ def images(rounds: list[int]) -> Rows:
     )
 
 
-def units(batch: int = 1, **changes: list[float]) -> Rows:
+def units(**changes: list[float]) -> Rows:
     """Two timed batches: a prefill of 1 second and 15 passes of 0.2 for vanilla, 0.5 and 0.3 a pass for the setting."""
     columns = {
-        "caption_id": [0, batch],
+        "caption_id": [0, 1],
         "repetition": [0, 0],
-        "images": [batch, batch],
+        "images": [1, 1],
         "seconds_vanilla": [4.0, 4.0],
         "prefill_vanilla": [1.0, 1.0],
         "passes_vanilla": [15.0, 15.0],
@@ -82,7 +82,7 @@ def test_a_drift_of_the_machine_cancels() -> None:
 
 def test_a_batch_ends_with_its_longest_image() -> None:
     """Batches of 2 out of images of 4, 10 and 12 passes: the longest takes 10, 12 or 12."""
-    timings = units(batch=2, images=[2, 2])
+    timings = units(images=[2, 2])
     found = measure(MetricInputs(images=images([12, 4, 10]), timings=timings), "speedup", "latency")
     seconds = 0.5 + 0.3 * (10 + 12 + 12) / 3
     assert found["latency"].value == pytest.approx(seconds / 2)
@@ -93,7 +93,7 @@ def test_a_batch_ends_with_its_longest_image() -> None:
 def test_vanilla_is_exactly_as_fast_as_itself(batch: int) -> None:
     own = {name: [3.7, 4.9] for name in ("seconds", "seconds_vanilla")}
     own |= {name: [0.1, 0.3] for name in ("prefill", "prefill_vanilla")}
-    timings = units(batch, **own, passes=[15.0, 15.0])
+    timings = units(**own, images=[batch, batch], passes=[15.0, 15.0])
     inputs = MetricInputs(images=images([15] * 31), timings=timings, own_timings=timings)
     found = measure(inputs, "speedup", "speedup_timed")
     assert all((found[name].value, found[name].error) == (1.0, 0.0) for name in found)
