@@ -38,7 +38,11 @@ def units(**changes: list[float]) -> Rows:
         "prefill": [0.5, 0.5],
         "passes": [4.0, 6.0],
     }
-    return Rows({name: torch.tensor(column) for name, column in (columns | changes).items()}, TIMING_KEYS)
+    types = dict.fromkeys(("caption_id", "repetition", "images"), torch.int64)
+    tensors = {
+        name: torch.tensor(column, dtype=types.get(name, torch.float64)) for name, column in (columns | changes).items()
+    }
+    return Rows(tensors, TIMING_KEYS)
 
 
 def measure(inputs: MetricInputs, *names: str) -> dict[str, Estimate]:
