@@ -31,15 +31,16 @@ class ShapeTimings:
 
     def assign(self, trial: PendingTrial) -> list[Task]:
         """Set the trial's timing files and those it misses; returns the tasks that it must run itself."""
-        shape = self._shapes.setdefault(trial.config.shape, _Shape(trial))
-        if not self._will_exist(shape.owner):
+        shape, recorded = self._shapes.setdefault(trial.config.shape, _Shape(trial)), self._recorded(trial)
+        if not self._will_exist(shape.owner) or (recorded and not self._exist(shape.owner)):
             shape.owner = trial
         if shape.owner is trial or len(shape.timed) < self.planner.sweep.timing.direct:
             shape.timed.add(trial.number)
         submitted = set(trial.files["own_timing"])
         own = self.planner.timing_tasks(trial) if trial.number in shape.timed else []
         trial.files["own_timing"] = [task.name for task in own]
-        trial.files["timing"] = list(trial.files["own_timing"] if shape.owner is trial else shape.owner.files["timing"])
+        first = (recorded or trial.files["own_timing"]) if shape.owner is trial else shape.owner.files["timing"]
+        trial.files["timing"] = list(first)
         trial.missing.update({*trial.files["timing"], *trial.files["own_timing"]}.difference(self.existing))
         return [task for task in own if task.name not in submitted and task.name not in self.existing]
 
@@ -56,6 +57,15 @@ class ShapeTimings:
                 tasks += self.assign(trial)
         return tasks
 
+    def _recorded(self, trial: PendingTrial) -> list[str]:
+        """The timing files of a trial that an earlier run finished, if the store has them."""
+        files = trial.record.shape.split(",") if trial.record is not None and trial.record.shape else []
+        return files if all(name in self.existing for name in files) else []
+
+    def _exist(self, owner: PendingTrial) -> bool:
+        """Whether the owner's files are in the store."""
+        return all(name in self.existing for name in owner.files["timing"])
+
     def _will_exist(self, owner: PendingTrial) -> bool:
         """Whether the owner's files are in the store, or its tasks still run."""
-        return owner.is_running or all(name in self.existing for name in owner.files["timing"])
+        return owner.is_running or self._exist(owner)

@@ -155,7 +155,7 @@ def test_files_of_a_failed_trial_are_used(tmp_path: Path) -> None:
     assert records[2].shape == next(task.name for task in workers.tasks if (task.trial, task.kind) == (1, "timing"))
 
 
-@pytest.mark.parametrize("results", range(1, 31, 2))
+@pytest.mark.parametrize("results", range(1, 26, 2))
 @pytest.mark.parametrize("permanent", [True, False], ids=["failed", "lost"])
 def test_a_killed_sweep_times_each_shape_once_more_at_most(results: int, permanent: bool, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
