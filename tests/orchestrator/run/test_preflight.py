@@ -77,6 +77,8 @@ def assert_contains(message: str, parts: Words) -> None:
 def test_a_valid_sweep_passes() -> None:
     check()
     check(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    check(timing={"batch": 4, "images": 4, "repetitions": 2})
+    check(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
         "metrics": ["target_passes"],
@@ -93,7 +95,12 @@ def test_a_valid_sweep_passes() -> None:
         ({"metrics": ["fid", "drfit"]}, ("metrics: ", "drfit", "drift")),
         ({"search": {"sampler": "tpe", "options": {"startup": 5}}}, ("search.options", "tpe", "startup")),
         ({"timing": {"batch": 50, "images": 51}}, ("timing: ", "100 captions", "there are 96", "timing.batch")),
-        ({"timing": {"batch": 4, "images": 4, "repetitions": 9}}, ("timing: ", "timing.images")),
+        ({"timing": {"batch": 4, "images": 4, "repetitions": 1}}, ("timing: speedup", "timing.images")),
+        (
+            {"timing": {"batch": 4, "images": 4, "repetitions": 9, "direct": 99}, "objectives": ["speedup_timed", "fid"]},
+            ("timing: speedup_timed", "timing.images"),
+        ),
+        ({"objectives": ["speedup_timed", "fid"]}, ("objectives: speedup_timed", "timing.direct")),
         ({"captions": {"source": "scenes", "count": 66}}, ("objectives: fid needs more images", "63")),
         (
             {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
