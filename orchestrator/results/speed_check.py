@@ -1,35 +1,49 @@
-"""Checks the step costs that trials share: a trial that was timed itself must be as fast as its counts say."""
+"""Checks the step costs that trials share: trials of one shape that were timed must agree with each other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
 def speed_warnings(records: Sequence[TrialRecord], batch: int = 1) -> list[str]:
-    """A sentence for each trial whose `speedup` and `speedup_timed` differ beyond their errors.
+    """A sentence for each trial that was timed itself and disagrees with its shape beyond errors.
 
-    Student's t with the degrees of freedom of the timed batches of captions, whose error is the larger by far. The
-    level is divided by the number of trials that were checked (Bonferroni). batch: images of a timed batch.
+    Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape, by
+    Student's t. The level is divided by the number of comparisons (Bonferroni). batch: images of a timed batch.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
     checked = []
-    for record in records:
-        exact, timed = (record.metrics.get(name) for name in ("speedup", "speedup_timed"))
-        if record.state != COMPLETE or record.duplicate_of is not None or exact is None or timed is None:
-            continue
-        error, freedom = math.hypot(exact.error or 0, timed.error or 0), timed.n // batch - 1
+    for sentence, a, b, freedom in _comparisons(records, batch):
+        error = math.hypot(a.error or 0, b.error or 0)
         if error > 0 and freedom > 0:
-            distance = abs(exact.value - timed.value) / error
-            checked.append((record, exact, timed, 2 * float(stdtr(freedom, -distance))))
+            checked.append((sentence, 2 * float(stdtr(freedom, -abs(a.value - b.value) / error))))
     return [
-        f"trial {record.number}: speedup is {exact.value:.3g}, but timed alone {timed.value:.3g} (p = {chance:.1g}): a "
-        "step may cost more or less than in the timed trial of its shape; time more of them with timing.direct"
-        for record, exact, timed, chance in checked
-        if chance * len(checked) < LEVEL
+        f"{sentence} (p = {p:.1g}); set timing.direct higher" for sentence, p in checked if p * len(checked) < LEVEL
     ]
+
+
+def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, Measured, Measured, int]]:
+    """What two values that should agree would say if they do not, both values, and their degrees of freedom."""
+    first: dict[str, tuple[int, Measured]] = {}
+    for record in records:
+        metrics, number = record.metrics, record.number
+        if record.state != COMPLETE or record.duplicate_of is not None or "speedup_timed" not in metrics:
+            continue
+        if "speedup" in metrics:  # the error of the few timed captions is the larger by far
+            exact, timed = metrics["speedup"], metrics["speedup_timed"]
+            sentence = f"trial {number}: speedup is {exact.value:.3g}, but {timed.value:.3g} where it was timed"
+            yield sentence, exact, timed, timed.n // batch - 1
+        if "step_cost" in metrics:
+            cost = metrics["step_cost"]
+            other, shared = first.setdefault(record.shape, (number, cost))
+            if other != number:
+                sentence = (
+                    f"trial {number}: a step costs {cost.value:.3g} of vanilla's, {shared.value:.3g} in trial {other}"
+                )
+                yield f"{sentence}, whose costs it shares", cost, shared, min(cost.n, shared.n) - 1

@@ -14,7 +14,7 @@ from workers.metrics.estimate import (
     jackknife_error,
     ratio_estimate,
 )
-from workers.metrics.metric import OWN_TIMINGS, TIMINGS, MetricInputs, register_metric
+from workers.metrics.metric import OWN_TIMINGS, TIMINGS, MetricInputs, Rows, register_metric
 
 
 @register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"))
@@ -64,9 +64,7 @@ def speedup_timed(inputs: MetricInputs) -> Estimate:
     Raises:
         MetricUnavailable: the setting was not timed, or on a single batch of captions.
     """
-    timings = inputs.own_timings
-    if not timings.count:
-        raise MetricUnavailable("another trial of its shape was timed; timing.direct times more of them")
+    timings = _own_timings(inputs)
     first_captions, groups = torch.unique(timings["caption_id"], return_inverse=True)
     batches = first_captions.numel()
     if batches < 2:
@@ -77,6 +75,23 @@ def speedup_timed(inputs: MetricInputs) -> Estimate:
     images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, timings["images"].long(), "amax")
     ratio = ratio_estimate(timings["seconds_vanilla"], timings["seconds"], groups)
     return Estimate(ratio.value, ratio.error, int(images.sum()))
+
+
+@register_metric("step_cost", direction="minimize", unit="passes of vanilla", needs=(TIMINGS, OWN_TIMINGS))
+def step_cost(inputs: MetricInputs) -> Estimate:
+    """Seconds of a pass, with all that belongs to it, over those of a pass of the baseline.
+
+    From the setting's own timings, if it has any; the jackknife and `n` are over timed units.
+    """
+    timings = _own_timings(inputs)
+    ratio = batch_costs(timings).per_pass / batch_costs(timings, VANILLA).per_pass
+    return Estimate(ratio[0].item(), jackknife_error(ratio[1:]).item(), timings.count)
+
+
+def _own_timings(inputs: MetricInputs) -> Rows:
+    if not inputs.own_timings.count:
+        raise MetricUnavailable("another trial of its shape was timed; timing.direct times more of them")
+    return inputs.own_timings
 
 
 @register_metric("mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))

@@ -37,6 +37,21 @@ def test_a_batch_counts_once() -> None:
     assert not speed_warnings([trial(3, 2.0, 2.5)], batch=8)
 
 
+def costed(number: int, cost: float, shape: str = "a", units: int = 8) -> TrialRecord:
+    metrics = {"speedup_timed": Measured(2.0, 0.1, 8), "step_cost": Measured(cost, 0.03, units)}
+    return TrialRecord(number, "", "complete", None, metrics=metrics, shape=shape)
+
+
+def test_step_costs_are_compared_within_a_shape() -> None:
+    """Both errors are 0.03: with 7 degrees of freedom the 1 % quantile is a distance of 0.148."""
+    assert not speed_warnings([costed(1, 1.4), costed(2, 1.54)])
+    (warning,) = speed_warnings([costed(1, 1.4), costed(2, 1.56)])
+    assert "trial 2" in warning
+    assert "trial 1" in warning
+    assert not speed_warnings([costed(1, 1.4), costed(2, 9.0, shape="b")])
+    assert not speed_warnings([costed(1, 1.4), costed(2, 1.56, units=3)]), "the quantile with 2 is 9.92"
+
+
 def test_trials_without_both_speeds_are_not_checked() -> None:
     records = [
         trial(0, 1.0, 1.0, error=0.0),

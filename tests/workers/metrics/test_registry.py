@@ -39,7 +39,7 @@ from workers.metrics.registry import (
 
 EXPECTED = {
     "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
-    "caption_accuracy", "speedup", "speedup_timed", "latency", "mean_accepted_length", "step_compression",
+    "caption_accuracy", "speedup", "speedup_timed", "step_cost", "latency", "mean_accepted_length", "step_compression",
     "mean_tree_depth", "target_passes",
 }  # fmt: skip
 WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})

@@ -103,8 +103,18 @@ def test_vanilla_is_exactly_as_fast_as_itself(batch: int) -> None:
     assert all((found[name].value, found[name].error) == (1.0, 0.0) for name in found)
 
 
+def test_the_cost_of_a_step_is_from_the_own_timings() -> None:
+    """Without the first unit (0.4 / 0.2), without the second (0.2 / 0.2), with both 0.32 / 0.2."""
+    own = units(seconds=[0.5 + 4 * 0.2, 0.5 + 6 * 0.4])
+    found = measure(MetricInputs(timings=units(), own_timings=own), "step_cost")["step_cost"]
+    assert found.value == pytest.approx(1.6)
+    assert found.error == pytest.approx(0.5)
+    assert found.n == 2
+    assert not found.noise, "no other trial has it"
+
+
 def test_what_was_not_timed_is_named() -> None:
-    names = ("speedup", "latency", "speedup_timed")
+    names = ("speedup", "latency", "speedup_timed", "step_cost")
     skipped = compute_metrics(MetricInputs(images=images([8, 12])), names)[1]
     assert skipped.keys() == set(names)
     assert skipped["speedup"] == "nothing was timed"
