@@ -13,8 +13,8 @@ LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 def speed_warnings(records: Sequence[TrialRecord], batch: int = 1) -> list[str]:
     """A sentence for each trial that was timed itself and disagrees with its shape beyond errors.
 
-    Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape, by
-    Student's t. The level is divided by the number of comparisons (Bonferroni). batch: images of a timed batch.
+    Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape,
+    by Student's t. The level is divided by the number of comparisons (Bonferroni). batch: images of a timed batch.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
@@ -23,9 +23,8 @@ def speed_warnings(records: Sequence[TrialRecord], batch: int = 1) -> list[str]:
         error = math.hypot(a.error or 0, b.error or 0)
         if error > 0 and freedom > 0:
             checked.append((sentence, 2 * float(stdtr(freedom, -abs(a.value - b.value) / error))))
-    return [
-        f"{sentence} (p = {p:.1g}); set timing.direct higher" for sentence, p in checked if p * len(checked) < LEVEL
-    ]
+    found = [(sentence, p) for sentence, p in checked if p * len(checked) < LEVEL]
+    return [f"{sentence} (p = {p:.1g}): speed-ups of its shape are less certain than stated" for sentence, p in found]
 
 
 def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, Measured, Measured, int]]:
@@ -43,7 +42,5 @@ def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[s
             cost = metrics["step_cost"]
             other, shared = first.setdefault(record.shape, (number, cost))
             if other != number:
-                sentence = (
-                    f"trial {number}: a step costs {cost.value:.3g} of vanilla's, {shared.value:.3g} in trial {other}"
-                )
-                yield f"{sentence}, whose costs it shares", cost, shared, min(cost.n, shared.n) - 1
+                costs = f"a step costs {cost.value:.3g} of vanilla's, but {shared.value:.3g} in trial {other}"
+                yield f"trial {number}: {costs}, whose costs it shares", cost, shared, min(cost.n, shared.n) - 1
