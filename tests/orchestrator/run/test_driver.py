@@ -141,7 +141,6 @@ def test_a_killed_sweep_resumes_to_the_same_trials(
     resumed = run(config, tmp_path / "cut", workers)
     assert configs(resumed.records) == configs(whole.records)
     assert [r.params for r in resumed.records] == [r.params for r in whole.records]
-    assert [r.shape for r in resumed.records] == [r.shape for r in whole.records]
     repeated = {task for task in workers.ran if task.startswith("measures")}
     assert len(repeated) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
     study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))

@@ -52,8 +52,8 @@ def test_names_are_the_same_everywhere() -> None:
     (timing,) = plan_timing(LANTERN, VANILLA, 3, images=3, batch=1, repetitions=3)
     assert EXPERIMENT.digest() == "ba27ef938200316a88c6"
     assert shard.name(EXPERIMENT) == "shards/quality-7f1f6309d9a6d615d96c.parquet"
-    assert timing.name(EXPERIMENT) == "shards/timing-e8a0a6b1f5322bf69e8b.parquet"
-    assert TASK.name() == "measures/b7b11f64519f852b5274.json"
+    assert timing.name(EXPERIMENT) == "shards/timing-7442712f8c5b28b14cd0.parquet"
+    assert TASK.name() == "measures/a2bcc938486d580ef27e.json"
 
 
 def test_names_do_not_depend_on_the_process() -> None:

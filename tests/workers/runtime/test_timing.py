@@ -29,7 +29,7 @@ class Clock:
             self.now += seconds * len(requests)
             self.drawn.append((name, requests[0].caption_id))
             rounds = torch.tensor([2, 4])
-            times = dict.fromkeys(PHASES, 0.0)
+            times = dict.fromkeys(PHASES, 0.0) | {"prefill": 0.25 / len(requests)}
             return [
                 Result(request, torch.zeros(7), ImageStatistics(rounds, rounds, rounds, rounds, times))
                 for request in requests
@@ -50,7 +50,28 @@ def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     assert [row["seconds_vanilla"] for row in rows] == [6.0, 3.0, 6.0, 3.0]
     assert [row["seconds"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
-    assert {row["mean_accepted_length"] for row in rows} == {3.0}
+    assert {(row["passes"], row["passes_vanilla"]) for row in rows} == {(2, 2)}
+    assert {(row["prefill"], row["prefill_vanilla"]) for row in rows} == {(0.25, 0.25)}, "both images' shares"
+
+
+@pytest.mark.parametrize(("precision", "repetitions"), [(0.0, 4), (0.01, 1)])
+def test_timing_ends_when_the_costs_are_precise(
+    precision: float, repetitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, batches = Clock(monkeypatch), [[Request(3, "a")], [Request(4, "b")]]
+    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), batches, 4, CPU, precision=precision)
+    assert [row["repetition"] for row in rows] == [number for number in range(repetitions) for _ in batches]
+
+
+def test_timing_goes_on_while_the_costs_are_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captions' costs differ by 2 to 1: a relative error of a third at first, and still above 0.05 at the end."""
+    clock, batches = Clock(monkeypatch), [[Request(3, "a")], [Request(4, "b")]]
+
+    def uneven(requests: Sequence[Request]) -> list[Result]:
+        return clock.draw("s", 2.0 if requests[0].caption_id == 3 else 1.0)(requests)
+
+    rows = time_pairs(clock.draw("v", 3.0), uneven, batches, 4, CPU, precision=0.05)
+    assert [row["repetition"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
