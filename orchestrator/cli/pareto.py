@@ -71,6 +71,7 @@ def pareto(
     if config is not None and not (best or knee):
         raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
+    from orchestrator.results.speed_check import speed_warnings
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
@@ -95,7 +96,11 @@ def pareto(
             _write_csv(front.table(rows), csv_file)
         if config is not None and chosen is not None:
             Path(config).write_text(write_document(chosen.config.to_mapping()), encoding="utf-8")
-    warnings = [f"{sweep.name}, {warning}" for sweep in opened for warning in sweep.warnings]
+    warnings = [
+        f"{sweep.name}, {warning}"
+        for sweep in opened
+        for warning in speed_warnings(sweep.records, sweep.identity.timing)
+    ]
     if as_json:
         facts |= {"warnings": warnings}
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}

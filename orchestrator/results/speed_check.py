@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
-def speed_warnings(records: Sequence[TrialRecord], batch: int = 1) -> list[str]:
+def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) -> list[str]:
     """A sentence for each trial that was timed itself and disagrees with its shape beyond errors.
 
     Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape,
-    by Student's t. The level is divided by the number of comparisons (Bonferroni). batch: images of a timed batch.
+    by Student's t. The level is divided by the number of comparisons (Bonferroni). timing: the section of the sweep.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
     checked = []
-    for sentence, a, b, freedom in _comparisons(records, batch):
+    for sentence, a, b, freedom in _comparisons(records, int(timing.get("batch", 1))):
         error = math.hypot(a.error or 0, b.error or 0)
         if error > 0 and freedom > 0:
             checked.append((sentence, 2 * float(stdtr(freedom, -abs(a.value - b.value) / error))))

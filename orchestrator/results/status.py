@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import EVENTS, planned_trials, read_lines
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import FAILED
@@ -57,7 +58,7 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
         events=tuple(describe_event(event) for event in events if event["event"] != "shard")[-_RECENT_EVENTS:],
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
-        warnings=tuple(sweep.warnings),
+        warnings=tuple(speed_warnings(sweep.records, sweep.identity.timing)),
         logs=None if logs is None else str(logs),
     )
 

@@ -23,7 +23,6 @@ from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, ref
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import (
     Axis,
     Identity,
@@ -72,11 +71,6 @@ class Sweep:
     def table(self) -> pyarrow.Table:
         """One row per finished trial (see `trial_table`)."""
         return trial_table(self.records)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What a reader of the results should know (see `speed_warnings`)."""
-        return speed_warnings(self.records, int(self.identity.timing.get("batch", 1)))
 
     @property
     def vanilla(self) -> TrialRecord | None:

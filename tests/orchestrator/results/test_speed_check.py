@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.results.speed_check import LEVEL, speed_warnings
+from orchestrator.results import speed_check
+from orchestrator.results.speed_check import LEVEL
 from orchestrator.results.trials import Measured, TrialRecord
+
+
+def speed_warnings(records: list[TrialRecord], batch: int = 1) -> list[str]:
+    return speed_check.speed_warnings(records, {"batch": batch})
 
 
 def trial(number: int, exact: float, timed: float | None, error: float = 0.1, **fields: object) -> TrialRecord:
