@@ -224,6 +224,7 @@ def shaped(drafter: str = "eagle", tree: Any = None, cfg: float = 1.0, **accepta
 
 
 LANTERN: dict[str, Any] = {"neighbourhood": "additive", "k": 10, "delta": 0.1}
+LANTERN_PP: dict[str, Any] = {"neighbourhood": "multiplicative", "k": 10, "lambda": 2.0}
 SMALL = {"policy": "adjacency", "depth_range": [1, 3], "width_range": [1, 2], "start_depth": 2, "start_width": 2}
 
 
@@ -253,7 +254,7 @@ def test_the_rules_numbers_do_not_change_a_shape(first: DecodingConfig, second: 
         (shaped(), shaped(tree={"policy": "chain", "length": 3, "children": "top"})),
         (shaped(), shaped(cfg=3.0)),
         (shaped(), shaped(**LANTERN)),
-        (shaped(**LANTERN), shaped(**{"neighbourhood": "multiplicative", "k": 10, "lambda": 2.0})),
+        (shaped(**LANTERN), shaped(**LANTERN_PP)),
         (shaped(**LANTERN, resampling="optimal", budget=0.9), shaped(**LANTERN)),
         (
             shaped(**LANTERN, resampling="optimal", budget=0.9),
