@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from orchestrator.results.fronts import Candidate
-    from orchestrator.results.sweep import Front
+    from orchestrator.results.sweep import Front, Sweep
     from orchestrator.results.trials import TrialRecord
 
 EPILOG = """\b
@@ -71,7 +72,6 @@ def pareto(
     if config is not None and not (best or knee):
         raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
-    from orchestrator.results.speed_check import speed_warnings
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
@@ -84,7 +84,7 @@ def pareto(
             if marks["best"] is None:
                 checked = f"({len(front.candidates)} trials checked)"
                 raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
-        facts |= confidences(front, marks, best or [])
+        facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened)}
     chosen = marks.get("best", marks.get("knee"))
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
@@ -96,18 +96,10 @@ def pareto(
             _write_csv(front.table(rows), csv_file)
         if config is not None and chosen is not None:
             Path(config).write_text(write_document(chosen.config.to_mapping()), encoding="utf-8")
-    warnings = [
-        f"{sweep.name}, {warning}"
-        for sweep in opened
-        for warning in speed_warnings(sweep.records, sweep.identity.timing)
-    ]
     if as_json:
-        facts |= {"warnings": warnings}
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
         typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
     else:
-        for warning in warnings:
-            typer.echo(f"Note: {warning}.", err=True)
         typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
@@ -121,6 +113,15 @@ def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
         "hypervolume_error": front.hypervolume_error(point),
         "reference_point": point,
     }
+
+
+def _warnings(sweeps: Sequence[Sweep]) -> list[str]:
+    """What to know about their speeds (see `speed_warnings`)."""
+    from orchestrator.results.speed_check import speed_warnings
+
+    return [
+        f"{sweep.name}, {text}" for sweep in sweeps for text in speed_warnings(sweep.records, sweep.identity.timing)
+    ]
 
 
 def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:
@@ -172,6 +173,7 @@ def describe_front(
         share = f"{100 * facts['best_confidence']:.0f} % of draws"
         limit = " and ".join(limits)
         lines.append(f"best {front.axes[0].name} within {limit}: {describe_trial(front, best)}; within it in {share}")
+    lines += [f"note: {text}" for text in facts.get("warnings", ())]
     return lines if lines[-1] else lines[:-1]
 
 
