@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that share the tests, file by file: what a file makes (a sweep, a browser, a cluster) is made once.
-TEST_WORKERS ?= 2
+# Processes that share the tests, file by file: what a file makes (a sweep, a browser, a cluster) is made once. Three
+# for two cores: tests of Ray, servers and browsers mostly wait.
+TEST_WORKERS ?= 3
 
 .PHONY: help venv test lint bench sweep clean
 
 help:
 	@echo "make venv   virtual environment with pinned dependencies in $(VENV)"
-	@echo "make test   all tests, in two processes (TEST_WORKERS=N)"
+	@echo "make test   all tests, in three processes (TEST_WORKERS=N)"
 	@echo "make lint   ruff and mypy (strict)"
 	@echo "make bench  the benchmarks: every method's row, and the engine's overhead"
 	@echo "make sweep  the quick start's sweep on the built-in model, on this machine"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,11 +35,12 @@ _loaded: set[str] = set()  # names of entry points and modules
 class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name, in order of registration; the first one is the default.
 
-    what: a noun for messages, such as "tree policy".
+    what: a noun for messages, such as "tree policy". package: its modules may register entries as well; they are
+    imported when a name is unknown.
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, package: str = "") -> None:
+        self.what, self._package = what, package
         self._entries: dict[str, T] = {}
         self._modules: dict[str, str] = {}
 
@@ -57,6 +59,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def __contains__(self, name: object) -> bool:
         if name not in self._entries and isinstance(name, str):
             load_plugins()
+            if name not in self._entries and self._package:
+                import_modules(self._package)
         return name in self._entries
 
     def register(self, entry: T) -> T:
@@ -116,6 +120,12 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
             sys.path.append(os.getcwd())  # a console script's path lacks it
         _load(partial(importlib.import_module, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
               "correct its name, or the module")  # fmt: skip
+
+
+def import_modules(package: str) -> None:
+    """Import every module of a package, in the order of their names."""
+    for module in sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(package).__path__)):
+        importlib.import_module(f"{package}.{module}")
 
 
 def load_object(reference: str) -> Any:

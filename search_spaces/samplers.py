@@ -44,7 +44,7 @@ class PoolOptions(Params):
         return cls.from_mapping(own), {key: value for key, value in options.items() if key not in own}
 
 
-SAMPLERS: Registry[SamplerChoice] = Registry("sampler")
+SAMPLERS: Registry[SamplerChoice] = Registry("sampler", "orchestrator.run")
 GRID = "grid"  # all points of the space in order: the search sets every parameter, and its sampler is never asked
 
 

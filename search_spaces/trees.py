@@ -44,7 +44,7 @@ class TreePolicy(Params, ABC):
         """The largest trees that the policy drafts."""
 
 
-POLICIES: Registry[type[TreePolicy]] = Registry("tree policy")
+POLICIES: Registry[type[TreePolicy]] = Registry("tree policy", "workers.decoding")
 
 
 @POLICIES.register

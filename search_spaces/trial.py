@@ -40,7 +40,7 @@ class DrafterChoice(Params):
     implementation: ClassVar[str]
 
 
-DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter")
+DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter", "workers.drafters")
 
 
 @DRAFTERS.register

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from filelock import FileLock
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch reads it when it is imported: the processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_LONG_S = 30.0
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # an idle process per core, which no test uses
@@ -22,10 +27,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast before slow: a broken change says so in seconds. Then the slowest first, so that no process is left with
-    minutes of work when the others are done. Otherwise the order stays.
+    """Fast before slow: a broken change says so in seconds. Then the slowest first. Otherwise the order stays.
+
+    Where several processes share the tests, files that mostly wait (for Ray, servers, browsers) are spread among the
+    others: they overlap with tests that compute, and no process is left with minutes of work when the others are done.
     """
     items.sort(key=_place)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = _spread(items)
 
 
 def pytest_collection_finish() -> None:
@@ -35,8 +44,30 @@ def pytest_collection_finish() -> None:
 
 
 def _place(item: pytest.Item) -> tuple[bool, float]:
+    return item.get_closest_marker("slow") is not None, -_seconds(item)
+
+
+def _seconds(item: pytest.Item) -> float:
+    """How long the item's file takes, as its mark says."""
     marker = item.get_closest_marker("slow")
-    return marker is not None, -marker.kwargs.get("seconds", 0.0) if marker else 0.0
+    return float(marker.kwargs.get("seconds", 0.0)) if marker else 0.0
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The files of at least _LONG_S, the longest first, at equal distances among the others."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    lengths = {path: max(map(_seconds, found)) for path, found in files.items()}
+    long = sorted((path for path in files if lengths[path] >= _LONG_S), key=lengths.__getitem__)
+    others = [path for path in files if lengths[path] < _LONG_S]
+    distance = max(1, len(others) // (len(long) + 1))
+    order: list[Path] = []
+    for index, path in enumerate(others):
+        if index % distance == 0 and long:
+            order.append(long.pop())
+        order.append(path)
+    return [item for path in (*order, *reversed(long)) for item in files[path]]
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +91,34 @@ def empty_database(shared_folder: Path) -> Path:
             printed = sync_in_child(Storage(str(folder / "none")), folder / "output")
             assert printed == "SyncResult(logged=0, already=0)"
     return folder / "mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
+    """The address of an MLflow server, one for all test processes: a start costs 12 seconds of CPU time.
+
+    The first process that asks for it starts it, and stops it when no other needs it.
+    """
+    from orchestrator.tracking.server import serving
+    from workers.data.storage import Storage
+
+    folder, lock = shared_folder / "server", FileLock(shared_folder / "server.lock")
+    folder.mkdir(exist_ok=True)
+    address = folder / "address"
+
+    def remove_address() -> None:
+        with lock:
+            address.unlink()
+
+    with (folder / "users").open("w") as users, ExitStack() as owned:
+        with lock:
+            if not address.exists():
+                database = shutil.copy(empty_database, folder / "mlflow.db")
+                storage = Storage(str(folder / "x"))
+                base, _ = owned.enter_context(serving(storage, f"sqlite:///{database}", "127.0.0.1", 0))
+                address.write_text(base)
+                owned.callback(fcntl.flock, users, fcntl.LOCK_EX)  # waits for the other processes
+                owned.callback(remove_address)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            base = address.read_text()
+        yield base

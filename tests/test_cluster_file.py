@@ -13,8 +13,8 @@ FILE = Path(__file__).parents[1] / "ray_cluster.yaml"
 CLOUD_ONLY = ("max_workers", "upscaling_speed", "idle_timeout_minutes", "available_node_types", "head_node_type")
 
 
-def validate(config: dict[str, Any]) -> None:
-    """What `ray up` does before it talks to anybody (private names: they move with the pinned version)."""
+def assert_valid(config: dict[str, Any]) -> None:
+    """The checks that `ray up` makes before it contacts any machine. They are private to Ray's pinned version."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(config))
@@ -26,7 +26,7 @@ def cloud() -> dict[str, Any]:
 
 
 def on_prem() -> dict[str, Any]:
-    """The file with its commented section in place of the cloud's, as its comments tell."""
+    """The file with its commented section in place of the cloud's, as its comments say."""
     block = FILE.read_text().partition("Machines of your own.")[2]
     lines = [line[4:] for line in block.splitlines() if re.match(r"#   \S| {0}#     \s*\S", line)]
     section = yaml.safe_load("\n".join(line for line in lines if line[:1].isalpha() or line.startswith("  ")))
@@ -34,14 +34,14 @@ def on_prem() -> dict[str, Any]:
 
 
 def test_the_cloud_cluster_is_valid() -> None:
-    validate(cloud())
+    assert_valid(cloud())
 
 
 def test_the_on_prem_cluster_is_valid() -> None:
     config = on_prem()
     assert config["provider"]["type"] == "local"
     assert {"head_ip", "worker_ips"} <= config["provider"].keys()
-    validate(config)
+    assert_valid(config)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_on_prem_cluster_is_valid() -> None:
 )
 def test_a_fault_is_found(fault: dict[str, Any], complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
-        validate(cloud() | fault)
+        assert_valid(cloud() | fault)
 
 
 def test_every_node_runs_the_pinned_project() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from orchestrator.results.store import HEAT_MAPS, IMAGE_GRIDS, image_shards, read_table
+from orchestrator.results.store import HEAT_MAPS, IMAGE_GRIDS, read_table
 from orchestrator.results.trials import TrialRecord
 from workers.data.storage import Storage
 
@@ -46,7 +46,7 @@ def embed_thumbnails(storage: Storage, wanted: Iterable[tuple[TrialRecord, Kind]
         left -= len(image["uri"])
         entry = images.setdefault(record.digest, {})
         entry[kind] = image
-        shards = image_shards(record) if kind == "grid" else []
+        shards = record.image_shards if kind == "grid" else []
         if shards and (texts := read_captions(storage, shards[0])):
             if texts not in captions:
                 captions.append(texts)

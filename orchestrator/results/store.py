@@ -36,7 +36,6 @@ TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatma
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
-IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 Direction = Literal["maximize", "minimize"]
 
@@ -235,11 +234,6 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
     return sorted(records, key=lambda record: record.number)
 
 
-def image_shards(record: TrialRecord) -> list[str]:
-    """The shard files of a trial that have one row per image."""
-    return [name for name in record.shards if name.rpartition("/")[2].startswith(IMAGE_SHARD)]
-
-
 def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None) -> pyarrow.Table:
     """A Parquet file, or some of its columns.
 
@@ -257,14 +251,6 @@ def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None
         return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
     except (OSError, pa.ArrowInvalid) as error:
         raise ValueError(f"{storage.display_name}/{name}: cannot be read ({error})") from error
-
-
-def write_table(storage: Storage, name: str, table: pyarrow.Table) -> None:
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    storage.write(name, buffer.getvalue())
 
 
 def read_lines(storage: Storage, name: str) -> list[Mapping[str, Any]]:

@@ -27,7 +27,6 @@ from orchestrator.results.store import (
     Axis,
     Identity,
     find_sweep,
-    image_shards,
     load_identity,
     read_table,
     read_trials,
@@ -153,7 +152,7 @@ class Sweep:
             raise QueryError(f"sweep {self.name}: no finished trial {number}")
         shards: dict[str, int] = {}
         for record in records:
-            for shard in image_shards(record):
+            for shard in record.image_shards:
                 shards.setdefault(shard, record.number)
         tables = [pa.table({"number": pa.array([], pa.int64())})]
         for shard, owner in shards.items():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 State = Literal["complete", "failed"]
 COMPLETE: Final = "complete"
 FAILED: Final = "failed"
+_IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class TrialRecord:
     @property
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
+
+    @property
+    def image_shards(self) -> list[str]:
+        """The shard files that have one row per image."""
+        return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]
 
     def describe(self, baseline: Sampling | None, digits: int) -> str:
         """The label and the config in short (see `describe`)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import time
 
-from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE, write_table
+from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
 from orchestrator.results.sweep import Sweep, front_of
 from workers.data.storage import Storage
 
@@ -34,12 +35,16 @@ class Views:
         return problem
 
     def write(self) -> None:
+        import pyarrow.parquet as pq
+
         from orchestrator.results.plots import front_png
 
         sweep = Sweep.open(self.storage)
         if not sweep.records:
             return
-        write_table(self.storage, TRIAL_TABLE, sweep.trials())
-        write_table(self.storage, FRONT_TABLE, sweep.front())
+        for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, sweep.front())):
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer)
+            self.storage.write(name, buffer.getvalue())
         title = f"{sweep.name}: {sweep.identity.target}"
         self.storage.write(FRONT_PLOT, front_png(front_of([sweep]), title))

@@ -1,13 +1,9 @@
-"""MLflow's own pages of a sweep, as the `ui` command opens them, in a real browser."""
+"""MLflow's own pages of a sweep, at the addresses that `sync` and `ui` print, in a real browser."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +12,7 @@ import pytest
 
 from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.runs import run_link
+from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -28,30 +25,19 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Storage:
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
-    shutil.copy(empty_database, folder.parent / "mlflow.db")
     write_sweep(folder, TRIALS, name="demo", failed=(7,))
     return Storage(str(folder))
 
 
 @pytest.fixture(scope="module")
-def links(storage: Storage, browser: Browser) -> Iterator[dict[str, str]]:
-    """The addresses that `ui` prints while it runs; it ends well when it is asked to."""
-    code = "from orchestrator.cli.app import main; main()"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
-    command = [sys.executable, "-u", "-c", code, "ui", storage.uri, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        said: dict[str, str] = {}
-        for line in process.stdout:
-            if line.startswith("Ctrl-C"):
-                break
-            name, link = line.split()
-            said[name] = link
-        yield said
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(240) == 0
+def links(storage: Storage, browser: Browser, mlflow_server: str) -> dict[str, str]:
+    """The addresses that `sync` and `ui` print."""
+    synced = specfrontier("sync", storage.uri, "--uri", mlflow_server, "--json")
+    assert synced.code == 0, synced.err
+    found: dict[str, str] = synced.json["links"]
+    return found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -102,6 +103,38 @@ def test_your_own_drafter(names: dict[str, Any]) -> None:
     assert names["accepted_greedy"] > 1.02, "and it drafts something"
     assert all(length > 1.05 for length in names["accepted"].values())
     assert names["accepted"]["static tree"] > names["accepted"]["chain"]
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "package", "registry", "name"),
+    [
+        ("your_own_drafter.md", "transition", "workers.drafters", DRAFTERS, "transition"),
+        ("your_own_drafter.md", "comb", "workers.decoding", POLICIES, "comb"),
+        ("your_own_target.md", "palette", "workers.models.families", FAMILIES, "palette"),
+        ("your_own_sampler.md", "my_sampler", "orchestrator.run", SAMPLERS, "short"),
+    ],
+)
+def test_a_file_of_a_page_works_inside_the_project(
+    page: str,
+    file: str,
+    package: str,
+    registry: plugins.Registry[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Saved in the package that the page names, it is found by its name, without a plugin option or another edit."""
+    (block,) = re.findall(rf"^```python\n(# {file}\.py\n.*?)^```$", (DOCS / page).read_text("utf-8"), re.M | re.S)
+    (tmp_path / f"{file}.py").write_text(block, "utf-8")
+    folder = importlib.import_module(package)
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_entries", {**registry})
+    monkeypatch.setitem(sys.modules, f"{package}.{file}", folder)  # restores its absence
+    del sys.modules[f"{package}.{file}"]
+    assert package.replace(".", "/") in (DOCS / page).read_text("utf-8")
+    entry = registry.lookup(name)
+    module = entry.__module__ if isinstance(entry, type) else entry.implementation.partition(":")[0]
+    assert module == f"{package}.{file}"
 
 
 @pytest.mark.slow

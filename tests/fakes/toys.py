@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from search_spaces.trial import Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.drafter import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
@@ -98,3 +98,10 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Dra
                 .requires_grad_(False)
             )
     return None
+
+
+def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:
+    """What configs that run the same code share: all but their numbers, the tree's name and the neighbours' order."""
+    words: dict[str, object] = {key: value for key, value in config.flat().items() if isinstance(value, str)}
+    same = {"tree.name": "", "acceptance.proximity": "", "exact": not config.acceptance.is_relaxed}
+    return frozenset((words | same).items())

@@ -48,7 +48,7 @@ Expected = Callable[[DrafterInputs, int, tuple[int, ...]], Tensor]
 """Logits [V] of a row after its tokens so far and a path of drafts below them."""
 
 
-def check_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
+def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
     """Every round's logits, at the root and at all nodes of three levels, are the expected ones to 1e-5."""
     generator = torch.Generator().manual_seed(seed)
     size, width, codes = len(CAPTIONS), target.transformer.config.dim, target.vocab_size

@@ -29,7 +29,7 @@ from tests.oracles import rules
 few = settings(derandomize=True, deadline=None, max_examples=100, report_multiple_bugs=False)
 
 
-def check(case: Case, dtype: torch.dtype, precision: float) -> None:
+def assert_agrees(case: Case, dtype: torch.dtype, precision: float) -> None:
     """Every token of the case, drawn and deterministic, paper and optimal, against the reference."""
     codes = len(case.r)
     omegas = case.schedule.omegas(case.levels)
@@ -41,7 +41,7 @@ def check(case: Case, dtype: torch.dtype, precision: float) -> None:
     for p_list in (case.p, None):
         p = None if p_list is None else torch.tensor(p_list, dtype=dtype).expand(codes, -1)
         mass = case.neighbourhood.mass(r, p, x, tables)
-        check_credit(case, p_list, mass, precision)
+        assert_masses_agree(case, p_list, mass, precision)
         everywhere = case.neighbourhood.all_masses(r[:1], None if p is None else p[:1], tables)
         torch.testing.assert_close(everywhere[0][0], mass.target, rtol=0, atol=precision)
         drawable = torch.ones(codes, dtype=torch.bool) if p is None else p[0] > 0
@@ -60,10 +60,10 @@ def check(case: Case, dtype: torch.dtype, precision: float) -> None:
                     attempts = [paper, rules.exact_mass(case.r, p_list, y)]
                 else:
                     attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
-                check_probs(case, probs, attempts, precision, carried=y if resampling == "paper" else None)
+                assert_probs_agree(case, probs, attempts, precision, carried=y if resampling == "paper" else None)
 
 
-def check_credit(case: Case, p: list[float] | None, mass: NeighbourhoodMass, precision: float) -> None:
+def assert_masses_agree(case: Case, p: list[float] | None, mass: NeighbourhoodMass, precision: float) -> None:
     for x in range(len(case.r)):
         target, proposal = rules.neighbourhood_mass(case.plain, case.r, p, x)
         assert abs(float(mass.target[x]) - target) <= precision
@@ -77,7 +77,7 @@ def check_credit(case: Case, p: list[float] | None, mass: NeighbourhoodMass, pre
             assert admitted == rules.members(case.plain, case.r, x)
 
 
-def check_probs(
+def assert_probs_agree(
     case: Case, probs: list[float], attempts: list[rules.Probs], precision: float, carried: int | None
 ) -> None:
     """``probs`` is the first of ``attempts`` that has mass, or else r itself.
@@ -100,31 +100,31 @@ def check_probs(
 def test_dyadic_cases_agree_with_the_reference(kind: str) -> None:
     @few
     @given(dyadic_case(kind))
-    def agree(case: Case) -> None:
+    def assert_case(case: Case) -> None:
         if kind == "jsd":
             assume(margin(case.plain, case.r) > 1e-6)  # the divergence is irrational: only its bound is dyadic
-        check(case, torch.float32, 2.5e-7)
+        assert_agrees(case, torch.float32, 2.5e-7)
 
-    agree()
+    assert_case()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generic_cases_agree_with_the_reference(kind: str) -> None:
     @few
     @given(generic_case(kind))
-    def agree(case: Case) -> None:
+    def assert_case(case: Case) -> None:
         assume(margin(case.plain, case.r) > 2e-6)
-        check(case, torch.float32, 2.5e-7)
-        check(case, torch.float64, 1e-12)
+        assert_agrees(case, torch.float32, 2.5e-7)
+        assert_agrees(case, torch.float64, 1e-12)
 
-    agree()
+    assert_case()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_agrees_with_the_reference(kind: str) -> None:
     @few
     @given(dyadic_case(kind))
-    def agree(case: Case) -> None:
+    def assert_case(case: Case) -> None:
         if kind == "jsd":
             assume(margin(case.plain, case.r) > 1e-6)
         codes, rule = len(case.r), case.rule("paper")
@@ -144,7 +144,7 @@ def test_greedy_agrees_with_the_reference(kind: str) -> None:
             want = [rules.greedy(case.plain, case.r, x, omega) for x in range(codes)]
         assert got == want
 
-    agree()
+    assert_case()
 
 
 @settings(derandomize=True, deadline=None, max_examples=400)
@@ -235,7 +235,7 @@ def test_the_whole_vocabulary_in_small_chunks(kind: str, monkeypatch: pytest.Mon
 
     @settings(derandomize=True, deadline=None, max_examples=30)
     @given(generic_case(kind))
-    def agree(case: Case) -> None:
+    def assert_case(case: Case) -> None:
         tables = case.tables(torch.float64)
         r, p = (torch.tensor([probs], dtype=torch.float64) for probs in (case.r, case.p))
         target, proposal = case.neighbourhood.all_masses(r, p, tables)
@@ -244,4 +244,4 @@ def test_the_whole_vocabulary_in_small_chunks(kind: str, monkeypatch: pytest.Mon
             if case.p[x] > 0:
                 assert (float(target[0, x]), float(proposal[0, x])) == pytest.approx(want, abs=1e-12)
 
-    agree()
+    assert_case()

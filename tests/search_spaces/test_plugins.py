@@ -84,7 +84,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def check_comb(name: str) -> None:
+def assert_comb_works(name: str) -> None:
     config = DecodingConfig.from_mapping(COMB)
     assert DecodingConfig.from_mapping(config.to_mapping()) == config
     assert config.policy.bounds.nodes == 3
@@ -97,12 +97,12 @@ def check_comb(name: str) -> None:
 def test_a_module_named_on_the_command_line_registers_its_kinds(module: str) -> None:
     load_plugins([module])
     load_plugins([module])
-    check_comb(module)
+    assert_comb_works(module)
 
 
 def test_worker_processes_find_the_plugins_in_the_environment(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, f" {module},")
-    check_comb(module)  # an unknown kind loads the plugins
+    assert_comb_works(module)  # an unknown kind loads the plugins
 
 
 def test_named_modules_are_passed_on_to_later_processes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_an_installed_package_registers_its_kinds_by_an_entry_point(
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     monkeypatch.syspath_prepend(Path.cwd())
-    check_comb(module)
+    assert_comb_works(module)
 
 
 @pytest.mark.parametrize(("text", "reason"), [("import nothing_such", "nothing_such"), ("1 / 0", "ZeroDivisionError")])

@@ -31,9 +31,10 @@ _CLASS_HEADS = ("first_shape", "first_colour")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureConfig:
-    """Sizes. `channels`: of the first layer, and at half, quarter and eighth of the image's side.
+    """Sizes. channels: of the first convolution, and of those at half, quarter and eighth of the image's side.
 
-    `slots`: number of values of each attribute slot.
+    squeeze: channels of the last convolution. dim: number of features. hidden: width of the heads. slots: number of
+    values of each attribute slot.
     """
 
     channels: tuple[int, int, int, int] = (32, 48, 80, 72)
@@ -58,8 +59,8 @@ class SceneFeatures(Extractor):
     """Seven convolutions, a spatial flatten (relations depend on positions), and features of variance 1 over scenes.
 
     The heads read the features, so a Frechet distance on the features is sensitive to every attribute. `quality` is a
-    linear read-out of how blurred, noisy and wobbly a scene is: a network trained on attributes alone learns to ignore
-    exactly those faults.
+    linear read-out of how much blur, noise and wobble (a random displacement of pixels) an image has: a network trained
+    on attributes alone learns to ignore exactly those faults.
     """
 
     name, batch = "scenes", 256

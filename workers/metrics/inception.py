@@ -2,8 +2,8 @@
 
 The weight file is `pt_inception-2015-12-05-6726825d.pth`, the port that pytorch-fid, torchmetrics and clean-fid share.
 It differs from torchvision's Inception: average pooling does not count the padding, the last block uses max pooling
-(sic), and there are 1008 classes. Features are the 2048 after the global average; class logits omit the bias, as in the
-Inception score's own code (Salimans et al. 2016).
+(an error of the original that every port keeps), and there are 1008 classes. Features are the 2048 after the global
+average; class logits omit the bias, as in the Inception score's own code (Salimans et al. 2016).
 
 Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and identity:
     inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022), as in the papers
@@ -27,8 +27,8 @@ from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bil
 from workers.models.weights import KeyMapping
 
 _WIDTH, _CLASSES, _INPUT_SIZE = 2048, 1008, 299
-# The second names exist in the original file, the first are counters that newer versions of torch add to it.
-_TABLE = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
+# Names in the file and here are the same. Files saved by a newer torch also have batch counters, which are not loaded.
+_KEY_MAPPINGS = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
 
 _Resize = Literal["clean", "tensorflow"]
 _Pool = Literal["average", "maximum", "stride"]
@@ -51,9 +51,10 @@ class _Conv(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A mixed block: its branches in the order of their channels, then the pooling branch.
+    """A "mixed" block of parallel branches, whose channels are concatenated in this order; the pooling branch is last.
 
-    pooled: channels of the convolution after the pooling; 0 with "stride", which has none.
+    pool: its kind; "stride" is max pooling with stride 2. pooled: channels of the convolution after the pooling; 0 with
+    "stride", which has none.
     """
 
     branches: tuple[tuple[_Conv, ...], ...]
@@ -61,6 +62,7 @@ class _Plan:
     pooled: int = 0
 
 
+# Blocks A to E, as the Inception-v3 paper and torchvision name them; the convolutions have their names in the file.
 def _block_a(pooled: int) -> _Plan:
     five = (_Conv("branch5x5_1", 48), _Conv("branch5x5_2", 64, 5))
     three = (_Conv("branch3x3dbl_1", 64), _Conv("branch3x3dbl_2", 96, 3), _Conv("branch3x3dbl_3", 96, 3))
@@ -228,7 +230,7 @@ class InceptionFeatures(Extractor):
 
 def load_inception(path: Path, resize: _Resize = "clean") -> InceptionFeatures:
     """The network of a weight file in the standard layout. Raises WeightsError (see `load_frozen`)."""
-    return load_frozen(lambda: InceptionFeatures(resize), path, _TABLE)
+    return load_frozen(lambda: InceptionFeatures(resize), path, _KEY_MAPPINGS)
 
 
 register_extractor("inception", role="features", architecture="inception-clean256", load=load_inception)

@@ -2,8 +2,9 @@
 
 exp of the mean divergence KL(p(y | image) || p(y)) (Salimans et al. 2016). With Inception, y is one of 1008 classes;
 with the scenes' extractor, it is the shape and the colour of the first object, 48 classes. One split over all images;
-biased in n, so compare at equal n. It ranges from 1 to the number of classes. torchmetrics is only a parity test: it
-shuffles the images with the global random generator and has no jackknife over captions.
+biased in n, so compare at equal n. It ranges from 1 to the number of classes. The tests
+compare it with torchmetrics, which is not used here: it shuffles images with the global random generator and has no
+jackknife over captions.
 """
 
 from __future__ import annotations

@@ -7,14 +7,11 @@ and doctor check its files, and sweeps compute it.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Iterable
 from functools import cache
 
-import workers.metrics
 from search_spaces.params import unknown_choice
-from search_spaces.plugins import Registry, load_plugins
+from search_spaces.plugins import Registry, import_modules, load_plugins
 from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.metric import METRICS, TIMINGS, Metric, MetricInputs
 from workers.metrics.networks import EXTRACTORS, SCORE_PREFIX, SCORERS, ExtractorFactory, ScorerFactory
@@ -88,11 +85,10 @@ def compute_metrics(inputs: MetricInputs, names: Iterable[str]) -> tuple[dict[st
 
 
 def _import_all() -> None:
-    _import_modules()
+    _import_own()
     load_plugins()
 
 
 @cache
-def _import_modules() -> None:
-    for module in sorted(info.name for info in pkgutil.iter_modules(workers.metrics.__path__)):
-        importlib.import_module(f"workers.metrics.{module}")
+def _import_own() -> None:
+    import_modules("workers.metrics")

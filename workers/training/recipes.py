@@ -49,6 +49,7 @@ _MAX_WORDS = 32  # of a caption
 _TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
 _DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
 _OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
+_METRIC_NET = replace(_OTHER, batch=128, weight_decay=0.02, schedule="one-cycle")
 #: Recipes by component. A recipe may have several phases; each starts from the averaged weights of the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
@@ -58,31 +59,8 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
-    "features": (
-        replace(
-            _OTHER,
-            steps=1200,
-            batch=128,
-            other_lr=4e-3,
-            betas=(0.9, 0.999),
-            weight_decay=0.02,
-            schedule="one-cycle",
-            rise=0.15,
-            clip=0.0,
-        ),
-    ),
-    "clip": (
-        replace(
-            _OTHER,
-            steps=900,
-            batch=128,
-            other_lr=2.5e-3,
-            betas=(0.9, 0.98),
-            weight_decay=0.02,
-            schedule="one-cycle",
-            rise=0.1,
-        ),
-    ),
+    "features": (replace(_METRIC_NET, steps=1200, other_lr=4e-3, betas=(0.9, 0.999), rise=0.15, clip=0.0),),
+    "clip": (replace(_METRIC_NET, steps=900, other_lr=2.5e-3, betas=(0.9, 0.98), rise=0.1),),
 }
 #: For the drafters that read features: guided probabilities, and an EAGLE layer that is unrolled as in drafting.
 _DISTILLATION = Distillation(

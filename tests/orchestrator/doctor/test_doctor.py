@@ -24,7 +24,8 @@ from orchestrator.doctor.machine import cores, examine, examine_weights, local_w
 from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
 from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
-from workers.loading.dry_run import Footprint, Work, footprint
+from workers.loading.dry_run import Footprint, footprint
+from workers.loading.meter import Work
 from workers.loading.models import Models
 from workers.models.checkpoint_files import content_hash
 from workers.runtime.memory import format_bytes

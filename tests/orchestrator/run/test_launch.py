@@ -43,7 +43,7 @@ def storage(tmp_path: Path) -> Storage:
 def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, storage: Storage) -> None:
     before = storage.read(SWEEP)
     with pytest.raises(IdentityError, match=f"{key}.* changed") as refused:
-        keep_identity(storage, SweepConfig.read("joint"), replace(NEW, **{key: other}))
+        keep_identity(storage, SweepConfig.read("cool"), replace(NEW, **{key: other}))
     assert "--name" in str(refused.value)
     assert storage.read(SWEEP) == before
     assert read_identity(storage) == NEW

@@ -19,6 +19,7 @@ from orchestrator.run.cluster import Slots, fit, worker_capacity
 from orchestrator.run.pool import Pool, _WorkerAgreement, diff_facts
 from orchestrator.run.tasks import PoolError, Task, TaskResult
 
+pytestmark = pytest.mark.slow(seconds=40)
 TIMEOUT_S = 240.0  # on a busy machine
 
 
@@ -243,7 +244,8 @@ def test_two_odd_workers_that_start_early_stop_nothing() -> None:
         few.check(usual)
 
 
-def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(make: Any) -> None:
+def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 0.1)
     pool = make(1, broken=True)
     with pytest.raises(PoolError, match="weights: no such folder"):
         pool.first_facts(90)

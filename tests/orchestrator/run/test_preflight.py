@@ -52,8 +52,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def check(changes: dict[str, Any] | None = None, **sections: Any) -> None:
-    """Preflight of SPACE with sections replaced, and dotted keys changed."""
+def assert_passes(changes: dict[str, Any] | None = None, **sections: Any) -> None:
+    """Preflight accepts SPACE with sections replaced, and dotted keys changed."""
     text = yaml.safe_dump(yaml.safe_load(SPACE) | sections, sort_keys=False)
     preflight(SweepConfig.parse(text, "tested.yaml", changes), Storage("sweeps/tested"))
 
@@ -61,7 +61,7 @@ def check(changes: dict[str, Any] | None = None, **sections: Any) -> None:
 def problem(changes: dict[str, Any] | None = None, **sections: Any) -> str:
     """The one-line message of a sweep that preflight refuses."""
     with pytest.raises((ValueError, OSError)) as caught:
-        check(changes, **sections)
+        assert_passes(changes, **sections)
     assert not Path("sweeps").exists()
     assert isinstance(caught.value, Exception)
     message = explain(caught.value)
@@ -75,16 +75,16 @@ def assert_contains(message: str, parts: Words) -> None:
 
 
 def test_a_valid_sweep_passes() -> None:
-    check()
-    check(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
-    check(timing={"batch": 4, "images": 4, "repetitions": 2})
-    check(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
+    assert_passes()
+    assert_passes(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    assert_passes(timing={"batch": 4, "images": 4, "repetitions": 2})
+    assert_passes(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
         "metrics": ["target_passes"],
         **UNTIMED,
     }  # without metrics: all, also timings
-    check(captions={"source": "scenes", "count": 4}, **untimed)
+    assert_passes(captions={"source": "scenes", "count": 4}, **untimed)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> N
         return load(*arguments, **options)
 
     monkeypatch.setattr(Extractors, "load", observed)
-    check(objectives=["step_compression", "clip_score"])
+    assert_passes(objectives=["step_compression", "clip_score"])
     assert calls == [(True, "meta")]
 
 
@@ -265,9 +265,11 @@ WITH_FILE = {"models.file": "mine/models.yaml"}
 
 def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
     copy_checkpoints(models_yaml)
-    check(WITH_FILE, **ENTRY)
+    assert_passes(WITH_FILE, **ENTRY)
     Path("words.txt").write_text("a red ball\na cat\nsmall\n")
-    check({**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "captions": {"source": "words.txt", "count": 3}})
+    assert_passes(
+        {**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "captions": {"source": "words.txt", "count": 3}}
+    )
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def paths(tree: DraftTree, row: int) -> list[Path]:
     return [path for path, exists in zip(found, tree.exists[row].tolist(), strict=True) if exists]
 
 
-def check_tree(tree: DraftTree, row: int, all_probs: growing.ProbsFunction, depth: int, width: int, nodes: int) -> None:
+def assert_tree(
+    tree: DraftTree, row: int, all_probs: growing.ProbsFunction, depth: int, width: int, nodes: int
+) -> None:
     """The same nodes as the plain tree's (of equally confident ones, any), the more confident sibling first."""
     drawn, plain = paths(tree, row), growing.eagle2(all_probs, depth, width, nodes)
     assert len(set(drawn)) == len(drawn)
@@ -106,7 +108,7 @@ def test_dynamic_trees_keep_the_most_confident_nodes(
     batch = engine.open(3, seed)
     tree = engine.drafting.draft(batch)
     for row in range(3):
-        check_tree(tree, row, probs_of(draft, batch, row, sampling), depth, width, nodes)
+        assert_tree(tree, row, probs_of(draft, batch, row, sampling), depth, width, nodes)
 
 
 class Fixed(Drafter):
@@ -235,7 +237,7 @@ def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(initialisation: 
             return
         tree = engine.drafting.draft(batch)
         for row, (depth, width) in enumerate(sizes):
-            check_tree(tree, row, probs_of(draft, batch, row, Sampling()), depth, width, 9)
+            assert_tree(tree, row, probs_of(draft, batch, row, Sampling()), depth, width, 9)
         result = engine.step(batch)
         for plain, size, accepted in zip(maps, sizes, result.num_accepted.tolist(), strict=True):
             plain.emit(*size, accepted)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
+from tests.oracles.drafter_rounds import DrafterInputs, assert_rounds
 from workers.drafters.eagle import EagleDrafter
 from workers.models.target import Target
 from workers.models.transformer import TransformerConfig
@@ -59,10 +59,10 @@ def predicted(drafter: EagleDrafter, slots: list[tuple[int, Tensor, Tensor]]) ->
 def test_every_node_is_what_one_causal_pass_predicts(name: str, filler: int | None) -> None:
     target = toy_target(config=CONFIGS[name])
     drafter = eagle(target, filler)
-    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path))
+    assert_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path))
 
 
 def test_without_guidance_there_is_one_stream() -> None:
     target = toy_target(config=CONFIGS["line"])
     drafter = eagle(target, 0)
-    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=1)
+    assert_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=1)

@@ -19,7 +19,7 @@ from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
+from tests.oracles.drafter_rounds import DrafterInputs, assert_rounds
 from workers.decoding.build import load_drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
@@ -121,7 +121,7 @@ def test_a_published_drafter_drafts_as_its_own_layer_would(tmp_path: Path, llama
     state = published(chameleon=not llamagen, bias=bias)
     drafter = load_eagle(write(tmp_path, state, rms_norm_eps=EPS, pickled=bias), target)
     assert (drafter.filler, drafter.masked) == ((0, False) if llamagen else (None, True))
-    check_rounds(
+    assert_rounds(
         target, drafter, lambda inputs, row, path: expected_logits(state, inputs, row, path, llamagen=llamagen)
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import CAPTIONS, DrafterInputs, check_rounds
+from tests.oracles.drafter_rounds import CAPTIONS, DrafterInputs, assert_rounds
 from workers.drafters.independent import IndependentDrafter
 from workers.models.target import Conditioner
 from workers.models.transformer import Transformer
@@ -38,6 +38,6 @@ def test_every_node_is_what_one_causal_pass_predicts(rope: str, prompt_rope: str
     target = toy_target(config=replace(BASE, rope=rope, prompt_rope=prompt_rope))  # type: ignore[arg-type]
     drafter = toy_drafter("independent", target)
     assert isinstance(drafter, IndependentDrafter)
-    check_rounds(
+    assert_rounds(
         target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=streams
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.fakes.toys import toy_drafter, toy_target
 from tests.oracles import plain_layers
-from tests.oracles.drafter_rounds import DrafterInputs, check_rounds
+from tests.oracles.drafter_rounds import DrafterInputs, assert_rounds
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 
 
@@ -37,7 +37,7 @@ def test_every_node_is_what_its_levels_head_predicts(shared_head: bool, streams:
         for parameter in heads.parameters():
             nn.init.normal_(parameter, std=0.2)
         drafter = MedusaDrafter(target, heads.requires_grad_(False))
-    check_rounds(target, drafter, lambda inputs, row, path: expected_logits(heads, inputs, row, path), streams=streams)
+    assert_rounds(target, drafter, lambda inputs, row, path: expected_logits(heads, inputs, row, path), streams=streams)
 
 
 def test_heads_start_as_the_targets_own() -> None:

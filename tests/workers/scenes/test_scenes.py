@@ -10,6 +10,7 @@ from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 
 def row_of(text: str) -> torch.Tensor:
+    """The attributes [1, slots] of a caption."""
     return torch.tensor([parse(text)])
 
 
@@ -84,7 +85,7 @@ def test_loose_captions(loose: str, canonical: str) -> None:
         ("a red circle at the top left of a blue star", "unknown word 'top'"),
     ],
 )
-def test_a_caption_that_cannot_be_drawn_is_refused_in_words(text: str, message: str) -> None:
+def test_a_caption_that_cannot_be_drawn_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text)
 
@@ -95,6 +96,7 @@ def test_objects_stand_where_the_caption_says(shape: str) -> None:
     index = range(8)
 
     def mean_places(text: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean (x, y) [8, 2] of red and of blue pixels, and the number of red ones [8], in eight images."""
         image = render(row_of(text).expand(8, -1), 0, index, grain=False)
         red = ((image[:, 0] - image[:, 1:].amax(1)) > 0.2).float()
         blue = ((image[:, 2] - image[:, :2].amax(1)) > 0.2).float()
@@ -110,6 +112,7 @@ def test_objects_stand_where_the_caption_says(shape: str) -> None:
 
 
 def test_values_and_grain() -> None:
+    """Grain is the noise that is added to every pixel."""
     rows = sample_attributes(0, range(64))
     grainy, clean = render(rows, 0, range(64)), render(rows, 0, range(64), grain=False)
     assert grainy.shape == (64, 3, IMAGE_SIZE, IMAGE_SIZE)

@@ -5,8 +5,6 @@ Every module of this package registers its own; plugins register others.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 
-import workers.models.families
 from search_spaces.params import Params
-from search_spaces.plugins import Registry
+from search_spaces.plugins import Registry, import_modules
 from workers.models.target import Target
 
-FAMILIES: Registry[type[Family]] = Registry("model family")
+FAMILIES: Registry[type[Family]] = Registry("model family", "workers.models.families")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,5 @@ class Family(Params, ABC):
 
 def families() -> Registry[type[Family]]:
     """Every family by name."""
-    for module in sorted(pkgutil.iter_modules(workers.models.families.__path__), key=lambda info: info.name):
-        importlib.import_module(f"workers.models.families.{module.name}")
+    import_modules("workers.models.families")
     return FAMILIES
