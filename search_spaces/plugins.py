@@ -35,8 +35,8 @@ _loaded: set[str] = set()  # names of entry points and modules
 class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name, in order of registration; the first one is the default.
 
-    what: a noun for messages, such as "tree policy". package: its modules may register entries as well; they are
-    imported when a name is unknown.
+    what: a noun for messages, such as "tree policy". package: its modules may register entries; they are imported
+    when a name is unknown.
     """
 
     def __init__(self, what: str, package: str = "") -> None:
@@ -58,10 +58,14 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries and isinstance(name, str):
-            load_plugins()
-            if name not in self._entries and self._package:
-                import_modules(self._package)
+            self.load()
         return name in self._entries
+
+    def load(self) -> None:
+        """Import what may register entries: the plugins, and the modules of the package."""
+        load_plugins()
+        if self._package:
+            import_modules(self._package)
 
     def register(self, entry: T) -> T:
         """Class decorator: adds a class under its attribute `kind`."""

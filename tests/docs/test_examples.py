@@ -18,6 +18,7 @@ from search_spaces.samplers import SAMPLERS
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
+from tests.fakes.command_line import specfrontier
 from workers.models.families.catalogue import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,8 +27,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     """The names that a page's Python leaves behind, run in an empty folder."""
     text = (DOCS / page).read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
-    assert blocks, f"{page} has no code"
+    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", text, flags=re.M | re.S)
+    files = {found[1]: block for block in blocks if (found := re.match(r"# (\w+\.(?:py|yaml))\n", block))}
+    assert len(blocks) > len(files) > 0, f"{page} has no code"
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
@@ -44,12 +46,11 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
         monkeypatch.setattr(registry, "_entries", {**registry})
     module = ModuleType(page.removesuffix(".md"))
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their annotations up there
-    for block in blocks:
-        if file := re.match(r"# (\w+)\.py\n", block):  # a module that the page says to save
-            Path(file[0].removeprefix("# ").strip()).write_text(block, "utf-8")
-            monkeypatch.setitem(sys.modules, file[1], module)  # restores its absence
-            del sys.modules[file[1]]
-            continue
+    for name, block in files.items():
+        Path(name).write_text(block, "utf-8")
+        monkeypatch.setitem(sys.modules, Path(name).stem, module)  # restores its absence
+        del sys.modules[Path(name).stem]
+    for block in (block for block in blocks if block not in files.values()):
         line = text[: text.index(block)].count("\n")
         exec(compile("\n" * line + block, str(DOCS / page), "exec"), module.__dict__)
     return module.__dict__
@@ -60,11 +61,18 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     return run(request.param, monkeypatch, tmp_path)
 
 
+def assert_launch_accepts(sweep: str, plugin: str = "") -> None:
+    """`launch --check` of a page's sweep, with the plugin of the same name unless another is given."""
+    checked = specfrontier("--plugin", plugin or sweep, "launch", f"{sweep}.yaml", "--check")
+    assert checked.code == 0, checked.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["your_own_rule.md"], indirect=True)
 def test_your_own_rule(names: dict[str, Any]) -> None:
     tokens, accepted = names["tokens"], names["accepted"]
     assert all(torch.equal(a, b) for a, b in zip(tokens["exact"], tokens["fading, but exact"], strict=True))
+    assert_launch_accepts("my_rules")
     assert accepted["exact"] > 1.2
     for rule in ("fading", "cosine"):
         assert accepted[rule] > accepted["exact"] + 0.05, rule
@@ -97,6 +105,7 @@ def test_a_rule_of_the_page_works_inside_the_project(file: str, name: str, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["your_own_drafter.md"], indirect=True)
 def test_your_own_drafter(names: dict[str, Any]) -> None:
+    assert_launch_accepts("my_drafter", plugin="transition")
     assert names["lossless"] is True
     assert names["same"] is True
     assert names["one"] == 1
@@ -149,6 +158,7 @@ def test_your_own_target(names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("names", ["your_own_sampler.md"], indirect=True)
 def test_your_own_sampler(names: dict[str, Any]) -> None:
+    assert_launch_accepts("my_sampler")
     assert set(names["lengths"]) <= {2, 3}, "the option, not the default of 4"
     assert "short" in SAMPLERS
 

@@ -22,7 +22,8 @@ def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] 
 
 
 def kinds_with_weights() -> tuple[str, ...]:
-    """The registered drafters that have weight files."""
+    """All drafters that have weight files."""
+    DRAFTERS.load()
     return tuple(kind for kind, choice in DRAFTERS.items() if drafter_class(choice) is not None)
 
 

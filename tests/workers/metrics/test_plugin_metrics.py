@@ -11,6 +11,7 @@ import torch
 
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.trial import DecodingConfig
+from tests.fakes.command_line import specfrontier
 from workers.data.records import features_of, read_shard
 from workers.data.shards import MeasureTask, QualityShard
 from workers.evaluate import Evaluator
@@ -19,7 +20,6 @@ from workers.metrics.extractors import check_weights, unavailable_metrics
 from workers.metrics.metric import METRICS
 from workers.metrics.networks import EXTRACTORS, SCORERS
 from workers.metrics.registry import registered_metrics
-from workers.models.families.scenes import BUILTIN
 from workers.runtime.specification import WorkerSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -28,8 +28,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's plugin, which the environment names, and the weights of its networks."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.M | re.S)
-    (tmp_path / "my_metrics.py").write_text(code)
+    text = PAGE.read_text("utf-8")
+    code, weights = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    (sweep,) = re.findall(r"^```yaml\n(# my_metrics\.yaml\n.*?)^```$", text, flags=re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("my_metrics.py").write_text(code)
+    Path("my_metrics.yaml").write_text(sweep)
+    exec(weights, {})
     monkeypatch.syspath_prepend(str(tmp_path))
     registered_metrics()  # imports the package's own before the registries are copied
     for registry in (METRICS, SCORERS, EXTRACTORS):
@@ -37,12 +42,6 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("search_spaces.plugins._loaded", set())
     monkeypatch.setenv(PLUGINS_VARIABLE, "my_metrics")
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
-    generator = torch.Generator().manual_seed(0)
-    torch.save({"weight": torch.randn(1, 3, generator=generator), "bias": torch.zeros(1)}, tmp_path / "probe.pth")
-    torch.save({"mix.weight": torch.randn(4, 3, generator=generator)}, tmp_path / "colours.pth")
-    (tmp_path / "models.yaml").write_text(
-        f"mine:\n  family: scenes\n  folder: {BUILTIN}\n  metrics: {{probe: probe.pth, colours: colours.pth}}\n"
-    )
     return tmp_path
 
 
@@ -57,6 +56,12 @@ def test_models_yaml_and_checks_know_its_keys(plugin: Path) -> None:
     )
     assert reasons.keys() == {"probe"}
     assert "metrics.probe" in reasons["probe"]
+
+
+def test_launch_accepts_the_pages_sweep(plugin: Path) -> None:
+    checked = specfrontier("--plugin", "my_metrics", "launch", "my_metrics.yaml", "--check")
+    assert checked.code == 0, checked.err
+    assert "speedup, probe" in checked.out
 
 
 def test_a_sweep_computes_them(plugin: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from search_spaces.params import Params
-from search_spaces.plugins import Registry, import_modules
+from search_spaces.plugins import Registry
 from workers.models.target import Target
 
 FAMILIES: Registry[type[Family]] = Registry("model family", "workers.models.families")
@@ -65,5 +65,5 @@ class Family(Params, ABC):
 
 def families() -> Registry[type[Family]]:
     """Every family by name."""
-    import_modules("workers.models.families")
+    FAMILIES.load()
     return FAMILIES
