@@ -24,7 +24,7 @@ from torch import Tensor
 
 from orchestrator.results.joint import JointErrors, critical_t
 from orchestrator.results.pareto import Floats
-from orchestrator.results.store import Axis, image_shards, read_sweep_yaml
+from orchestrator.results.store import Axis, read_sweep_yaml
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.captions import read_captions
@@ -76,13 +76,13 @@ def read_images(location: str, count: int) -> Images:
     others = [r for r in sweep.records if r.state == COMPLETE and r.duplicate_of is None and r is not vanilla]
     chosen = np.unique(np.linspace(0, len(others) - 1, min(count - 1, len(others))).round().astype(int))
     captions = read_captions(**read_sweep_yaml(sweep.storage)["captions"])
-    table, _ = read_shard(sweep.storage, image_shards(vanilla)[0])
+    table, _ = read_shard(sweep.storage, vanilla.image_shards[0])
     extractor = next(name for name in table.column_names if name.startswith(FEATURES_PREFIX))
     positions = {caption.id: position for position, caption in enumerate(captions)}
     reader = ShardReader(sweep.storage, {FEATURES: extractor.removeprefix(FEATURES_PREFIX)}, SCORES, positions)
     trials = []
     for record in [vanilla, *(others[index] for index in chosen)]:
-        rows = Rows.merge(reader.images(image_shards(record)))
+        rows = Rows.merge(reader.images(record.image_shards))
         first = rows["sample"] == 0
         trials.append(Rows({name: column[first] for name, column in rows.items()}))
     return Images(trials, ReferenceFeatures(read_reference(sweep.storage).features[0]))

@@ -153,7 +153,8 @@ def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> 
 
 def _address(tensor: Tensor) -> int:
     """Identifies a tensor's storage."""
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
