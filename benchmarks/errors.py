@@ -31,6 +31,7 @@ from workers.data.captions import read_captions
 from workers.data.records import FEATURES as FEATURES_PREFIX
 from workers.data.records import read_shard
 from workers.data.reference import read_reference
+from workers.metrics.estimate import BLOCKS
 from workers.metrics.metric import FEATURES, POSITION, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics
 from workers.runtime.trial_metrics import ShardReader
@@ -106,7 +107,7 @@ def remaining(effects: Floats, regressors: Floats) -> Floats:
     basis = np.linalg.qr(regressors.T)[0]
     left = 1 - np.square(effects @ basis).sum(axis=1) / np.square(effects).sum(axis=1)
     blocks = effects.shape[1]
-    shares: Floats = np.sqrt(np.minimum(1.0, left * (blocks - 1) / (blocks - 1 - len(regressors))))
+    shares: Floats = np.sqrt(np.clip(left * (blocks - 1) / (blocks - 1 - len(regressors)), 0, 1))
     return shares
 
 
@@ -131,36 +132,37 @@ def show(words: str, values: Floats) -> None:
     print(f"{words:44} " + " ".join(f"{value:6.2f}" for value in np.quantile(values, SPREAD)))
 
 
-def deviations(images: Images, size: int, divisions: int) -> Iterator[tuple[Floats, Floats, float]]:
-    """For each part of each division: differences [pairs, m] to those of the other parts over their paired and over
-    their independent errors, and the critical value.
+def deviations(images: Images, size: int, divisions: int) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """For each part of each division, [pairs, m] each: the difference minus its mean over the other parts, and its
+    paired and its independent error, all for an interval that is not widened.
     """
     generator = torch.Generator().manual_seed(0)
     for _ in range(divisions):
         order = torch.randperm(images.captions, generator=generator)
-        parts = [images.joint(part) for part in torch.split(order, size) if len(part) == size]
-        found = [[joint.difference(a, b) for a, b in pairs(joint)] for joint in parts]
+        joints = [images.joint(part) for part in torch.split(order, size) if len(part) == size]
+        found = [[joint.difference(a, b) for a, b in pairs(joint)] for joint in joints]
         values = np.array([[difference for difference, _, _ in part] for part in found])
-        errors = np.array([[error for _, error, _ in part] for part in found])
-        wider = np.sqrt(1 + 1 / (len(parts) - 1))
-        for index, joint in enumerate(parts):
-            off = np.abs(values[index] - np.delete(values, index, axis=0).mean(axis=0)) / wider
-            with np.errstate(invalid="ignore"):  # 0 / 0: two trials with the same images
-                yield off / errors[index], off / independent_errors(joint), float(critical_t(joint.dof[:1, 0])[0])
+        for index, joint in enumerate(joints):
+            off = values[index] - np.delete(values, index, axis=0).mean(axis=0)
+            errors = np.array([error for _, error, _ in found[index]])
+            yield off / np.sqrt(1 + 1 / (len(joints) - 1)), errors, independent_errors(joint)
 
 
 def show_coverage(images: Images, sizes: Sequence[int], divisions: int) -> None:
-    print("\nstated 95 % intervals of differences that cover, in %: over all pairs, and for the pair with the least")
-    print(f"{'images':>6} {'metric':22} {'paired':>7} {'least':>7} {'independent':>12}")
+    print("\nstated 95 % intervals of differences that cover, in %: of all pairs, and of the pair with the least;")
+    print("spread / error: of the differences, over the error that they state; the median pair")
+    print(f"{'images':>6} {'metric':22} {'paired':>7} {'least':>7} {'independent':>12} {'spread / error':>15}")
     for size in (size for size in sizes if 2 * size <= images.captions):
-        parts = list(deviations(images, size, divisions))
-        paired, independent = np.array([part[0] for part in parts]), np.array([part[1] for part in parts])
+        off, paired, independent = (np.array(part) for part in zip(*deviations(images, size, divisions), strict=True))
+        critical = critical_t(np.array([min(BLOCKS, size) - 1.0]))[0]
         for column, name in enumerate(METRICS):
-            known = ~np.isnan(paired[..., column])
-            by_pair = np.ma.array(paired[..., column] <= parts[0][2], mask=~known).mean(axis=0)
-            alone = (independent[..., column] <= parts[0][2])[known].mean()
-            shares = f"{100 * by_pair.mean():7.1f} {100 * by_pair.min():7.1f} {100 * alone:12.1f}"
-            print(f"{size:6} {name:22} {shares}")
+            used = off[..., column].any(axis=0)  # but for pairs with the same images
+            z, error = np.abs(off[:, used, column]), paired[:, used, column]
+            covers = (z <= critical * error).mean(axis=0)
+            alone = (z <= critical * independent[:, used, column]).mean()
+            spread = np.median(np.sqrt(np.square(z).mean(axis=0) / np.square(error).mean(axis=0)))
+            shares = f"{100 * covers.mean():7.1f} {100 * covers.min():7.1f} {100 * alone:12.1f}"
+            print(f"{size:6} {name:22} {shares} {spread:15.2f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
