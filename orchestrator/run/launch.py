@@ -87,7 +87,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
             _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
             run_task = partial(_run_task, pool)
-            predicted = sweep_pool(sweep, storage, identity.experiment, capabilities, run_task, emit)
+            predicted = sweep_pool(sweep, storage, identity.experiment, capabilities, run_task, warn)
             study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]

@@ -16,7 +16,7 @@ from optuna.samplers import RandomSampler
 
 from orchestrator.run.settings_pool import Floats, SettingsPool
 from orchestrator.run.study_storage import StudyError
-from orchestrator.run.tasks import EventSink, Task
+from orchestrator.run.tasks import Task
 from search_spaces.params import ConfigError
 from search_spaces.samplers import SAMPLERS, PoolOptions
 from search_spaces.sweep import SweepConfig
@@ -28,6 +28,7 @@ from workers.loading.models import Capabilities
 from workers.replay.pool import LENGTH, QUANTITIES, check_predictable, why_unpredictable
 
 _MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
+_LEVEL_COST = 0.1  # of a pass of the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def sweep_pool(
     experiment: str,
     capabilities: Capabilities,
     run_task: Callable[[Task], None],
-    emit: EventSink,
+    log: Callable[[str], None],
 ) -> SettingsPool | None:
     """The pool of a sweep whose sampler needs one: from the store, or predicted now by a worker. Otherwise None.
 
@@ -132,8 +133,8 @@ def sweep_pool(
             batch=sweep.quality.batch,
         )
         for why, count in left_out.items():
-            emit({"event": "workers", "note": f"the pool lacks {count} settings: {why}"})
-        emit({"event": "workers", "note": f"predicting {len(settings)} settings of the space"})
+            log(f"the pool lacks {count} settings: {why}")
+        log(f"predicting {len(settings)} settings of the space")
         run_task(Task(-1, PREDICTIONS, {"kind": task.kind, **task.to_mapping()}))
     return read_pool(storage, experiment, {entry.config.digest() for entry in sweep.enqueue})
 
@@ -156,38 +157,39 @@ def read_pool(storage: Storage, experiment: str, enqueued: set[str]) -> Settings
         )
     rows = table.to_pydict()
     configs = [DecodingConfig.from_mapping(json.loads(text)) for text in rows["config"]]
-    features, costs = describe_settings(configs, {name: rows[name] for name in QUANTITIES})
+    features, guesses = describe_settings(configs, {name: rows[name] for name in QUANTITIES})
     params = [json.loads(text) for text in rows["params"]]
     inside = [row for row, entry in enumerate(params) if entry is not None]
     return SettingsPool(
         [params[row] for row in inside],
         features[inside],
-        costs,
+        guesses[inside],
         outside={rows["digest"][row]: features[row] for row in range(len(params)) if params[row] is None},
         enqueued=sum(rows["digest"][row] in enqueued for row in inside),
     )
 
 
-def describe_settings(configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]) -> tuple[Floats, int]:
-    """Features [N, d] of settings from their predictions, and how many of them are costs.
+def describe_settings(
+    configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]
+) -> tuple[Floats, Floats]:
+    """Features [N, d] of settings from their predictions, and guesses [N, 2] of their seconds and their quality.
 
     values: [N] by name: the mean accepted length, and what the relaxation costs per token (`MEASURES` of replay).
 
-    Costs come first: the logs of the passes per token, and of the levels and nodes that are drafted per token; then
-    what the relaxation costs, on a scale of square roots, since most rules are close to the exact one. The others say
-    which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others.
+    The features are the logs of the passes per token, and of the levels and nodes drafted per token; the square roots
+    of what the relaxation costs, since most rules are close to the exact one; and which drafter, tree and neighbourhood
+    the setting has: 1 for its own, 0 for others. The guess of the seconds takes a drafted level as a tenth of a pass;
+    that of the quality is the mean rank among the settings in what the relaxation costs.
     """
     passes = 1 / np.array(values[LENGTH], dtype=np.float64)
-    bounds = [config.policy.bounds for config in configs]
-    columns = [np.log(passes)]
-    columns += [np.log(passes * [1 + b.depth for b in bounds]), np.log(passes * [1 + b.nodes for b in bounds])]
-    for name, entries in values.items():
-        if name != LENGTH:
-            cost = np.array(entries, dtype=np.float64)
-            columns.append(np.sign(cost) * np.sqrt(np.abs(cost)))
-    count = len(columns)
+    levels, nodes = (np.array([getattr(c.policy.bounds, of) for c in configs]) for of in ("depth", "nodes"))
+    measures = [np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH]
+    columns = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
+    columns += [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
     kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
     for labels in zip(*kinds, strict=True):
         names = sorted(set(labels))
         columns += [np.array([float(label == name) for label in labels]) for name in names if len(names) > 1]
-    return np.stack(columns, axis=1), count
+    ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
+    guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
+    return np.stack(columns, axis=1), guesses

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -38,18 +37,28 @@ class PoolExhausted(ValueError):
 class ReplaySampler(BaseSampler):
     """Chooses settings of a pool by noisy expected hypervolume improvement.
 
-    startup: the first trials, which spread over the settings that no other beats in all cost features. samples: of the
-    posterior. Trials may carry the standard errors of their values (`trial.set_user_attr("errors", [0.02, 0.8])`), and
-    constraints (`trial.set_constraint`).
+    startup: finished trials that the model needs; until then proposals spread over the front of the pool's guesses.
+    samples: of the posterior. reference: the point that bounds the hypervolume, a value for each objective (default: a
+    little worse than the worst finished trial). Trials may carry the standard errors of their values
+    (`trial.set_user_attr("errors", [0.02, 0.8])`), and constraints (`trial.set_constraint`).
 
     Raises:
-        ValueError: `startup` or `samples` is below 1.
+        ValueError: `startup` or `samples` is below 1; `reference` is not a list of numbers.
     """
 
-    def __init__(self, pool: SettingsPool, *, startup: int = 4, samples: int = 128, seed: int = 0) -> None:
+    def __init__(
+        self,
+        pool: SettingsPool,
+        *,
+        startup: int = 4,
+        samples: int = 128,
+        reference: Sequence[float] | None = None,
+        seed: int = 0,
+    ) -> None:
         if startup < 1 or samples < 1:
             raise ValueError(f"startup and samples must be at least 1, got {startup} and {samples}")
         self._pool, self._startup, self._samples, self._seed = pool, startup, samples, seed
+        self._reference = None if reference is None else np.array(reference, dtype=np.float64)
         self._lock = threading.Lock()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -94,13 +103,13 @@ class ReplaySampler(BaseSampler):
         running = [t for t in others if t.state in (TrialState.RUNNING, TrialState.WAITING)]
         pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])
         if len(finished) < self._startup:
-            seen = _stack([self._describe(t) for t in others], self._pool.features.shape[1])
-            return self._spread(free, seen)
+            return self._start(set(free.tolist()))
         from orchestrator.run.surrogate import most_promising
 
         observations = self._observe(study, finished)
         candidates = self._pool.features[free]
-        return int(free[most_promising(observations, pending, candidates, samples=self._samples, seed=self._seed)])
+        row = most_promising(observations, pending, candidates, samples=self._samples, seed=self._seed)
+        return int(free[row])
 
     def _row(self, trial: FrozenTrial) -> int | None:
         """The pool's row of a trial: chosen here, or of its parameters; those of a waiting trial are not set yet."""
@@ -114,18 +123,13 @@ class ReplaySampler(BaseSampler):
             own = self._pool.features[row]
         return None if own is None else np.array(own, dtype=np.float64)
 
-    def _spread(self, free: NDArray[np.intp], seen: Floats) -> int:
-        """The setting farthest from those `seen` [k, d], among those that no other beats in all costs."""
-        pool, costs = self._pool.features, self._pool.costs
-        best = nondominated(pool[:, :costs], ["minimize"] * pool[:, :costs].shape[1])
-        among = free[best[free]] if best[free].any() else free
-        span = np.ptp(pool, axis=0)
-        scaled = (pool - pool.min(axis=0)) / np.where(span > 0, span, 1.0)
-        if not len(seen):
-            return int(among[scaled[among, :costs].sum(axis=1).argmin()])
-        others = (seen - pool.min(axis=0)) / np.where(span > 0, span, 1.0)
-        distances = np.linalg.norm(scaled[among][:, None] - others[None], axis=2).min(axis=1)
-        return int(among[distances.argmax()])
+    def _start(self, free: set[int]) -> int:
+        """A free setting on the front of the guesses: its middle, its quarters, its eighths, and so on."""
+        guesses = self._pool.features if self._pool.guesses is None else self._pool.guesses
+        front = np.flatnonzero(nondominated(guesses, ["minimize"] * guesses.shape[1]))
+        front = front[np.lexsort(guesses[front].T[::-1])]
+        places = (int(len(front) * (odd / 2**level)) for level in range(1, 12) for odd in range(1, 2**level, 2))
+        return next((int(front[place]) for place in places if int(front[place]) in free), min(free))
 
     def _observe(self, study: Study, finished: Sequence[FrozenTrial]) -> Observations:
         from orchestrator.run.surrogate import Observations
@@ -138,6 +142,7 @@ class ReplaySampler(BaseSampler):
             errors=np.array([trial.user_attrs.get(ERRORS, [math.nan] * count) for trial in finished], dtype=np.float64),
             violations=np.array([[trial.constraints.get(name, 0.0) for name in names] for trial in finished]),
             directions=[direction.name.lower() for direction in study.directions],
+            reference=self._reference,
         )
 
 

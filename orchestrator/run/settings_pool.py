@@ -24,9 +24,9 @@ FEATURES = "features"  # attribute of a trial whose setting is not in the pool
 class SettingsPool:
     """N settings. params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it.
 
-    costs: the first so many features say what a setting costs, so that the best ones have less of all (None: all).
-    outside: features [d] of settings that no parameters describe, by their digest. enqueued: settings of the pool that
-    run in any case.
+    guesses [N, g]: of the objectives, less is better; the first trials come from their front. outside: features [d] of
+    settings that no parameters describe, by their digest. enqueued: number of settings of the pool that run in any
+    case.
 
     Raises:
         ValueError: the lengths differ, a feature is not finite, or two settings have the same parameters.
@@ -34,7 +34,7 @@ class SettingsPool:
 
     params: Sequence[Mapping[str, Any]]
     features: Floats
-    costs: int | None = None
+    guesses: Floats | None = None
     outside: Mapping[str, Floats] = field(default_factory=dict)
     enqueued: int = 0
     _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)

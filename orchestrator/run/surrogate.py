@@ -31,7 +31,8 @@ _MIN_RELATIVE_NOISE = 1e-3  # of the objective's spread
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
     """Measured settings. features [n, d]. values [n, m]: of objectives with `directions`. errors [n, m]: their standard
-    errors, NaN where they are not known. violations [n, c]: of constraints, met at 0 or less.
+    errors, NaN where they are not known. violations [n, c]: of constraints, met at 0 or less. reference [m]: the point
+    that bounds the hypervolume; None: a tenth of each objective's range worse than the worst value.
     """
 
     features: Floats
@@ -39,6 +40,15 @@ class Observations:
     errors: Floats
     violations: Floats
     directions: Sequence[str]
+    reference: Floats | None = None
+
+    @property
+    def corner(self) -> Floats:
+        """The reference point [m]; without a given one, that of the feasible trials."""
+        if self.reference is not None:
+            return self.reference
+        feasible = (self.violations <= 0).all(axis=1)
+        return reference_point(self.values[feasible if feasible.any() else slice(None)], self.directions)
 
 
 def most_promising(observations: Observations, pending: Floats, candidates: Floats, *, samples: int, seed: int) -> int:
@@ -72,7 +82,7 @@ class Surrogate:
     def improvements(self, pending: Floats, candidates: Floats, *, samples: int, seed: int) -> Floats:
         """The expected gain [N] in feasible hypervolume of each candidate; see `most_promising`.
 
-        The hypervolume is that of the report: of the objectives as they are, up to the reference point of all results.
+        The hypervolume is that of the report: of the objectives as they are, not of their logs.
         """
         from botorch.acquisition.multi_objective.monte_carlo import qNoisyExpectedHypervolumeImprovement
         from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
@@ -85,11 +95,9 @@ class Surrogate:
             values = [outcome.restore(samples[..., index]) for index, outcome in enumerate(outcomes)]
             return torch.stack(values, dim=-1) * signs
 
-        feasible = (self.observations.violations <= 0).all(axis=1)
-        values = self.observations.values[feasible if feasible.any() else slice(None)]
         acquisition = qNoisyExpectedHypervolumeImprovement(
             self.model,
-            ref_point=torch.from_numpy(reference_point(values, directions)) * signs,
+            ref_point=torch.from_numpy(self.observations.corner) * signs,
             X_baseline=self._x,
             X_pending=self._scaled(pending) if len(pending) else None,
             sampler=SobolQMCNormalSampler(torch.Size([samples]), seed=seed),

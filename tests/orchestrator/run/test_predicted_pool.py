@@ -67,8 +67,8 @@ class Worker:
 def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
     storage, sweep = Storage(str(tmp_path)), read()
     worker = Worker(storage)
-    first = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda event: None)
-    again = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda event: None)
+    first = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda line: None)
+    again = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda line: None)
     (task,) = worker.tasks
     assert (task.captions, task.batch) == (4, sweep.quality.batch)
     assert first is not None
@@ -86,18 +86,18 @@ def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
 
 def test_a_pool_of_other_weights_is_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
-    sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda event: None)
+    sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda line: None)
     with pytest.raises(StudyError, match=rf"{PREDICTIONS}.*other weights"):
-        sweep_pool(read(), storage, "e2", EVERYTHING, Worker(storage), lambda event: None)
+        sweep_pool(read(), storage, "e2", EVERYTHING, Worker(storage), lambda line: None)
     storage.write(PREDICTIONS, b"no table")
     with pytest.raises(StudyError, match=PREDICTIONS):
-        sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda event: None)
+        sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda line: None)
 
 
 def test_other_samplers_have_no_pool(tmp_path: Path) -> None:
     sweep = read({"search.sampler": "tpe", "search.options": {}})
     worker = Worker(Storage(str(tmp_path)))
-    assert sweep_pool(sweep, worker.storage, "e1", EVERYTHING, worker, lambda event: None) is None
+    assert sweep_pool(sweep, worker.storage, "e1", EVERYTHING, worker, lambda line: None) is None
     assert not worker.tasks
 
 
@@ -105,7 +105,7 @@ def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn
     worker = Worker(Storage(str(tmp_path)))
     greedy = {"sampling": {"temperature": 0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}}
     with pytest.raises(ValueError, match=r"^space: replay can describe none of its settings \(.*temperature"):
-        sweep_pool(read(greedy), worker.storage, "e1", EVERYTHING, worker, lambda event: None)
+        sweep_pool(read(greedy), worker.storage, "e1", EVERYTHING, worker, lambda line: None)
     assert not worker.tasks
 
 
@@ -134,8 +134,8 @@ def test_features_are_counts_and_costs() -> None:
     """Exact values: passes, drafted levels and nodes per token; square roots of costs; one column per kind."""
     chain = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
     values = {LENGTH: [1.0, 2.0], "excess": [0.0, 0.25], "surprise": [0.0, -0.09]}
-    features, costs = describe_settings([DecodingConfig(), chain], values)
+    features, guesses = describe_settings([DecodingConfig(), chain], values)
     expected = [[0, 0, 0, 0, 0], [np.log(1 / 2), np.log(4 / 2), np.log(4 / 2), 0.5, -0.3]]
-    assert costs == 5
+    assert np.allclose(guesses, [[1.0, 0.5], [1.3 / 2, 0.5]]), "the mean of ranks 0 and 1, and of 1 and 0"
     assert np.allclose(features[:, :5], expected)
     assert features[:, 5:].tolist() == [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]], "drafter, tree; one neighbourhood"

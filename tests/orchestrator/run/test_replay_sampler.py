@@ -218,7 +218,7 @@ def test_noise_counts() -> None:
 
 
 @pytest.mark.parametrize("options", [{"startup": 0}, {"samples": 0}])
-def test_unusable_options_are_refused(options: dict[str, int]) -> None:
+def test_unusable_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ReplaySampler(problem()[0], **options)
 
