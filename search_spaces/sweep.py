@@ -28,6 +28,7 @@ from search_spaces.sweep_sections import (
     Models,
     Objective,
     Quality,
+    Racing,
     Reference,
     Search,
     SweepHeader,
@@ -42,7 +43,7 @@ _CHANGEABLE = ("budget", "about", "name")  # sections that may change when a swe
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
-        "constraints", "search", "budget", "enqueue", "sampling", "space")  # fmt: skip
+        "constraints", "search", "racing", "budget", "enqueue", "sampling", "space")  # fmt: skip
 _SECTIONS: Mapping[str, type[Params]] = {
     "models": Models, "captions": Captions, "reference": Reference, "quality": Quality, "timing": Timing,
     "search": Search, "budget": Budget,
@@ -53,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """A sweep. metrics None: all that the models allow. sampling None: the target's default, for the baseline and every
-    other config.
+    """A sweep. metrics None: all that the models allow. racing None: all trials take all captions. sampling None: the
+    target's default, for the baseline and every other config.
     """
 
     name: str
@@ -69,6 +70,7 @@ class SweepConfig:
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...]
     search: Search
+    racing: Racing | None
     budget: Budget
     enqueue: tuple[Enqueued, ...]
     sampling: Sampling | None
@@ -115,10 +117,14 @@ class SweepConfig:
         if "space" not in given and "enqueue" not in given:
             raise ConfigError(("space",), "missing; give a space to search, or configs to enqueue")
         header = SweepHeader.from_mapping({key: given[key] for key in SweepHeader.fields() if key in given})
-        parts: dict[str, Any] = {**header.to_mapping(), "sampling": None}
+        parts: dict[str, Any] = {**header.to_mapping(), "sampling": None, "racing": None}
         for name, section in _SECTIONS.items():
             with at(name):
                 parts[name] = section.from_mapping(given.get(name, {}))
+        if "racing" in given:
+            with at("racing"):
+                parts["racing"] = Racing.from_mapping(given["racing"])
+            parts["racing"].check_captions(parts["captions"].count)
         if "sampling" in given:
             parts["sampling"] = DecodingConfig.from_mapping({"sampling": given["sampling"]}).sampling
         lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {

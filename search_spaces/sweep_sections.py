@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from search_spaces.constraints import check_metric
@@ -125,6 +126,39 @@ class Search(Params):
         if choice.from_pool:
             with at("options"):
                 PoolOptions.split(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Racing(Params):
+    """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
+
+    `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on its first 48, its first 96 and on all captions.
+    Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
+    """
+
+    rungs: Annotated[tuple[int, ...], "numbers of captions after which trials may stop, rising", Range(2)]
+    error_rate: Annotated[float, "probability that any trial stops that no other one beats", Range(0, 1)] = 0.05
+    revive_above: Annotated[
+        float, "at the end, stopped trials go on if their probability to be on the front is higher", Range(0, 1)
+    ] = 0.05
+
+    def check(self) -> None:
+        if not self.rungs:
+            raise ConfigError(("rungs",), "must not be empty; give numbers of captions, or leave out `racing`")
+        for index, (low, high) in enumerate(pairwise(self.rungs)):
+            if low >= high:
+                problem = f"must be more than {low}, the rung before it, got {high}; give rising numbers of captions"
+                raise ConfigError(("rungs", f"[{index + 1}]"), problem)
+        if self.error_rate in (0, 1):
+            problem = f"must be between 0 and 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
+            raise ConfigError(("error_rate",), problem)
+
+    def check_captions(self, count: int) -> None:
+        """Raises ConfigError if a rung is not below the number of captions."""
+        for index, rung in enumerate(self.rungs):
+            if rung >= count:
+                problem = f"must be below the number of captions, {count}, got {rung}; lower it, or remove it"
+                raise ConfigError(("racing", "rungs", f"[{index}]"), problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from search_spaces.trial import DecodingConfig, Sampling
 if TYPE_CHECKING:
     import pyarrow
 
-State = Literal["complete", "failed"]
+State = Literal["complete", "stopped", "failed"]
 COMPLETE: Final = "complete"
+STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
 FAILED: Final = "failed"
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
@@ -39,11 +40,23 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """Racing stopped a trial at `images` images, because trial `rival` was better in all objectives on the same ones.
+
+    chance: the chance that this is wrong (see `orchestrator.run.racing.Stop`).
+    """
+
+    rival: int
+    images: int
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrialRecord:
     """One finished trial.
 
     label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
-    if the search proposed an invalid one. params: what the study suggested. cause: why it failed. constraints: excess
+    if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped. constraints: excess
     over each, feasible at 0 or less. history: metrics at each number of images at which the trial was measured, rising;
     the last are `metrics`. shape: its timing files; trials with the same ones share the noise of their step costs.
     duplicate_of: the earlier trial with this config, whose images it shares. seconds: worker time spent on it. started,
@@ -64,6 +77,7 @@ class TrialRecord:
     seconds: float = 0.0
     cause: str | None = None
     duplicate_of: int | None = None
+    stop: EarlyStop | None = None
     started: str = ""
     finished: str = ""
 
@@ -102,6 +116,7 @@ class TrialRecord:
             fields["metrics"] = parse_metrics(fields["metrics"])
             fields["history"] = parse_history(fields["history"])
             fields["shards"] = tuple(fields["shards"])
+            fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
             fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:

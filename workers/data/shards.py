@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
@@ -187,16 +188,24 @@ class PredictTask(Serializable):
             raise ValueError(f"{len(self.params)} parameter sets for {len(self.configs)} configs; give one for each")
 
 
-def plan_quality(config: DecodingConfig, count: int, shard: int, samples: int, batch: int) -> list[QualityShard]:
-    """All of `count` captions in shards of at most `shard` captions.
+def plan_quality(
+    config: DecodingConfig, count: int, shard: int, samples: int, batch: int, rungs: Sequence[int] = ()
+) -> list[QualityShard]:
+    """All of `count` captions in shards of at most `shard` captions; a shard ends at each of `rungs`.
 
     Raises:
-        ValueError: a number below 1, or a config without sampling.
+        ValueError: a number below 1, rungs that do not rise or reach `count`, or a config without sampling.
     """
     _check_sizes(count=count, shard=shard)
     _check_sampling(config)
-    starts = range(0, count, shard)
-    return [QualityShard(config, start, min(start + shard, count), samples, batch) for start in starts]
+    ends = (0, *rungs, count)
+    if any(low >= high for low, high in pairwise(ends)):
+        raise ValueError(f"rungs must rise from 1 and stay below {count}, the number of captions, got {list(rungs)}")
+    return [
+        QualityShard(config, start, min(start + shard, high), samples, batch)
+        for low, high in pairwise(ends)
+        for start in range(low, high, shard)
+    ]
 
 
 def plan_timing(
