@@ -132,7 +132,7 @@ class Search(Params):
 class Racing(Params):
     """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
 
-    `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on its first 48, its first 96 and on all captions.
+    `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96 and all captions.
     Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
     """
 

@@ -56,11 +56,11 @@ class TrialRecord:
     """One finished trial.
 
     label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
-    if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped. constraints: excess
-    over each, feasible at 0 or less. history: metrics at each number of images at which the trial was measured, rising;
-    the last are `metrics`. shape: its timing files; trials with the same ones share the noise of their step costs.
-    duplicate_of: the earlier trial with this config, whose images it shares. seconds: worker time spent on it. started,
-    finished: ISO 8601, UTC.
+    if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped.
+    constraints: excess over each, feasible at 0 or less. history: metrics at each number of images at which the trial
+    was measured, rising; the last are `metrics`. shape: its timing files; trials with the same ones share the noise of
+    their step costs. duplicate_of: the earlier trial with this config, whose images it shares. stop: kept if the trial
+    was revived. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.results.describe import describe
-from orchestrator.results.store import write_trial
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.results.store import Axis, write_trial
+from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.run.early_stopping import EarlyStopping, at_full_size, before_revival, with_constraints
 from orchestrator.run.pending import PendingTrial, Planner
+from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
 from orchestrator.run.study import Proposal, Search, StudyLog
-from orchestrator.run.tasks import EventSink, TaskResult, Workers
-from search_spaces.constraints import Constraint
+from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers, finished_event
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -36,10 +38,8 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended. stopped_by: `trials`, `images`, `hours` or `space`.
-
-    lost: trials that failed because of a machine, a network or a file. They have no record in the store, so --resume
-    runs them again.
+    """How a sweep ended. stopped_by: `trials`, `images`, `hours` or `space`. lost: trials that failed because of a
+    machine, a network or a file; --resume runs them again.
     """
 
     records: Sequence[TrialRecord]
@@ -72,6 +72,8 @@ class Driver:
         self._timings = ShapeTimings(planner, self.shards)
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
+        self._told: list[TrialRecord] = []  # the records with which the search was told
+        self._racing = EarlyStopping(sweep, list(map(Axis, study.objectives, search.directions)), self._told)
         self._baseline: PendingTrial | None = None
         self._images, self._workers_alive = 0, -1
         self._lost: set[int] = set()
@@ -79,8 +81,10 @@ class Driver:
         self._stored: dict[int, TrialRecord] = {}
         self._next_number, self._start_time = 0, time.monotonic()
 
-    def run(self, stored: Sequence[TrialRecord] = ()) -> Outcome:
-        """Run until the budget is spent. `stored`: the records that the store holds already.
+    def run(self, stored: Sequence[TrialRecord] = (), revive: Collection[int] = ()) -> Outcome:
+        """Run until the budget is spent, then go on with stopped trials that may be on the front.
+
+        stored: the records that the store holds already. revive: numbers of stopped trials to run to the end.
 
         Raises:
             PoolError: no worker is left and none can be started.
@@ -91,12 +95,19 @@ class Driver:
         while True:
             stopped_by = self._start_trials()
             if not self._pending:
+                self._revive(revive, stopped_by or "trials")
                 return Outcome(self._records, stopped_by or "trials", self._lost)
             if self._pending[0].is_running:
-                for result in self.workers.collect(_POLL_TIMEOUT_S):
-                    self._handle(result)
-                self._emit_worker_count()
+                self._collect()
             self._finish_oldest()
+
+    def _collect(self) -> None:
+        for result in self.workers.collect(_POLL_TIMEOUT_S):
+            self._handle(result)
+        if (alive := self.workers.alive) != self._workers_alive:
+            self._workers_alive = alive
+            note = "" if alive else "no worker is running; waiting for one"
+            self.emit({"event": "workers", "alive": alive, "note": note})
 
     def _start_trials(self) -> str | None:
         """Start trials until `parallel` are in flight; returns the limit that is reached (see `Outcome`), or None."""
@@ -108,9 +119,8 @@ class Driver:
             proposal = self.search.propose(self._next_number, record.params if record else None)
             self._next_number += 1
             self.study.add(proposal)
-            pending = PendingTrial(proposal)
-            self._pending.append(pending)
-            self._start(pending, record)
+            self._pending.append(PendingTrial(proposal))
+            self._start(self._pending[-1], record)
         return None
 
     def _spent_budget(self) -> str | None:
@@ -145,8 +155,7 @@ class Driver:
         if record is None:
             names = {"label": proposal.label, "summary": self._summary(proposal)}
             self.emit({"event": "trial_started", "trial": pending.number, **names, "config": proposal.config.flat()})
-        for task in tasks:
-            self.workers.submit(task)
+        self._submit(tasks)
         self._submit_ready()
 
     def _summary(self, proposal: Proposal) -> str:
@@ -171,12 +180,26 @@ class Driver:
         if result.output is None:
             self._fail(pending, result.cause or "failed", permanent=result.permanent)
         elif result.task.kind == "measure":
-            pending.complete(result.output, self.required)
-            if pending is self._baseline and pending.record and pending.record.cause:
-                self._fail(pending, pending.record.cause)
+            self._add_measurement(pending, result.output)
         else:
             self._add_shard(pending, result)
         self._submit_ready()
+
+    def _add_measurement(self, pending: PendingTrial, output: Mapping[str, Any]) -> None:
+        """Finish the trial, stop it, or go on to its next rung."""
+        problem, images = pending.add_measurement(output, self.required), pending.rung_images
+        metrics = pending.history[images]
+        if pending is self._baseline:
+            if problem := self._racing.problem(images, metrics, problem):
+                self._fail(pending, problem)
+        if pending.is_last_rung:
+            pending.finish(problem)
+        elif pending.stop is not None:  # it is revived rung by rung
+            pending.stop_early(pending.stop, self._records[pending.number].cause)
+        elif not problem and (stop := self._racing.decide(pending.number, images, metrics, pending.shape)):
+            pending.stop_early(stop, self._racing.reason(stop))
+        else:
+            self._submit(self.planner.advance(pending, self.shards))
 
     def _add_shard(self, pending: PendingTrial, result: TaskResult) -> None:
         task, output = result.task, result.output
@@ -205,19 +228,11 @@ class Driver:
             if self._lost.issuperset(recent):
                 raise SweepError(f"{_MAX_LOST_IN_A_ROW} trials in a row were lost, the last one to: {cause}")
 
-    def _emit_worker_count(self) -> None:
-        alive = self.workers.alive
-        if alive != self._workers_alive:
-            self._workers_alive = alive
-            note = "" if alive else "no worker is running; waiting for one"
-            self.emit({"event": "workers", "alive": alive, "note": note})
-
     def _submit_ready(self) -> None:
         """Submit timings that a failed trial left to others, and the measure task of every trial whose shards, and the
         baseline's, are complete.
         """
-        for task in self._timings.reassign(self._pending):
-            self.workers.submit(task)
+        self._submit(self._timings.reassign(self._pending))
         if self._baseline is None or self._baseline.missing:
             return
         for pending in self._pending:
@@ -238,40 +253,48 @@ class Driver:
         if pending.record is None:
             return
         self._pending.popleft()
-        record, is_new = pending.record, pending.number not in self._stored
-        if is_new:
-            record = self._with_constraints(record)
+        told = with_constraints(before_revival(pending.record), self.sweep.constraints, self._told)
+        is_new = pending.number not in self._stored
+        record = told if is_new else pending.record
         self._records.append(record)
-        self.search.tell(record, self.study.objectives)
+        self._told.append(told)
+        if told.state == STOPPED and told.duplicate_of is None:
+            self._images -= pending.images - told.images
+        expected = at_full_size(told, self._told[0])
+        self.search.tell(expected, self.study.objectives)
         if record.number not in self._lost:
             if is_new:
                 write_trial(self.storage, record)
-            self.study.finish(record)
-        self.emit(
-            {
-                "event": "trial_finished",
-                "trial": record.number,
-                "label": record.label,
-                "summary": self._summary(pending.proposal),
-                "state": record.state,
-                "new": is_new,
-                "cause": record.cause,
-                "feasible": record.feasible,
-                "images": record.images,
-                "metrics": {name: entry.value for name, entry in record.metrics.items()},
-            }
-        )
+            self.study.finish(told, expected)
+        self.emit(finished_event("trial_finished", record, self._summary(pending.proposal)) | {"new": is_new})
 
-    def _with_constraints(self, record: TrialRecord) -> TrialRecord:
-        """The record, with the violation of each constraint if the trial is complete."""
-        if record.state != COMPLETE:
-            return record
-        vanilla = self._records[0] if self._records else record
-        violations = {constraint.text: _violation(constraint, record, vanilla) for constraint in self.sweep.constraints}
-        return replace(record, constraints=violations)
+    def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
+        """Run stopped trials on (see `revivals`); if time has run out, the trials `numbers` alone."""
+        racing, budget = self.sweep.racing, self.sweep.budget.images or math.inf
+        threshold = 1.0 if racing is None or stopped_by == "hours" else racing.revive_above
+        for number in revivals(self._records, self.storage, self._racing.objectives, numbers, threshold, budget):
+            pending = self._run_next_rung(number)
+            if pending.record is None or pending.record.state == FAILED:
+                continue
+            record = with_constraints(pending.record, self.sweep.constraints, self._records)
+            replace_record(self._records, self.storage, record)
+            self.emit(finished_event("trial_revived", self._records[number], self._summary(pending.proposal)))
 
+    def _run_next_rung(self, number: int) -> PendingTrial:
+        """Measure a stopped trial at the rung after its last one."""
+        pending = resume(self._records[number])
+        tasks = self.planner.plan(pending, self.shards)
+        while pending.rung_images <= self._records[number].images:
+            tasks = self.planner.advance(pending, self.shards)
+        tasks += self._timings.assign(pending)
+        self._pending.append(pending)
+        self._submit(tasks)
+        self._submit_ready()
+        while pending.is_running:
+            self._collect()
+        self._pending.popleft()
+        return pending
 
-def _violation(constraint: Constraint, record: TrialRecord, vanilla: TrialRecord) -> float:
-    """By how much a trial violates a constraint, in the metric's unit; at most 0 if it is met."""
-    reference = vanilla.metrics.get(constraint.metric)
-    return constraint.violation(record.metrics[constraint.metric].value, reference.value if reference else math.nan)
+    def _submit(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            self.workers.submit(task)

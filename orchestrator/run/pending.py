@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.results.trials import COMPLETE, FAILED, TrialRecord, parse_history, parse_metrics
+from orchestrator.results.trials import (
+    COMPLETE,
+    FAILED,
+    STOPPED,
+    EarlyStop,
+    Measured,
+    State,
+    TrialRecord,
+    parse_history,
+    parse_metrics,
+)
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
@@ -27,7 +37,9 @@ class PendingTrial:
 
     files: names of its shard files by kind; the timing files are those of its shape's first trial, and `own_timing` are
     its own if it is timed itself. missing: those that are not in the store yet. duplicate_of: number of the earlier
-    trial with the same config. record: set when the trial is finished.
+    trial with the same config. rungs: the numbers of captions at which the trial is measured, all captions last. rung:
+    index of the one that is drawn now. history: metrics by number of images. stop: of a trial that is revived. record:
+    set when the trial is finished.
     """
 
     proposal: Proposal
@@ -38,6 +50,10 @@ class PendingTrial:
     started: str = field(default_factory=utc_now)
     duplicate_of: int | None = None
     measuring: bool = False
+    rungs: tuple[int, ...] = ()
+    rung: int = 0
+    history: dict[int, Mapping[str, Measured]] = field(default_factory=dict)
+    stop: EarlyStop | None = None
     record: TrialRecord | None = None
 
     @property
@@ -52,7 +68,28 @@ class PendingTrial:
 
     @property
     def images(self) -> int:
-        return sum((shard.stop - shard.start) * shard.samples for shard in self.quality)
+        """Of all captions."""
+        return sum(shard.images for shard in self.quality)
+
+    @property
+    def rung_images(self) -> int:
+        """Of the captions up to the current rung."""
+        return sum(shard.images for shard in self.quality if shard.stop <= self.rungs[self.rung])
+
+    @property
+    def rung_files(self) -> list[str]:
+        """The quality shards up to the current rung."""
+        stop = self.rungs[self.rung]
+        return [name for shard, name in zip(self.quality, self.files["quality"], strict=True) if shard.stop <= stop]
+
+    @property
+    def is_last_rung(self) -> bool:
+        return self.rung + 1 == len(self.rungs)
+
+    @property
+    def shape(self) -> str:
+        """See `TrialRecord.shape`."""
+        return ",".join(self.files["timing"])
 
     @property
     def is_running(self) -> bool:
@@ -74,30 +111,50 @@ class PendingTrial:
             images=earlier.images,
             cause=earlier.cause,
             duplicate_of=earlier.number if earlier.duplicate_of is None else earlier.duplicate_of,
+            stop=earlier.stop,
         )
 
-    def complete(self, output: Mapping[str, Any], required: Collection[str]) -> None:
-        """Make the record from the output of a worker's measure task.
+    def add_measurement(self, output: Mapping[str, Any], required: Collection[str]) -> str | None:
+        """Add the output of a worker's measure task to the history. Values that are not finite are left out.
 
-        Values that are not finite are left out. The trial has failed if one of the `required` metrics is missing.
-        Constraints are evaluated later.
+        Returns why some of the `required` metrics are missing.
         """
         self.seconds += output.get("seconds", 0.0)
         measured = parse_metrics(output["metrics"])
         metrics = {name: entry for name, entry in measured.items() if math.isfinite(entry.value)}
+        if len(self.rungs) == 1:
+            self.history |= dict(parse_history(output.get("history", ())))
+        self.history[self.rung_images] = metrics
         skipped = output.get("skipped", {})
         problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
-        self.record = self._make_record(
-            FAILED if problems else COMPLETE,
-            cause="; ".join(problems) or None,
-            metrics=metrics,
-            history=parse_history(output.get("history", ())),
-            shards=tuple(dict.fromkeys(name for names in self.files.values() for name in names)),
-            shape=",".join(self.files["timing"]),
-            images=self.images,
+        return "; ".join(problems) or None
+
+    def finish(self, problem: str | None = None) -> None:
+        """Make the record of a trial that was measured on all captions. It has failed if there is a problem.
+
+        Constraints are evaluated later.
+        """
+        self.record = self._measured_record(FAILED if problem else COMPLETE, problem)
+
+    def stop_early(self, stop: EarlyStop, reason: str | None) -> None:
+        """Make the record of a trial that racing stops at the current rung."""
+        self.stop = stop
+        self.record = self._measured_record(STOPPED, reason)
+
+    def _measured_record(self, state: State, cause: str | None) -> TrialRecord:
+        names = (*self.rung_files, *self.files["timing"], *self.files["own_timing"])
+        return self._make_record(
+            state,
+            cause=cause,
+            metrics=self.history[self.rung_images],
+            history=tuple(sorted(self.history.items(), key=lambda entry: entry[0])),
+            shards=tuple(dict.fromkeys(names)),
+            shape=self.shape,
+            images=self.rung_images,
+            stop=self.stop,
         )
 
-    def _make_record(self, state: Any, **fields: Any) -> TrialRecord:
+    def _make_record(self, state: State, **fields: Any) -> TrialRecord:
         return TrialRecord(
             number=self.number,
             label=self.proposal.label,
@@ -125,13 +182,30 @@ class Planner:
     metrics: tuple[str, ...]
 
     def plan(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
-        """Set the trial's quality shards; returns the tasks for those whose files are not in `existing`."""
-        config, quality = pending.config, self.sweep.quality
-        pending.quality = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch)
-        tasks = self._tasks(pending, pending.quality)
-        pending.files["quality"] = [task.name for task in tasks]
-        pending.missing.update(task.name for task in tasks if task.name not in existing)
-        return [task for task in tasks if task.name in pending.missing]
+        """Set the trial's quality shards; returns the tasks for those that it needs now and are not in `existing`.
+
+        A config of `enqueue` needs all at once, because it is never stopped. Another needs those of its first rung.
+        """
+        whole = pending.number < len(self.sweep.enqueue)
+        quality, rungs = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
+        pending.rungs = (*rungs, self.captions)
+        pending.quality = plan_quality(
+            pending.config, self.captions, quality.shard, quality.samples, quality.batch, rungs
+        )
+        pending.files["quality"] = [shard.name(self.experiment) for shard in pending.quality]
+        return self._quality_tasks(pending, existing, pending.rungs[-1 if whole else 0])
+
+    def advance(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
+        """Go on to the next rung; returns the tasks for its shards whose files are not in `existing`."""
+        pending.rung += 1
+        pending.measuring = False
+        return self._quality_tasks(pending, existing, pending.rungs[pending.rung])
+
+    def _quality_tasks(self, pending: PendingTrial, existing: Collection[str], stop: int) -> list[Task]:
+        tasks = self._tasks(pending, [shard for shard in pending.quality if shard.stop <= stop])
+        missing = [task for task in tasks if task.name not in existing]
+        pending.missing.update(task.name for task in missing)
+        return missing
 
     def timing_tasks(self, pending: PendingTrial) -> list[Task]:
         """The tasks that time this trial's config; none if no metric needs them."""
@@ -148,7 +222,7 @@ class Planner:
         """The task that computes a trial's metrics from its shards."""
         task = MeasureTask(
             config=pending.config,
-            quality=tuple(pending.files["quality"]),
+            quality=tuple(pending.rung_files),
             timing=tuple(pending.files["timing"]),
             own_timing=tuple(pending.files["own_timing"]),
             baseline_quality=tuple(baseline.files["quality"]),

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
 from orchestrator.run.study_storage import StudyError, open_storage, storage_problem
 from search_spaces.params import ConfigError
@@ -82,6 +82,7 @@ class Search:
         is_grid = sweep.search.sampler == GRID
         self._points = self._space.size() if is_grid else None
         self._grid = self._space.grid() if is_grid else None
+        self.directions = tuple(directions)
         self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
         self._asked = 0
@@ -176,7 +177,7 @@ class Search:
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
     """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
-    if record.state != COMPLETE:
+    if record.state == FAILED:
         return None
     values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
     return values if all(math.isfinite(value) for value in values) else None
@@ -235,17 +236,22 @@ class StudyLog:
             )
             self._states.append(TrialState.RUNNING)
 
-    def finish(self, record: TrialRecord) -> None:
-        """Write the result of a trial, unless the study has it."""
+    def finish(self, record: TrialRecord, expected: TrialRecord) -> None:
+        """Write the result of a trial, unless the study has it.
+
+        expected: the record with the values to tell. Optuna has no pruning for several objectives: a stopped trial is
+        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`.
+        """
         if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
             return
         with self._keep_problem():
             frozen = self._study.get_trials(deepcopy=False)[record.number]
             trial = Trial(self._study, frozen._trial_id)
             trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
+            trial.set_user_attr("images", record.images)
             if record.cause:
-                trial.set_user_attr("cause", record.cause)
-            values = objective_values(record, self.objectives)
+                trial.set_user_attr("stopped" if record.state == STOPPED else "cause", record.cause)
+            values = objective_values(expected, self.objectives)
             for name, violation in record.constraints.items() if values else ():
                 trial.set_constraint(name, violation)
             self._study.tell(trial, values, state=None if values else TrialState.FAIL)

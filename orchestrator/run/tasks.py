@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from orchestrator.results.trials import TrialRecord
+
 Event = Mapping[str, Any]  # `event` names its kind
 EventSink = Callable[[Event], None]
 
@@ -39,6 +41,21 @@ class TaskResult:
     output: Mapping[str, Any] | None
     cause: str | None = None
     permanent: bool = True
+
+
+def finished_event(event: str, record: TrialRecord, summary: str) -> dict[str, Any]:
+    """The event of a trial that has a new record. summary: its label, or its config in short."""
+    return {
+        "event": event,
+        "trial": record.number,
+        "label": record.label,
+        "summary": summary,
+        "state": record.state,
+        "cause": record.cause,
+        "feasible": record.feasible,
+        "images": record.images,
+        "metrics": {name: entry.value for name, entry in record.metrics.items()},
+    }
 
 
 class PoolError(RuntimeError):

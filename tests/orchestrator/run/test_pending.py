@@ -90,16 +90,14 @@ def test_the_record_of_a_measured_trial(planner: Planner) -> None:
     trial.seconds = 2.0
     half = {"value": 6.0, "error": 0.2, "n": 20, "replicates": [5.0, 7.0], "noise": 0.1}
     history = [[20, {"fid": half}]]
-    trial.complete(
-        {"metrics": {"fid": {"value": 5.0, "error": 0.1, "n": 40}}, "history": history, "seconds": 0.5},
-        ("fid",),
-    )
+    output = {"metrics": {"fid": {"value": 5.0, "error": 0.1, "n": 40}}, "history": history, "seconds": 0.5}
+    trial.finish(trial.add_measurement(output, ("fid",)))
     record = trial.record
     assert record is not None
     assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
     assert (record.images, record.seconds) == (40, 2.5)
     assert record.metrics == {"fid": Measured(5.0, 0.1, 40)}
-    assert record.history == ((20, {"fid": Measured(6.0, 0.2, 20, (5.0, 7.0), 0.1)}),)
+    assert record.history == ((20, {"fid": Measured(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
     assert set(record.shards) == trial.missing
     assert record.params == {"tree.length": 3}
     assert record.config == CHAIN
@@ -113,7 +111,8 @@ def test_a_trial_without_a_required_metric_has_failed(value: float | None, plann
     metrics = {"fid": {"value": 5.0, "error": None, "n": 40}}
     if value is not None:
         metrics["speedup"] = {"value": value, "error": None, "n": 40}
-    trial.complete({"metrics": metrics, "skipped": {"speedup": "no timings"}}, ("fid", "speedup"))
+    output = {"metrics": metrics, "skipped": {"speedup": "no timings"}}
+    trial.finish(trial.add_measurement(output, ("fid", "speedup")))
     assert trial.record is not None
     assert (trial.record.state, trial.record.cause) == ("failed", "speedup: no timings")
     assert set(trial.record.metrics) == {"fid"}
@@ -133,7 +132,7 @@ def test_the_record_of_a_failed_trial() -> None:
 def test_a_duplicate_copies_the_result_and_names_the_first_trial(planner: Planner) -> None:
     first, second, third = make_trial(number=1), make_trial(number=2), make_trial(number=3)
     planner.plan(first, set())
-    first.complete({"metrics": {"fid": {"value": 5.0, "error": None, "n": 40}}}, ("fid",))
+    first.finish(first.add_measurement({"metrics": {"fid": {"value": 5.0, "error": None, "n": 40}}}, ("fid",)))
     assert first.record is not None
     second.copy_result(first.record)
     assert second.record is not None

@@ -230,7 +230,7 @@ def write_study(config: SweepConfig, url: str, records: Sequence[TrialRecord], d
     study, search = StudyLog(config.name, url, DIRECTIONS, NAMES, digest), Search(config, DIRECTIONS)
     for entry in records:
         study.add(search.propose(entry.number, entry.params))
-        study.finish(entry)
+        study.finish(entry, entry)
         search.tell(entry, NAMES)
     return study
 

@@ -1,0 +1,102 @@
+"""Which stopped trials go on at the end of a sweep: those that may still be on the front.
+
+Every step rewrites the record of one trial, and depends on the records alone. So a sweep that is killed in between
+resumes with the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, MutableSequence, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.store import Axis, write_trial
+from orchestrator.results.trials import COMPLETE, STOPPED, TrialRecord
+from orchestrator.run.early_stopping import at_full_size
+from orchestrator.run.pending import PendingTrial
+from orchestrator.run.study import Proposal
+from workers.data.storage import Storage
+
+_DRAWS, _SEED = 4000, 0
+# Fields of a record that its duplicates share.
+_RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape")
+
+
+def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Axis]) -> dict[int, float]:
+    """For each stopped trial, the share of joint draws from all errors in which no complete trial dominates it.
+
+    Its values are those expected on all captions (`at_full_size`). Duplicates, and trials that violate a constraint,
+    are left out on both sides.
+    """
+    kept = [record for record in records if record.duplicate_of is None and not _violates(record)]
+    complete = [record for record in kept if record.state == COMPLETE]
+    stopped = [record for record in kept if record.state == STOPPED]
+    if not complete or not stopped:
+        return {}
+    expected = [at_full_size(record, records[0]) for record in stopped]
+    draws = JointErrors.of([*complete, *expected], objectives).draws(_DRAWS, _SEED)
+    draws *= np.array([-1.0 if axis.direction == "maximize" else 1.0 for axis in objectives])
+    rivals = draws[:, : len(complete)]
+    found = {}
+    for row, record in enumerate(stopped, start=len(complete)):
+        own = draws[:, row : row + 1]
+        dominated = (rivals <= own).all(axis=2) & (rivals < own).any(axis=2)
+        found[record.number] = float(1 - dominated.any(axis=1).mean())
+    return found
+
+
+def revivals(
+    records: MutableSequence[TrialRecord],
+    storage: Storage,
+    objectives: Sequence[Axis],
+    numbers: Collection[int],
+    threshold: float,
+    budget: float,
+) -> Iterator[int]:
+    """The stopped trials that go on to their next rung, one after the other; the caller replaces their records.
+
+    First the trials `numbers`, to the end. Then always the one that is most probably on the front, until no probability
+    is above `threshold` or `budget` images are spent. A trial whose record stays the same is not chosen again.
+    """
+    for record in [record for record in records if record.stop and record.duplicate_of is None]:
+        replace_record(records, storage, record)  # completes a step that was cut off
+    passed: set[int] = set()
+
+    def run(number: int) -> Iterator[int]:
+        before = records[number]
+        yield number
+        if records[number] is before:
+            passed.add(number)
+
+    for number in sorted(numbers):
+        while records[number].state == STOPPED and number not in passed:
+            yield from run(number)
+    while threshold < 1 and sum(record.images for record in records if record.duplicate_of is None) < budget:
+        shares = front_probabilities(records, objectives)
+        uncertain = [number for number, share in shares.items() if share > threshold and number not in passed]
+        if not uncertain:
+            return
+        yield from run(max(uncertain, key=lambda number: shares[number]))
+
+
+def resume(record: TrialRecord) -> PendingTrial:
+    """A stopped trial in flight again, with all that it has measured."""
+    proposal = Proposal(record.number, record.label, record.config, record.params, {})
+    history = dict(record.history)
+    return PendingTrial(proposal, seconds=record.seconds, started=record.started, history=history, stop=record.stop)
+
+
+def replace_record(records: MutableSequence[TrialRecord], storage: Storage, record: TrialRecord) -> None:
+    """Replace the record of a trial, and the results of its duplicates, in `records` and in the store."""
+    shared = {name: getattr(record, name) for name in _RESULTS}
+    copies = [replace(other, **shared) for other in records if other.duplicate_of == record.number]
+    for changed in (record, *copies):
+        if changed != records[changed.number]:
+            records[changed.number] = changed
+            write_trial(storage, changed)
+
+
+def _violates(record: TrialRecord) -> bool:
+    return any(value > 0 for value in record.constraints.values())
