@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import options as o
+from orchestrator.cli.revive import Revive, stopped_trials
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 
@@ -84,6 +85,7 @@ def launch(
     study: Study = None,
     tracking_uri: o.TrackingUri = None,
     mlflow: o.Mlflow = True,
+    revive: Revive = None,
     check: Check = False,
     as_json: JsonEvents = False,
 ) -> None:
@@ -111,6 +113,7 @@ def launch(
         changes = {key: value for key, value in changes.items() if value is not None}
         config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
     storage = _open_storage(config, out, resume=resume)
+    revived = stopped_trials(storage, revive)
     uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
         from orchestrator.cli.launch_plan import describe_plan
@@ -120,7 +123,7 @@ def launch(
     from orchestrator.run.cluster import Slots
     from orchestrator.run.launch import LaunchOptions
 
-    options = LaunchOptions(address, Slots(workers, cpus_per_worker, gpus_per_worker or 0.0), threads, study)
+    options = LaunchOptions(address, Slots(workers, cpus_per_worker, gpus_per_worker or 0.0), threads, study, revived)
     _run(config, storage, options, uri, as_json=as_json)
 
 
@@ -200,7 +203,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
                 record(event)
                 if event["event"] == "identity" and tracker:
                     tracker.start()
-                if event["event"] == "trial_finished":
+                if event["event"] in ("trial_finished", "trial_revived"):
                     if problem := views.refresh():
                         record({"event": "note", "note": f"tables and plot not written: {problem}"})
                     if tracker:

@@ -52,7 +52,8 @@ def _describe(now: SweepStatus) -> list[str]:
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)
     running = f"; running at the last event: {numbers}" if numbers else ""
-    failed = f", {len(now.failed)} of them failed" if now.failed else ""
+    kinds = (("failed", now.failed), ("stopped", now.stopped))
+    failed = "".join(f", {len(trials)} of them {word}" for word, trials in kinds if trials)
     lines = [
         f"{clean(now.name)} at {clean(now.place)}",
         f"trials    {now.finished}{planned} finished{failed}{running}",
@@ -64,5 +65,6 @@ def _describe(now: SweepStatus) -> list[str]:
     lines += [f"note      {clean(warning)}" for warning in now.warnings]
     if now.logs is not None:
         lines.append(f"logs      {clean(now.logs)}")
-    lines += [f"failed    trial {trial['number']}: {clean(trial['cause'])}" for trial in now.failed[-3:]]
+    for word, trials in kinds:
+        lines += [f"{word:<9} trial {trial['number']}: {clean(trial['cause'])}" for trial in trials[-3:]]
     return lines

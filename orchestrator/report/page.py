@@ -26,7 +26,7 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import DEFAULT_OBJECTIVES, Sweep, front_of
-from orchestrator.results.trials import FAILED, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
@@ -173,13 +173,15 @@ def _summary(sweep: Sweep) -> list[str]:
     """Short facts for the head of the page."""
     images = sum(record.images for record in sweep.records if record.duplicate_of is None)
     hours = sum(record.seconds for record in sweep.records) / 3600
-    failed = sum(record.state == FAILED for record in sweep.records)
+    counts = ((FAILED, "failed"), (STOPPED, "stopped early"))
+    others = [(sum(record.state == state for record in sweep.records), word) for state, word in counts]
     trials = len(sweep.records)
     target = sweep.identity.target
     spent = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
     return [
         *([f"target {target}"] if target else []),
-        f"{trials} trial{'' if trials == 1 else 's'}" + (f", {failed} of them failed" if failed else ""),
+        f"{trials} trial{'' if trials == 1 else 's'}"
+        + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
         f"{spent} of worker time",
     ]

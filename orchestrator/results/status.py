@@ -10,18 +10,18 @@ from typing import Any
 from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import EVENTS, planned_trials, read_lines
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import FAILED
+from orchestrator.results.trials import FAILED, STOPPED, State
 from workers.runtime.logs import log_folder
 
 _RECENT_EVENTS = 3
-_VERBS = {"trial_started": "started", "trial_finished": "finished"}
+_VERBS = {"trial_started": "started", "trial_finished": "finished", "trial_revived": "revived"}
 
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
-    """planned: trials in the budget, None if it has none. failed: number and cause of each. running: trials started
-    since the last launch and not finished. images: of finished trials, each config counted once. events: the latest,
-    described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the results.
+    """planned: trials in the budget, None if it has none. failed, stopped: number and cause of each. running: trials
+    started since the last launch and not finished. images: of finished trials, each config counted once. events: the
+    latest, described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the results.
     logs: folder of the workers' logs, if it is on this machine.
     """
 
@@ -30,6 +30,7 @@ class SweepStatus:
     planned: int | None
     finished: int
     failed: tuple[Mapping[str, Any], ...]
+    stopped: tuple[Mapping[str, Any], ...]
     running: tuple[int, ...]
     images: int
     events: tuple[str, ...]
@@ -49,17 +50,22 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         place=sweep.storage.display_name,
         planned=planned_trials(sweep.storage),
         finished=len(sweep.records),
-        failed=tuple(
-            {"number": record.number, "cause": record.cause or "no cause recorded"}
-            for record in sweep.records
-            if record.state == FAILED
-        ),
+        failed=_causes(sweep, FAILED),
+        stopped=_causes(sweep, STOPPED),
         running=tuple(sorted(_started(events) - {record.number for record in sweep.records})),
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
         events=tuple(describe_event(event) for event in events if event["event"] != "shard")[-_RECENT_EVENTS:],
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
         warnings=tuple(speed_warnings(sweep.records, sweep.identity.timing)),
         logs=None if logs is None else str(logs),
+    )
+
+
+def _causes(sweep: Sweep, state: State) -> tuple[Mapping[str, Any], ...]:
+    return tuple(
+        {"number": record.number, "cause": record.cause or "no cause recorded"}
+        for record in sweep.records
+        if record.state == state
     )
 
 

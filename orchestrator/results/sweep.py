@@ -31,7 +31,7 @@ from orchestrator.results.store import (
     read_table,
     read_trials,
 )
-from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
@@ -278,7 +278,8 @@ def front_of(
     trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
     tests = {
         "by --where": passing(trials, where),
-        "failed": [record.state == COMPLETE for _, record in owned],
+        "failed": [record.state != FAILED for _, record in owned],
+        "stopped early": [record.state != STOPPED for _, record in owned],
         "repeated": [record.duplicate_of is None for _, record in owned],
         "outside the constraints": [record.feasible or not feasible for _, record in owned],
         "outside --subject-to": [all(limit(record) for limit in limits[name]) for name, record in owned],

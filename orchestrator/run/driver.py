@@ -189,9 +189,8 @@ class Driver:
         """Finish the trial, stop it, or go on to its next rung."""
         problem, images = pending.add_measurement(output, self.required), pending.rung_images
         metrics = pending.history[images]
-        if pending is self._baseline:
-            if problem := self._racing.problem(images, metrics, problem):
-                self._fail(pending, problem)
+        if pending is self._baseline and (problem := self._racing.problem(images, metrics, problem)):
+            self._fail(pending, problem)
         if pending.is_last_rung:
             pending.finish(problem)
         elif pending.stop is not None:  # it is revived rung by rung

@@ -54,13 +54,15 @@ class IdentityError(ValueError):
 class LaunchOptions:
     """Where a sweep runs. address None: Ray on this machine. threads: torch threads of a worker (None: its cores).
 
-    study: a file or database URL for Optuna's study (None: a journal in the sweep's folder).
+    study: a file or database URL for Optuna's study (None: a journal in the sweep's folder). revive: stopped trials to
+    run to the end.
     """
 
     address: str | None = None
     slots: Slots = field(default_factory=Slots)
     threads: int | None = None
     study: str | None = None
+    revive: tuple[int, ...] = ()
 
 
 def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
@@ -105,7 +107,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 check=capabilities.check,
                 emit=emit,
             )
-            return driver.run(read_trials(storage))
+            return driver.run(read_trials(storage), options.revive)
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str, Any]:

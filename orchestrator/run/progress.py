@@ -33,6 +33,7 @@ class Progress:
     objectives: tuple[tuple[str, str], ...] = ()
     done: int = 0
     failed: int = 0
+    stopped: int = 0
     images: int = 0
     running: dict[int, str] = field(default_factory=dict)
     candidates: dict[int, tuple[str, Mapping[str, float]]] = field(default_factory=dict)
@@ -52,6 +53,11 @@ class Progress:
             self.done += 1
             self.new_trials += event["new"]
             self.failed += event["state"] == "failed"
+            self.stopped += event["state"] == "stopped"
+            if event["feasible"]:
+                self.candidates[event["trial"]] = (event["summary"], event["metrics"])
+        elif kind == "trial_revived":
+            self.stopped -= event["state"] != "stopped"
             if event["feasible"]:
                 self.candidates[event["trial"]] = (event["summary"], event["metrics"])
         elif kind == "workers":
@@ -102,6 +108,7 @@ def format_duration(seconds: float | None) -> str:
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
     failed = f", {progress.failed} failed" if progress.failed else ""
+    failed += f", {progress.stopped} stopped early" if progress.stopped else ""
     total = f"/{progress.planned}" if progress.planned else ""
     workers = f"{progress.workers} worker{'' if progress.workers == 1 else 's'}"
     return (
@@ -116,7 +123,7 @@ def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
 
     def show(event: Event) -> None:
         nonlocal last
-        if event["event"] == "trial_finished" and event["new"]:
+        if event["event"] == "trial_revived" or (event["event"] == "trial_finished" and event["new"]):
             print(trial_line(event, progress), file=out or sys.stderr, flush=True)
         elif event.get("note"):
             print(event["note"], file=out or sys.stderr, flush=True)
@@ -133,6 +140,8 @@ def trial_line(event: Event, progress: Progress) -> str:
         return f"trial {event['trial']} failed: {event['cause']}"
     metrics = event["metrics"]
     values = ", ".join(f"{name} {metrics[name]:.3g}" for name, _ in progress.objectives if name in metrics)
+    if event["state"] == "stopped":
+        return f"trial {event['trial']} {event['summary']}: stopped at {event['images']} images: {event['cause']}"
     return f"trial {event['trial']} {event['summary']}: {values}" + ("" if event["feasible"] else "; infeasible")
 
 

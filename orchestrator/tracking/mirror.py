@@ -7,6 +7,7 @@ can find it by its tags. Terminating the run is the last step. It is then record
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ import yaml
 
 from orchestrator.results import store
 from orchestrator.results.redaction import redact_file
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.tracking import runs
 from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
 from orchestrator.tracking.run_log import LoggedRun, RunLog
@@ -32,6 +33,7 @@ _SWEEP_ARTIFACTS = (
 )  # fmt: skip
 _TRIAL_ARTIFACTS = {"images.png": store.IMAGE_GRIDS, "heatmap.png": store.HEAT_MAPS}
 _PAGE = 1000  # runs per search request
+_STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class _TrialRun:
     complete: bool
     params: set[str]
     pareto: str
+    images: str
 
 
 class SweepMirror:
@@ -68,7 +71,8 @@ class SweepMirror:
         if trial_runs is None:
             trial_runs = self._read_experiment(running)
         self._trial_runs = None  # until everything succeeds
-        self.records |= {record.number: record for record in store.read_trials(self.storage, self.records)}
+        final = {number for number, record in self.records.items() if record.state != STOPPED}
+        self.records |= {record.number: record for record in store.read_trials(self.storage, final)}
         front = runs.front_numbers(list(self.records.values()), self.sweep)
         logged = self._log_trials(trial_runs, front)
         self._update_trials(trial_runs, front)
@@ -108,8 +112,8 @@ class SweepMirror:
         for number, group in groups.items():
             run_id = self._keep_one(group, logged)
             (run,) = (run for run in group if run.info.run_id == run_id)
-            pareto = run.data.tags.get(runs.PARETO, "")
-            trial_runs[number] = _TrialRun(run_id, run.info.status != "RUNNING", set(run.data.params), pareto)
+            pareto, images = (run.data.tags.get(name, "") for name in (runs.PARETO, runs.IMAGES))
+            trial_runs[number] = _TrialRun(run_id, run.info.status != "RUNNING", set(run.data.params), pareto, images)
         return trial_runs
 
     def _create_parent(self) -> str:
@@ -140,12 +144,12 @@ class SweepMirror:
         return str(first.info.run_id)
 
     def _log_trials(self, trial_runs: dict[int, _TrialRun], front: set[int]) -> int:
-        """Log every trial without a complete run, by number; returns how many."""
+        """Log every trial without a complete run, or whose run is older than its revival; returns how many."""
         done = self._log.trials(self.uri, self.experiment)
         logged = 0
         for number, record in sorted(self.records.items()):
             run = trial_runs.get(number)
-            if run is None or not run.complete:
+            if run is None or not run.complete or (record.stop and run.images != str(record.images)):
                 trial_runs[number] = run = self._log_trial(record, run, pareto=number in front)
                 logged += 1
             if number not in done or done[number].run_id != run.run_id:
@@ -155,28 +159,30 @@ class SweepMirror:
 
     def _log_trial(self, record: TrialRecord, run: _TrialRun | None, *, pareto: bool) -> _TrialRun:
         """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
-        from mlflow.entities import Param
+        from mlflow.entities import Param, RunTag
 
         started, finished = runs.span(record, self.sweep)
+        tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
         if run is None:
-            tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
             created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self.sweep))
-            run = _TrialRun(created.info.run_id, False, set(), tags[runs.PARETO])
+            run = _TrialRun(created.info.run_id, False, set(), tags[runs.PARETO], "")
         params = runs.params(record)
         entries = [Param(key, value) for key, value in params.items()]
         self._client.log_batch(run.run_id, runs.metrics(record, finished), entries)
         run.params |= params.keys()
         with tempfile.TemporaryDirectory() as artifacts:
-            if record.digest and record.state == COMPLETE:
+            if record.digest and record.state != FAILED:
                 names = {name: f"{folder}/{record.digest}.png" for name, folder in _TRIAL_ARTIFACTS.items()}
                 self._download(names, Path(artifacts))
             config = record.config.to_mapping() if record.config else {}
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             Path(artifacts, "config.yaml").write_text(text, "utf-8")
             self._client.log_artifacts(run.run_id, artifacts)
-        status = RUN_STATUS["finished" if record.state == COMPLETE else "failed"]
-        self._client.set_terminated(run.run_id, status, finished)
-        run.complete = True
+        self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
+        if record.stop:  # after everything else: a run with these tags is not logged again
+            tags = {runs.CAUSE: "revived", **tags}  # a complete trial has no cause
+            self._client.log_batch(run.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        run.complete, run.images = True, str(record.images)
         return run
 
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
@@ -205,13 +211,13 @@ class SweepMirror:
         """Log metrics, params and description of the sweep's run, unless nothing changed."""
         from mlflow.entities import Metric, Param, RunTag
 
-        state = (self.parent, len(trial_runs), frozenset(front))
+        counts = Counter(record.state for record in self.records.values())
+        state = (self.parent, len(trial_runs), frozenset(front), counts[STOPPED])
         if state == self._logged_state:
             return
         count = len(self.records)
-        failed = sum(record.state != COMPLETE for record in self.records.values())
         moment = self.sweep.started if self._last_moment is None else self._last_moment
-        values = {"trials": count, "failed": failed, "front": len(front)}
+        values = {"trials": count, "failed": counts[FAILED], "stopped": counts[STOPPED], "front": len(front)}
         metrics = [Metric(name, float(value), moment, count) for name, value in values.items()]
         existing = self._client.get_run(self.parent).data.params
         params = [Param(key, value) for key, value in self.sweep.params().items() if key not in existing]

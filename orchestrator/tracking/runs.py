@@ -19,7 +19,7 @@ from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity, load_identity
-from orchestrator.results.trials import TrialRecord
+from orchestrator.results.trials import STOPPED, TrialRecord
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ INACTIVE = "n/a"  # the param of a key that the config lacks
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
 _NOTE_ROWS = 20  # of the table in a sweep's description
 _DIGITS = 3  # of the numbers in a run's name
-SWEEP_ID, TRIAL, PARETO, KIND = (f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind"))
+SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES = (
+    f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind", "cause", "images")
+)
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
@@ -134,7 +136,9 @@ def params(record: TrialRecord) -> dict[str, str]:
 def metrics(record: TrialRecord, moment: int) -> list[Metric]:
     """A trial's metrics over the number of images, each ending with its result; also their standard errors.
 
-    Omits values that are not finite, because MLflow would store infinity as the largest float. moment: in milliseconds.
+    Those of a stopped trial are named `stopped.fid`: MLflow compares the last values of runs, and these are of fewer
+    images. Omits values that are not finite, because MLflow would store infinity as the largest float. moment: in
+    milliseconds.
     """
     from mlflow.entities import Metric
 
@@ -144,7 +148,11 @@ def metrics(record: TrialRecord, moment: int) -> list[Metric]:
             found |= {(name, entry.n): entry.value, (f"{name}_error", entry.n): entry.error}
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
     finite = {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
-    return [Metric(legal_name(name), value, moment, step) for (name, step), value in finite.items()]
+    facts, prefix = ("images", "seconds"), f"{STOPPED}." if record.state == STOPPED else ""
+    return [
+        Metric(legal_name(name if name in facts else prefix + name), value, moment, step)
+        for (name, step), value in finite.items()
+    ]
 
 
 def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: bool) -> dict[str, str]:
@@ -160,7 +168,8 @@ def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: boo
             "specfrontier.digest": record.digest,
             "specfrontier.label": record.label,
             "specfrontier.state": record.state,
-            "specfrontier.cause": record.cause,
+            CAUSE: record.cause,
+            IMAGES: record.images,
             "specfrontier.duplicate_of": record.duplicate_of,
         }
     )

@@ -67,15 +67,23 @@ function drawHead() {
   const tile = (name, value, below) => el("div", {}, el("dt", {}, name), el("dd", {}, value), below && el("dd", { class: "below" }, below));
   const best = (metric, from) => [...from].sort((a, b) => goodness(b, metric) - goodness(a, metric))[0];
   const ends = front.length ? [state.x, state.y].map((metric) => [metric, best(metric, front)]) : [];
-  show("tiles", tile("trials", done.length, DATA.trials.length > done.length ? `and ${DATA.trials.length - done.length} failed` : "all finished"),
+  show("tiles", tile("trials", done.length, others(done.length)),
     tile("on the front", front.length, `${metricTitle(state.x)} against ${metricTitle(state.y)}`),
     ends.map(([metric, trial]) => tile(`best ${metricTitle(metric)}`, withError(trial, metric), shortened(title(trial), 30))));
 }
-function drawFailed() {
-  const failed = DATA.trials.filter((trial) => trial.state === "failed");
-  byId("failed").hidden = !failed.length;
-  show("failed-list", el("table", {}, el("thead", {}, el("tr", {}, ["#", "setting", "cause"].map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", {}, failed.map((trial) => el("tr", {}, el("th", { scope: "row", class: "number" }, trial.number),
+// The trials that are not complete, in words.
+function others(complete) {
+  const count = (kind) => DATA.trials.filter((trial) => trial.state === kind).length;
+  const parts = [[count("failed"), "failed"], [count("stopped"), "stopped early"]].filter(([number]) => number).map((part) => part.join(" "));
+  return DATA.trials.length > complete ? `and ${parts.join(", ")}` : "all finished";
+}
+function drawIncomplete() {
+  for (const kind of ["failed", "stopped"]) drawCauses(kind, DATA.trials.filter((trial) => trial.state === kind));
+}
+function drawCauses(id, trials) {
+  byId(id).hidden = !trials.length;
+  show(`${id}-list`, el("table", {}, el("thead", {}, el("tr", {}, ["#", "setting", "cause"].map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, trials.map((trial) => el("tr", {}, el("th", { scope: "row", class: "number" }, trial.number),
       el("td", { class: "setting" }, trial.label ? el("strong", {}, trial.label) : null, el("span", { class: "description" }, trial.description)),
       el("td", { class: "cause" }, trial.cause ?? "no cause recorded"))))));
 }
@@ -92,7 +100,7 @@ function drawSetup() {
 }
 
 drawHead();
-drawFailed();
+drawIncomplete();
 drawNotes();
 drawSetup();
 drawControls();

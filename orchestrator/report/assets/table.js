@@ -4,7 +4,7 @@ const COLUMNS = [
   { key: "number", name: "#", value: (trial) => trial.number },
   { key: "setting", name: "setting", text: true, value: (trial) => (trial.label || trial.description).toLowerCase() },
   ...Object.entries(KINDS).map(([key, name]) => ({ key, name, text: true, value: (trial) => trial.groups[key] })),
-  ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({ key: metric, name: metricTitle(metric), metric, value: (trial) => trial.metrics[metric]?.[0] ?? null })),
+  ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({ key: metric, name: metricTitle(metric), metric, value: (trial) => (trial.state === "complete" ? trial.metrics[metric]?.[0] ?? null : null) })),
   { key: "images", name: "images", value: (trial) => trial.images },
   { key: "seconds", name: "time", value: (trial) => trial.seconds },
 ];
@@ -53,7 +53,7 @@ function drawTable(front) {
 }
 function row(trial, front) {
   const at = scene.trials.includes(trial), name = trial.label ? el("strong", {}, trial.label) : null;
-  const tags = [front.includes(trial) ? "front" : "", trial.state === "failed" ? "failed" : trial.feasible ? "" : "violates a constraint",
+  const tags = [front.includes(trial) ? "front" : "", trial.state !== "complete" ? trial.state : trial.feasible ? "" : "violates a constraint",
     trial.duplicate_of === null ? "" : `duplicate of ${trial.duplicate_of}`].filter(Boolean);
   const cells = COLUMNS.map((column) => {
     if (column.key === "number") {
@@ -66,11 +66,12 @@ function row(trial, front) {
     if (column.text) return el("td", {}, trial.groups[column.key]);
     return el("td", { class: "number" }, ...cell(column, trial));
   });
-  return el("tr", { "data-trial": trial.number, class: trial.state === "failed" ? "failed" : state.pinned === trial ? "active" : null }, cells);
+  return el("tr", { "data-trial": trial.number, class: trial.state !== "complete" ? "failed" : state.pinned === trial ? "active" : null }, cells);
 }
 function cell(column, trial) {
   if (column.key === "seconds") return [duration(trial.seconds)];
   if (!column.metric) return [column.value(trial).toLocaleString("en")];
   if (!trial.metrics[column.metric]) return [el("span", { class: "quiet" }, "–")];
+  if (trial.state !== "complete") return [el("span", { class: "quiet", title: `on ${plural(trial.images, "image")}: not comparable with complete trials` }, formatMeasured(trial.metrics[column.metric]))];
   return withError(trial, column.metric);
 }

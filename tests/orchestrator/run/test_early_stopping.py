@@ -1,0 +1,298 @@
+"""Racing in the driver: trials grow by rungs, stop, are told and revived; the same for any order and after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from benchmarks.instant import InstantWorkers, plausible
+from orchestrator.results.store import Axis, read_trials
+from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
+from orchestrator.run.driver import Outcome, SweepError
+from orchestrator.run.early_stopping import at_full_size, before_revival
+from orchestrator.run.revival import front_probabilities, revivals
+from orchestrator.run.study import open_storage
+from orchestrator.run.tasks import Task, TaskResult
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from tests.orchestrator.run.test_driver import SPACE, driver
+from workers.data.storage import Storage
+
+CAPTIONS, SHARD, BLOCKS = 96, 24, 24
+RUNGS = (24, 48)
+CHANGES = {"captions.count": CAPTIONS, "quality.shard": 48, "budget.trials": 24}
+AXES = (Axis("speedup", "maximize"), Axis("fid", "minimize"))
+
+
+class CaptionWorkers(InstantWorkers):
+    """Measures on the captions of the shards, with noise that captions share, and writes the shards' files.
+
+    Dynamic trees are worse in both objectives. results: the driver is killed after so many.
+    """
+
+    def __init__(self, folder: Path, results: int | None = None, last_first: bool = False) -> None:
+        super().__init__(last_first=last_first)
+        self.storage, self.left = Storage(str(folder)), results
+        self.images: dict[int, int] = {}
+
+    def collect(self, timeout: float) -> list[TaskResult]:
+        if self.left is not None:
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+        return super().collect(timeout)
+
+    def answer(self, task: Task) -> Mapping[str, Any]:
+        if task.kind != "measure":
+            self.storage.write(task.name, b"")
+            if task.kind == "quality":
+                images = task.payload["stop"] - task.payload["start"]
+                self.images[task.trial] = self.images.get(task.trial, 0) + images
+            return super().answer(task)
+        rows = self.values(DecodingConfig.from_mapping(task.payload["config"]))[: SHARD * len(task.payload["quality"])]
+        return {"metrics": self.metrics(rows), "history": [], "skipped": {}}
+
+    def values(self, config: DecodingConfig) -> np.ndarray:
+        """[captions, 2] speed-up and fid."""
+        truth = plausible(config)
+        worse = 0.6 * (config.policy.kind == "dynamic")
+        own = np.random.default_rng(int(config.digest(), 16) % 2**32).standard_normal((CAPTIONS, 2))
+        shared = np.random.default_rng(0).standard_normal((CAPTIONS, 2))
+        return np.array([truth["speedup"] - worse, truth["fid"] + worse]) + shared + 0.1 * own
+
+    def metrics(self, rows: np.ndarray) -> dict[str, Any]:
+        blocks = rows.reshape(-1, BLOCKS, 2).sum(axis=0)
+        left_out = (rows.sum(axis=0) - blocks) / (len(rows) * (BLOCKS - 1) / BLOCKS)
+        return {
+            name: {"value": float(mean), "error": 0.1, "n": len(rows), "replicates": replicates.tolist()}
+            for name, mean, replicates in zip(("speedup", "fid"), rows.mean(axis=0), left_out.T, strict=True)
+        }
+
+
+def sweep(folder: Path, changes: Mapping[str, Any] | None = None, rungs: Sequence[int] = RUNGS) -> SweepConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "raced.yaml"
+    text = SPACE.replace("SAMPLER", "tpe").replace("PARALLEL", "3")
+    path.write_text(f"{text}racing: {{rungs: {list(rungs)}, error_rate: 0.05}}\n" if rungs else text)
+    return SweepConfig.read(str(path), {**CHANGES, **(changes or {})})
+
+
+def run(folder: Path, workers: Any = None, revive: Collection[int] = (), **changes: Any) -> Outcome:
+    config = sweep(folder, {key.replace("__", "."): value for key, value in changes.items()})
+    workers = workers or CaptionWorkers(folder / "store")
+    return driver(config, folder / "store", workers).run(read_trials(Storage(str(folder / "store"))), revive)
+
+
+def without_times(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return [replace(record, started="", finished="") for record in records]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, CaptionWorkers]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    workers = CaptionWorkers(folder / "store")
+    return folder, run(folder, workers), workers
+
+
+def stopped_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return [record for record in records if record.state == "stopped" and record.duplicate_of is None]
+
+
+def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
+    folder, outcome, workers = undisturbed
+    records = outcome.records
+    stopped = stopped_of(records)
+    assert len(stopped) >= 3
+    for record in stopped:
+        assert record.number >= 3, "enqueued configs run to the end"
+        assert record.config is not None
+        assert record.stop is not None
+        assert record.stop.rival <= record.number - 3, "known before the trial was proposed"
+        assert record.images == record.stop.images == workers.images[record.number]
+        assert record.images in RUNGS
+        assert str(record.stop.rival) in (record.cause or "")
+        assert 0 <= record.stop.chance < 0.05
+        assert not record.feasible
+        rival = dict(records[record.stop.rival].history)[record.images]
+        assert rival["speedup"].value > record.metrics["speedup"].value
+        assert rival["fid"].value < record.metrics["fid"].value
+        assert [images for images, _ in record.history] == [rung for rung in RUNGS if rung <= record.images]
+    for record in records:
+        if record.state == "complete":
+            assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
+            assert record.metrics == record.history[-1][1]
+    assert read_trials(Storage(str(folder / "store"))) == list(records)
+
+
+def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
+    folder, outcome, workers = undisturbed
+    study = optuna.load_study(study_name="tested", storage=open_storage(str(folder / "store" / "study.log")))
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    for record in stopped_of(outcome.records):
+        trial = study.trials[record.number]
+        assert trial.user_attrs["stopped"] == record.cause
+        assert trial.user_attrs["images"] == record.images
+        assert trial.user_attrs["metrics"] == {name: entry.value for name, entry in record.metrics.items()}
+        assert record.config is not None
+        on_all = workers.values(record.config).mean(axis=0)  # captions' noise, 0.1 a metric, cancels against vanilla
+        assert trial.values == pytest.approx(on_all.tolist(), abs=0.15)
+    complete = [record for record in outcome.records if record.state == "complete"]
+    assert all("stopped" not in study.trials[record.number].user_attrs for record in complete)
+
+
+def test_the_order_of_results_changes_nothing(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
+) -> None:
+    other = run(tmp_path, CaptionWorkers(tmp_path / "store", last_first=True))
+    assert without_times(other.records) == without_times(undisturbed[1].records)
+
+
+@pytest.mark.parametrize("results", [2, 33, 64, 95])
+def test_a_killed_sweep_resumes_to_the_same_records(
+    results: int, undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, CaptionWorkers(tmp_path / "store", results))
+    assert without_times(run(tmp_path).records) == without_times(undisturbed[1].records)
+
+
+def test_a_budget_of_images_buys_more_trials_with_racing(tmp_path: Path) -> None:
+    def trials(folder: Path, rungs: Sequence[int]) -> list[TrialRecord]:
+        config = sweep(folder, {"budget.images": 1300, "budget.trials": 99}, rungs)
+        outcome = driver(config, folder / "store", CaptionWorkers(folder / "store")).run()
+        assert outcome.stopped_by == "images"
+        assert sum(r.images for r in outcome.records if r.duplicate_of is None) >= 1300 - 2 * CAPTIONS
+        return list(outcome.records)
+
+    assert len(trials(tmp_path / "raced", RUNGS)) > len(trials(tmp_path / "plain", ()))
+
+
+def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
+) -> None:
+    before = undisturbed[1].records
+    numbers = [record.number for record in stopped_of(before)][:2]
+    run(tmp_path / "whole")
+    whole = run(tmp_path / "whole", revive=numbers).records
+    for number in numbers:
+        record, old = whole[number], before[number]
+        assert (record.state, record.cause, record.stop) == ("complete", None, old.stop)
+        assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
+        assert dict(record.history)[old.images] == old.metrics
+        assert without_times([before_revival(record)])[0].metrics == old.metrics
+        assert all(whole[r.number].images == CAPTIONS for r in whole if r.duplicate_of == number)
+    for results in range(5):
+        run(tmp_path / f"{results}")
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / f"{results}", CaptionWorkers(tmp_path / f"{results}" / "store", results), numbers)
+        for record in read_trials(Storage(str(tmp_path / f"{results}" / "store"))):
+            assert dict(record.history)[before[record.number].images] == before[record.number].metrics
+        resumed = run(tmp_path / f"{results}", revive=numbers)
+        assert without_times(resumed.records) == without_times(whole)
+
+
+def test_a_sweep_that_grows_after_a_revival_proposes_as_before(tmp_path: Path) -> None:
+    long = run(tmp_path / "long", budget__trials=20).records
+    short = run(tmp_path / "short", budget__trials=14).records
+    numbers = [record.number for record in stopped_of(short)]
+    run(tmp_path / "short", revive=numbers, budget__trials=14)
+    grown = run(tmp_path / "short", budget__trials=20).records
+    assert [record.params for record in grown] == [record.params for record in long]
+    assert [record.stop for record in grown] == [record.stop for record in long]
+    assert {record.number for record in grown if record.stop and record.state == "complete"} >= set(numbers)
+
+
+def test_objectives_that_cannot_be_measured_at_a_rung_end_the_sweep_with_the_key(tmp_path: Path) -> None:
+    class TooFew(CaptionWorkers):
+        def metrics(self, rows: np.ndarray) -> dict[str, Any]:
+            found = super().metrics(rows)
+            return {"speedup": found["speedup"]} if len(rows) < 48 else found
+
+    class WithoutBlocks(CaptionWorkers):
+        def metrics(self, rows: np.ndarray) -> dict[str, Any]:
+            found = super().metrics(rows)
+            return {**found, "fid": {**found["fid"], "replicates": []}}
+
+    with pytest.raises(SweepError, match=r"24 images, fid.*racing\.rungs"):
+        run(tmp_path / "few", TooFew(tmp_path / "few" / "store"))
+    with pytest.raises(SweepError, match=r"racing: .*fid on 0"):
+        run(tmp_path / "none", WithoutBlocks(tmp_path / "none" / "store"))
+
+
+def record_of(number: int, blocks: np.ndarray, images: int = CAPTIONS, **facts: Any) -> TrialRecord:
+    """Of two objectives with block means [G, 2]."""
+    left_out = (blocks.sum(axis=0) - blocks) / (len(blocks) - 1)
+    error = blocks.std(axis=0, ddof=1) / np.sqrt(len(blocks))
+    metrics = {
+        axis.name: Measured(float(blocks[:, j].mean()), float(error[j]), images, tuple(left_out[:, j].tolist()))
+        for j, axis in enumerate(AXES)
+    }
+    history = ((24, metrics), (images, metrics)) if images > 24 else ((24, metrics),)
+    fields = {"state": "complete", "metrics": metrics, "history": history, "images": images, **facts}
+    return TrialRecord(number, "", config=DecodingConfig(), **fields)
+
+
+def synthetic(gap: float, noise: float, seed: int = 0) -> list[TrialRecord]:
+    """Vanilla, a good trial, and a stopped one that is `gap` behind it in both objectives."""
+    rng = np.random.default_rng(seed)
+    shared = rng.standard_normal((BLOCKS, 2))
+    good = shared + np.array([2.0, 4.0])
+    late = good + np.array([-gap, gap]) + noise * rng.standard_normal((BLOCKS, 2))
+    stop = EarlyStop(1, 24, 0.001)
+    return [
+        record_of(0, shared + np.array([1.0, 5.0])),
+        record_of(1, good),
+        record_of(2, late, 24, state="stopped", stop=stop, cause="why"),
+    ]
+
+
+def test_the_probability_to_be_on_the_front_uses_what_trials_share() -> None:
+    assert front_probabilities(synthetic(0.5, 0.01), AXES) == {2: 0.0}, "0.5 is within the errors, but not apart"
+    (close,) = front_probabilities(synthetic(0.0, 0.5), AXES).values()
+    assert 0.3 < close < 0.98
+    violating = synthetic(0.0, 0.5)
+    violating[2] = replace(violating[2], constraints={"fid <= 1": 0.5})
+    assert front_probabilities(violating, AXES) == {}
+
+
+def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    records = synthetic(0.0, 0.5)
+    far = replace(synthetic(5.0, 0.1)[2], number=3)
+    records.append(far)
+
+    def run_all(threshold: float, budget: float, numbers: Collection[int] = ()) -> list[int]:
+        found, current = [], list(records)
+        for number in revivals(current, storage, AXES, numbers, threshold, budget):
+            found.append(number)
+            current[number] = replace(current[number], state="complete", images=CAPTIONS)
+        return found
+
+    assert run_all(0.05, np.inf) == [2]
+    assert run_all(0.05, np.inf, [3]) == [3, 2]
+    assert run_all(0.99, np.inf) == []
+    assert run_all(0.05, 1) == []
+    stuck = revivals(list(records), storage, AXES, (), 0.05, np.inf)
+    assert list(stuck) == [2], "a trial that cannot be measured is not chosen again"
+
+
+def test_a_stopped_trials_values_are_moved_by_vanillas_difference() -> None:
+    vanilla, _, stopped = synthetic(0.2, 0.1)
+    early = {name: replace(entry, value=entry.value + 1) for name, entry in vanilla.metrics.items()}
+    vanilla = replace(vanilla, history=((24, early), (CAPTIONS, vanilla.metrics)))
+    moved = at_full_size(stopped, vanilla)
+    assert moved.metrics["fid"].value == pytest.approx(stopped.metrics["fid"].value - 1)
+    assert moved.metrics["fid"].error == pytest.approx(stopped.metrics["fid"].error)
+    assert moved.metrics["fid"].n == CAPTIONS
+    assert at_full_size(vanilla, vanilla) is vanilla
+
+
+def test_a_record_with_its_stop_survives_json() -> None:
+    record = synthetic(0.2, 0.1)[2]
+    assert TrialRecord.from_json(record.to_json()) == record
