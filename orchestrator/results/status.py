@@ -21,8 +21,8 @@ _VERBS = {"trial_started": "started", "trial_finished": "finished", "trial_reviv
 class SweepStatus:
     """planned: trials in the budget, None if it has none. failed, stopped: number and cause of each. running: trials
     started since the last launch and not finished. images: of finished trials, each config counted once. events: the
-    latest, described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the results.
-    logs: folder of the workers' logs, if it is on this machine.
+    latest, described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the
+    results. logs: folder of the workers' logs, if it is on this machine.
     """
 
     name: str

@@ -42,8 +42,8 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Axi
     found = {}
     for row, record in enumerate(stopped, start=len(complete)):
         own = draws[:, row : row + 1]
-        dominated = (rivals <= own).all(axis=2) & (rivals < own).any(axis=2)
-        found[record.number] = float(1 - dominated.any(axis=1).mean())
+        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2)
+        found[record.number] = float(1 - np.any(dominated, axis=1).mean())
     return found
 
 

@@ -248,6 +248,20 @@ def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
     assert "duplicate of 5" in page.locator(f'#table tr[data-trial="{REPEATED}"]').inner_text()
 
 
+def test_stopped_trials_are_listed_and_not_plotted(open_page: Open, tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=12, failed=(), stopped={9: 2})
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    assert "trial 2 is better in both" in page.locator("#stopped").inner_text()
+    assert page.locator("#failed").is_hidden()
+    assert point(page, 9).count() == 0
+    assert "stopped" in page.locator('#table tr[data-trial="9"]').inner_text()
+    assert "and 1 stopped early" in page.locator("#tiles").inner_text()
+    page.locator('#table th[data-key="speedup"] button').click()
+    last = page.locator("#table tbody tr").last.get_attribute("data-trial")
+    assert last == "9", "99x on half of the images is not the best"
+
+
 def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
     rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from orchestrator.results.store import EVENTS, SWEEP, Identity, write_identity, write_trial
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.storage import Storage
@@ -131,15 +131,16 @@ def write_sweep(
     budget: int | None = None,
     shards: bool = False,
     failed: Sequence[int] = (7,),
+    stopped: Mapping[int, int] | None = None,
     repeated: Mapping[int, int] | None = None,
     about: str = "",
     **changed: Any,
 ) -> list[TrialRecord]:
     """Write a sweep of `trials` trials into `folder`; returns its records by number.
 
-    failed: numbers of failed trials. repeated: {later: earlier} trials of one setting. shards: image rows as well.
-    budget: trials planned (default: as many as there are). about: of sweep.yaml. changed: entries of
-    identity.json to replace.
+    failed: numbers of failed trials. stopped: {trial: rival} of trials that stopped early. repeated: {later: earlier}
+    trials of one setting. shards: image rows as well. budget: trials planned (default: as many as there are). about: of
+    sweep.yaml. changed: entries of identity.json to replace.
     """
     rng = np.random.default_rng(seed)
     storage = Storage(str(folder))
@@ -153,6 +154,8 @@ def write_sweep(
     for number, (label, setting) in enumerate(made):
         twin = records[repeated[number]] if repeated and number in repeated else None
         record = _record(number, label, setting, rng, number in failed, twin)
+        if number in (stopped or {}):
+            record = stop_early(record, (stopped or {})[number])
         if shards and record.state == "complete" and twin is None:
             record = _with_shard(storage, record, rng)
         write_trial(storage, record)
@@ -161,6 +164,22 @@ def write_sweep(
         events += _events(record)
     storage.write(EVENTS, "".join(json.dumps(event) + "\n" for event in events).encode())
     return records
+
+
+def stop_early(record: TrialRecord, rival: int) -> TrialRecord:
+    """The record of a complete trial, had racing stopped it at half of its images. Its values are too good there."""
+    images = record.images // 2
+    metrics = {name: replace(entry, value=entry.value / 2, n=images) for name, entry in record.metrics.items()}
+    metrics["speedup"] = replace(metrics["speedup"], value=99.0)
+    return replace(
+        record,
+        state="stopped",
+        metrics=metrics,
+        history=((images, metrics),),
+        images=images,
+        cause=f"trial {rival} is better in both",
+        stop=EarlyStop(rival, images, 1e-4),
+    )
 
 
 def _record(

@@ -24,6 +24,7 @@ from search_spaces.sweep_sections import (
     Models,
     Objective,
     Quality,
+    Racing,
     Reference,
     Search,
     Timing,
@@ -48,6 +49,7 @@ metrics: [fid, drift]
 objectives: [speedup, {metric: fid, direction: minimize}, {metric: drift}]
 constraints: ["clip_score >= 0.9 * vanilla", "drift<=2", fid <= vanilla + 0.5]
 search: {sampler: nsga2, parallel: 4, seed: 1, options: {population_size: 20, nested: {a: [1, 2]}}}
+racing: {rungs: [3, 6], error_rate: 0.1}
 budget: {trials: 5, images: 1000, hours: 0.5}
 enqueue:
   - vanilla
@@ -69,6 +71,7 @@ def test_what_is_left_out_has_a_default() -> None:
     assert (sweep.quality, sweep.timing, sweep.search, sweep.budget) == (Quality(), Timing(), Search(), Budget())
     assert sweep.objectives == DEFAULT_OBJECTIVES
     assert (sweep.metrics, sweep.constraints, sweep.enqueue, sweep.sampling) == (None, (), (), None)
+    assert sweep.racing is None
     assert sweep.space.size() == 5
 
 
@@ -77,6 +80,7 @@ def test_everything_can_be_said() -> None:
     assert sweep.models == Models(file="some/folder", device="cpu")
     assert sweep.captions == Captions("captions.csv", 10, 1, "text")
     assert sweep.metrics == ("fid", "drift")
+    assert sweep.racing == Racing(rungs=(3, 6), error_rate=0.1, revive_above=0.05)
     assert sweep.objectives == (Objective("speedup"), Objective("fid", "minimize"), Objective("drift"))
     assert sweep.search.options == {"population_size": 20, "nested": {"a": [1, 2]}}
     assert sweep.budget == Budget(5, 1000, 0.5)
@@ -103,7 +107,7 @@ def test_what_is_written_reads_back_equal(text: str) -> None:
     assert again == sweep
     assert again.to_yaml() == sweep.to_yaml()
     written = yaml.safe_load(sweep.to_yaml())
-    assert set(KEYS) - set(written) <= {"metrics", "sampling"}
+    assert set(KEYS) - set(written) <= {"metrics", "sampling", "racing"}
     assert written["timing"] == {name: getattr(sweep.timing, name) for name in ("batch", "images", "repetitions")}
     assert "options" in written["search"]
 
@@ -159,6 +163,20 @@ BROKEN = [
     (SHORT + "search: {sampler: tpee}\n",
      "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, got 'tpee'; did you mean 'tpe'?"),
     (SHORT + "search: {options: 3}\n", "f:3: search.options: must be a mapping of keys to values, got 3"),
+    (SHORT + "racing: {}\n",
+     "f:3: racing.rungs: missing; give the numbers of captions after which trials may stop, rising (at least 2)"),
+    (SHORT + "racing: {rungs: []}\n",
+     "f:3: racing.rungs: must not be empty; give numbers of captions, or leave out `racing`"),
+    (SHORT + "racing: {rungs: 48}\n", "f:3: racing.rungs: must be a list, got 48"),
+    (SHORT + "racing:\n  rungs: [48, 96, 96]\n",
+     "f:4: racing.rungs[2]: must be more than 96, the rung before it, got 96; give rising numbers of captions"),
+    (SHORT + "racing: {rungs: [1, 48]}\n", "f:3: racing.rungs: must be at least 2, got 1"),
+    (SHORT + "captions: {count: 96}\nracing: {rungs: [48, 96]}\n",
+     "f:4: racing.rungs[1]: must be below the number of captions, 96, got 96; lower it, or remove it"),
+    *((SHORT + f"racing: {{rungs: [48], error_rate: {rate}}}\n",
+       f"f:3: racing.error_rate: must be between 0 and 1, got {rate}; 0.05 is usual, without `racing` nothing stops")
+      for rate in (0, 1)),
+    (SHORT + "racing: {rungs: [48], error_rate: 5}\n", "f:3: racing.error_rate: must be in [0, 1], got 5"),
     (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for the default"),
     (SHORT + "metrics: [fid, FID]\n", "f:3: metrics[1]: must be a metric's name such as fid or clip_score, got 'FID'"),
     (SHORT + "metrics: [fid, fid]\n", "f:3: metrics[1]: fid is listed twice; remove or rename one of the two"),

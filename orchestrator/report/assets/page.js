@@ -67,12 +67,12 @@ function drawHead() {
   const tile = (name, value, below) => el("div", {}, el("dt", {}, name), el("dd", {}, value), below && el("dd", { class: "below" }, below));
   const best = (metric, from) => [...from].sort((a, b) => goodness(b, metric) - goodness(a, metric))[0];
   const ends = front.length ? [state.x, state.y].map((metric) => [metric, best(metric, front)]) : [];
-  show("tiles", tile("trials", done.length, others(done.length)),
+  show("tiles", tile("trials", done.length, incomplete(done.length)),
     tile("on the front", front.length, `${metricTitle(state.x)} against ${metricTitle(state.y)}`),
     ends.map(([metric, trial]) => tile(`best ${metricTitle(metric)}`, withError(trial, metric), shortened(title(trial), 30))));
 }
 // The trials that are not complete, in words.
-function others(complete) {
+function incomplete(complete) {
   const count = (kind) => DATA.trials.filter((trial) => trial.state === kind).length;
   const parts = [[count("failed"), "failed"], [count("stopped"), "stopped early"]].filter(([number]) => number).map((part) => part.join(" "));
   return DATA.trials.length > complete ? `and ${parts.join(", ")}` : "all finished";

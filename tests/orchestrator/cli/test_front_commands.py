@@ -346,3 +346,12 @@ def test_no_heavy_library_is_imported(two: Path, tmp_path: Path, line: str) -> N
     write_sweep(folder, trials=9)
     ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "imported: [] []"
+
+
+def test_status_and_pareto_count_trials_that_stopped_early(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=12, failed=(7,), stopped={9: 2})
+    shown = run(status, tmp_path).out
+    assert "12 of 12 finished, 1 of them failed, 1 of them stopped" in shown
+    assert "stopped   trial 9: trial 2 is better in both" in shown
+    assert data(status, tmp_path)["stopped"] == [{"number": 9, "cause": "trial 2 is better in both"}]
+    assert data(pareto, tmp_path)["left_out"] == {"failed": 1, "stopped early": 1}

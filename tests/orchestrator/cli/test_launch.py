@@ -15,8 +15,9 @@ import ray
 import yaml
 
 from orchestrator.cli.launch import only_vanilla_ran
+from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
-from orchestrator.results.trials import TrialRecord
+from orchestrator.results.trials import EarlyStop, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
@@ -301,3 +302,15 @@ def test_a_papers_table_on_the_built_in_model() -> None:
     assert "search      none, 2 trials in flight" in result.out
     assert "budget      8 trials" in result.out
     assert "vanilla, EAGLE-2, LANTERN k=1000 delta=0.1, LANTERN k=1000 delta=0.4, vanilla T=0" in result.out
+
+
+def test_only_trials_that_racing_stopped_can_be_revived() -> None:
+    storage = write_store()
+    assert "racing stopped no trial" in refusal("--resume", "--revive", "0")
+    stop = EarlyStop(0, 48, 1e-4)
+    for number, state in ((1, "stopped"), (2, "complete"), (3, "stopped")):
+        write_trial(storage, TrialRecord(number, "", state, None, stop=stop))  # type: ignore[arg-type]
+    assert "1, 2, 3" in refusal("--resume", "--revive", "1,0")
+    assert "one" in refusal("--resume", "--revive", "one")
+    assert stopped_trials(storage, "3,1, 2") == (1, 2, 3)
+    assert stopped_trials(storage, None) == ()

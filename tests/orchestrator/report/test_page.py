@@ -393,3 +393,12 @@ def test_neither_torch_nor_the_libraries_of_a_sweep_are_needed(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_trial_that_stopped_early_is_told_apart(tmp_path: Path) -> None:
+    data = written(tmp_path, trials=12, stopped={9: 2})
+    trial = data["trials"][9]
+    assert (trial["state"], trial["images"], trial["feasible"]) == ("stopped", 96, False)
+    assert trial["cause"].startswith("trial 2 ")
+    assert trial["confidence"] is None
+    assert any("1 of them stopped early" in text for text in data["summary"])

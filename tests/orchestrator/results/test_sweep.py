@@ -286,3 +286,18 @@ def test_sweep_is_offered_without_what_only_sweeps_need(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout) == []
+
+
+def test_a_trial_that_stopped_early_is_in_the_table_and_on_no_front(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, 12, failed=(7,), stopped={9: 2})
+    sweep = Sweep.open(tmp_path)
+    other = dataclasses.replace(sweep, records=tuple(record for record in records if record.number != 9))
+    found = front_of([sweep])
+    assert found.left_out == {"failed": 1, "stopped early": 1}
+    fast = [candidate.record.number for candidate in found.candidates]
+    assert 9 not in fast, "it has a speed-up of 99, on half of the images"
+    assert [m.record.number for m in found.members] == [m.record.number for m in front_of([other]).members]
+    assert found.reference_point() == front_of([other]).reference_point()
+    (row,) = sweep.trials(where=["state=stopped"]).to_pylist()
+    assert (row["number"], row["images"], row["feasible"]) == (9, records[0].images // 2, False)
+    assert row["cause"].startswith("trial 2 ")

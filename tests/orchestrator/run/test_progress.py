@@ -230,3 +230,17 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     assert sum(line.endswith("infeasible") for line in lines) == len(beyond) > 0
     assert progress.running == {}
     assert {number for number, _, _ in progress.front()} <= {r.number for r in outcome.records if r.feasible}
+
+
+def test_stopped_trials_are_counted_and_are_no_candidates() -> None:
+    stop = finished(3, 9.0, 1.0, state="stopped", feasible=False, cause="trial 1 is better", images=48)
+    progress = after(finished(0), finished(1), stop)
+    assert (progress.done, progress.failed, progress.stopped) == (3, 0, 1)
+    assert 3 not in progress.candidates
+    assert "1 stopped early" in headline(progress)
+    line = trial_line(stop, progress)
+    assert "48 images" in line
+    assert line.endswith("trial 1 is better")
+    progress = after(finished(0), finished(1), stop, {**finished(3, 9.0, 1.0), "event": "trial_revived"})
+    assert (progress.done, progress.stopped) == (3, 0)
+    assert 3 in progress.candidates

@@ -237,3 +237,15 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: runs.SweepRun) -> None:
+    stopped = replace(RECORD, state="stopped", cause="trial 1 is better", images=48)
+    names = {entry.key for entry in runs.metrics(stopped, 0)}
+    assert {"stopped.fid", "stopped.fid_error", "stopped.speedup", "images", "seconds"} <= names
+    assert not names & {"fid", "fid_error", "speedup"}
+    tags = runs.trial_tags(stopped, sweep, "parent", pareto=False)
+    assert (tags["specfrontier.state"], tags["specfrontier.images"]) == ("stopped", "48")
+    assert tags["specfrontier.cause"] == "trial 1 is better"
+    both = [replace(RECORD, number=0, constraints={}), replace(stopped, constraints={})]
+    assert runs.front_numbers(both, sweep) == {0}

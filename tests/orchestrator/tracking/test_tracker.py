@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.tracker import SweepTracker, SyncResult, TrainingTracker, sync
 from search_spaces.trial import DecodingConfig
 from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import stop_early, write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -229,6 +230,31 @@ def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, e
     storage = Storage(str(tmp_path / "sweep"))
     sync(storage)
     assert runs_of(client(storage))[0].info.status == "KILLED"
+
+
+def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    complete = write_sweep(tmp_path / "sweep", 5, name="demo", failed=())[4]
+    storage = Storage(str(tmp_path / "sweep"))
+    stopped = stop_early(complete, 2)
+    write_trial(storage, stopped)
+    sync(storage)
+    parent, children = runs_of(client(storage))
+    run = children[4]
+    assert (run.info.status, run.data.tags["specfrontier.state"]) == ("KILLED", "stopped")
+    assert run.data.tags["specfrontier.cause"] == stopped.cause
+    assert run.data.metrics["stopped.fid"] == stopped.metrics["fid"].value
+    assert "fid" not in run.data.metrics
+    assert (parent.data.metrics["stopped"], parent.data.metrics["failed"]) == (1, 0)
+    write_trial(storage, replace(complete, stop=stopped.stop))
+    for _ in range(2):
+        sync(storage)
+        parent, children = runs_of(client(storage))
+        assert children[4].info.run_id == run.info.run_id
+        assert (children[4].info.status, children[4].data.tags["specfrontier.state"]) == ("FINISHED", "complete")
+        assert children[4].data.tags["specfrontier.cause"] == "revived"
+        assert children[4].data.metrics["fid"] == complete.metrics["fid"].value
+        assert parent.data.metrics["stopped"] == 0
 
 
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -137,6 +137,16 @@ def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | T
 
 
 @settings(deadline=None, max_examples=40)
+@given(count=st.integers(2, 500), shard=st.integers(1, 60), rungs=st.sets(st.integers(1, 499), max_size=4).map(sorted))
+def test_a_shard_ends_at_each_rung(count: int, shard: int, rungs: list[int]) -> None:
+    rungs = [rung for rung in rungs if rung < count]
+    shards = plan_quality(VANILLA, count, shard, 2, 4, rungs)
+    assert [position for each in shards for position in range(each.start, each.stop)] == list(range(count))
+    assert all(each.stop - each.start <= shard for each in shards)
+    assert {each.stop for each in shards} >= {*rungs, count}
+
+
+@settings(deadline=None, max_examples=40)
 @given(count=st.integers(1, 500), shard=st.integers(1, 60), samples=st.integers(1, 3))
 def test_quality_shards_cover_every_caption_once(count: int, shard: int, samples: int) -> None:
     shards = plan_quality(VANILLA, count, shard, samples, 4)
@@ -177,6 +187,8 @@ def test_where_timing_lies_follows_the_seed() -> None:
         (lambda: plan_quality(VANILLA, 9, 3, 0, 4), "samples must be at least 1"),
         (lambda: plan_quality(VANILLA, 9, 3, 1, 0), "batch must be at least 1"),
         (lambda: plan_quality(DecodingConfig(), 9, 3, 1, 1), "has no sampling"),
+        (lambda: plan_quality(VANILLA, 9, 3, 1, 1, [9]), "stay below 9"),
+        (lambda: plan_quality(VANILLA, 9, 3, 1, 1, [4, 4]), "rungs must rise"),
         (lambda: QualityShard(VANILLA, 3, 3, 1, 1), "is empty"),
         (lambda: TimingShard(VANILLA, VANILLA, -1, 3, 1, 1), "starts below 0"),
         (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
