@@ -61,11 +61,9 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         f"{timing.batch}, paired with vanilla"
     )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
-    racing = config.racing
-    yield (
-        "racing",
-        racing and f"at {', '.join(map(str, racing.rungs))} captions, error rate {racing.error_rate:g} for the sweep",
-    )
+    if racing := config.racing:
+        rungs = ", ".join(map(str, racing.rungs))
+        yield "racing", f"at {rungs} captions, error rate of the sweep {racing.error_rate:g}"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)

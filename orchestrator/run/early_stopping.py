@@ -139,7 +139,7 @@ def with_constraints(
     if record.state == FAILED:
         return record
     vanilla = earlier[0] if earlier else record
-    images = record.images if record.state == STOPPED else None
+    images = record.images if record.state == STOPPED else vanilla.images
     reference = dict(vanilla.history).get(images, vanilla.metrics)
     violations = {}
     for constraint in constraints:

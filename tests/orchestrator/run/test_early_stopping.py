@@ -17,7 +17,7 @@ from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from orchestrator.run.driver import Outcome, SweepError
 from orchestrator.run.early_stopping import at_full_size, before_revival
 from orchestrator.run.revival import front_probabilities, revivals
-from orchestrator.run.study import open_storage
+from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Task, TaskResult
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
