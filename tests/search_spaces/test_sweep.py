@@ -108,7 +108,7 @@ def test_what_is_written_reads_back_equal(text: str) -> None:
     assert again.to_yaml() == sweep.to_yaml()
     written = yaml.safe_load(sweep.to_yaml())
     assert set(KEYS) - set(written) <= {"metrics", "sampling", "racing"}
-    assert written["timing"] == {name: getattr(sweep.timing, name) for name in ("batch", "images", "repetitions")}
+    assert written["timing"] == sweep.timing.to_mapping()
     assert "options" in written["search"]
 
 
@@ -161,7 +161,8 @@ BROKEN = [
     (SHORT + "quality: {batch: 1.5}\n", "f:3: quality.batch: must be a whole number, got 1.5"),
     (SHORT + "seed: -1\n", "f:3: seed: must be in [0, 9.22337e+18], got -1"),
     (SHORT + "search: {sampler: tpee}\n",
-     "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, got 'tpee'; did you mean 'tpe'?"),
+     "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, replay, got 'tpee'; "
+     "did you mean 'tpe'?"),
     (SHORT + "search: {options: 3}\n", "f:3: search.options: must be a mapping of keys to values, got 3"),
     (SHORT + "racing: {}\n",
      "f:3: racing.rungs: missing; give the numbers of captions after which trials may stop, rising (at least 2)"),

@@ -354,4 +354,4 @@ def test_status_and_pareto_count_trials_that_stopped_early(tmp_path: Path) -> No
     assert "12 of 12 finished, 1 of them failed, 1 of them stopped" in shown
     assert "stopped   trial 9: trial 2 is better in both" in shown
     assert data(status, tmp_path)["stopped"] == [{"number": 9, "cause": "trial 2 is better in both"}]
-    assert data(pareto, tmp_path)["left_out"] == {"failed": 1, "stopped early": 1}
+    assert {"failed": 1, "stopped early": 1}.items() <= data(pareto, tmp_path)["left_out"].items()
