@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import options as o
+from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.revive import Revive, stopped_trials
 from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
@@ -113,17 +114,15 @@ def launch(
         changes = {key: value for key, value in changes.items() if value is not None}
         config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
     storage = _open_storage(config, out, resume=resume)
-    revived = stopped_trials(storage, revive)
     uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
-        from orchestrator.cli.launch_plan import describe_plan
-
         typer.echo(describe_plan(config, storage))
         return
     from orchestrator.run.cluster import Slots
     from orchestrator.run.launch import LaunchOptions
 
-    options = LaunchOptions(address, Slots(workers, cpus_per_worker, gpus_per_worker or 0.0), threads, study, revived)
+    slots = Slots(workers, cpus_per_worker, gpus_per_worker or 0.0)
+    options = LaunchOptions(address, slots, threads, study, stopped_trials(storage, revive))
     _run(config, storage, options, uri, as_json=as_json)
 
 
