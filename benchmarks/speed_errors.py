@@ -125,14 +125,19 @@ def main() -> None:
         span = requests[number * options.images : (number + 1) * options.images]
         repeats.append(repeat(engines, span, options.captions))
         print(f"repeat {number + 1} of {options.repeats}, load {os.getloadavg()[0]:.1f}", flush=True)
-    found = {method: summary([estimates[method] for estimates in repeats]) for method in METHODS}
+        if number:
+            show({method: summary([estimates[method] for estimates in repeats]) for method in METHODS}, options.json)
+
+
+def show(found: dict[str, dict[str, float]], path: Path | None) -> None:
+    """Print the table of the repeats so far, and write it as JSON."""
     print(f"{'':<14} {'mean speed-up':>14} {'stated error':>13} {'scatter':>9}")
     for method, row in found.items():
         print(f"{method:<14} {row['speedup']:>14.2f} {100 * row['stated']:>11.1f} % {100 * row['scatter']:>7.1f} %")
     ratios = {name: found["speedup"][name] / found["speedup_timed"][name] for name in ("stated", "scatter")}
-    print(f"speedup / speedup_timed: stated {ratios['stated']:.2f}, scatter {ratios['scatter']:.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(found | {"ratios": ratios, "load": os.getloadavg()[0]}, indent=1) + "\n")
+    print(f"speedup / speedup_timed: stated {ratios['stated']:.2f}, scatter {ratios['scatter']:.2f}", flush=True)
+    if path:
+        path.write_text(json.dumps(found | {"ratios": ratios, "load": os.getloadavg()[0]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
