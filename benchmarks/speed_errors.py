@@ -27,7 +27,6 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
-from workers.metrics.estimate import Estimate
 from workers.metrics.metric import POSITION, TIMING_KEYS, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics
 from workers.runtime.timing import time_pairs, timed_columns
@@ -74,9 +73,12 @@ def count_passes(engine: Engine, requests: Sequence[Request]) -> Rows:
     return Rows({"caption_id": positions, POSITION: positions, "sample": 0 * positions, "rounds": rounds})
 
 
-def repeat(engines: Engines, requests: Sequence[Request], captions: int) -> dict[str, list[Estimate]]:
+Values = dict[str, list[tuple[float, float]]]  # by method: value and standard error of every setting
+
+
+def repeat(engines: Engines, requests: Sequence[Request], captions: int) -> Values:
     """Both estimates of every setting: all requests are counted, the first ones are timed."""
-    found: dict[str, list[Estimate]] = {method: [] for method in METHODS}
+    found: Values = {method: [] for method in METHODS}
     for settings in SHAPES:
         shared = time_setting(engines, settings[0], requests[: captions * len(settings)])
         for setting in settings:
@@ -87,26 +89,31 @@ def repeat(engines: Engines, requests: Sequence[Request], captions: int) -> dict
             )
             estimates, _ = compute_metrics(inputs, METHODS)
             for method in METHODS:
-                found[method].append(estimates[method])
+                found[method].append((estimates[method].value, estimates[method].error))
     return found
 
 
-def summary(repeats: Sequence[Sequence[Estimate]]) -> dict[str, float]:
-    """Of one method: `stated` error and `scatter` over repeats, both root mean squares over settings and relative to
-    each one's mean over repeats, and the mean `speedup`.
+def summary(repeats: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
+    """Of one method: the mean speed-up; the stated error and the scatter over repeats, both root mean squares over
+    settings and relative to each one's mean over repeats.
     """
     stated, scatter, means = [], [], []
     for estimates in zip(*repeats, strict=True):
-        values = [estimate.value for estimate in estimates]
+        values, errors = zip(*estimates, strict=True)
         mean = statistics.fmean(values)
         means.append(mean)
-        stated.append(statistics.fmean((estimate.error / mean) ** 2 for estimate in estimates))
+        stated.append(statistics.fmean((error / mean) ** 2 for error in errors))
         scatter.append(statistics.variance(values) / mean**2)
-    return {
-        "stated": math.sqrt(statistics.fmean(stated)),
-        "scatter": math.sqrt(statistics.fmean(scatter)),
-        "speedup": statistics.fmean(means),
-    }
+    return statistics.fmean(means), math.sqrt(statistics.fmean(stated)), math.sqrt(statistics.fmean(scatter))
+
+
+def show(repeats: Sequence[Values]) -> None:
+    found = {method: summary([values[method] for values in repeats]) for method in METHODS}
+    print(f"{len(repeats)} repeats    mean speed-up  stated error   scatter")
+    for method, (value, stated, scatter) in found.items():
+        print(f"{method:<14} {value:>10.2f} {100 * stated:>11.1f} % {100 * scatter:>7.1f} %")
+    (_, stated, scatter), (_, shared, spread) = found.values()
+    print(f"speedup / speedup_timed: stated {shared / stated:.2f}, scatter {spread / scatter:.2f}", flush=True)
 
 
 def main() -> None:
@@ -114,30 +121,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--images", type=int, default=48, help="images whose passes are counted, for each setting")
     parser.add_argument("--captions", type=int, default=3, help="timed captions of each setting's own ratio")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="the repeats; those that the file has are not run again")
     options = parser.parse_args()
     models = load_folder()
     configs = [VANILLA, *(config for settings in SHAPES for config in settings)]
     engines = {config: engine_for(models, config, batch=1) for config in configs}
     requests = held_out_requests(models, options.repeats * options.images)
-    repeats = []
-    for number in range(options.repeats):
+    repeats = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    for number in range(len(repeats), options.repeats):
         span = requests[number * options.images : (number + 1) * options.images]
         repeats.append(repeat(engines, span, options.captions))
         print(f"repeat {number + 1} of {options.repeats}, load {os.getloadavg()[0]:.1f}", flush=True)
-        if number:
-            show({method: summary([estimates[method] for estimates in repeats]) for method in METHODS}, options.json)
-
-
-def show(found: dict[str, dict[str, float]], path: Path | None) -> None:
-    """Print the table of the repeats so far, and write it as JSON."""
-    print(f"{'':<14} {'mean speed-up':>14} {'stated error':>13} {'scatter':>9}")
-    for method, row in found.items():
-        print(f"{method:<14} {row['speedup']:>14.2f} {100 * row['stated']:>11.1f} % {100 * row['scatter']:>7.1f} %")
-    ratios = {name: found["speedup"][name] / found["speedup_timed"][name] for name in ("stated", "scatter")}
-    print(f"speedup / speedup_timed: stated {ratios['stated']:.2f}, scatter {ratios['scatter']:.2f}", flush=True)
-    if path:
-        path.write_text(json.dumps(found | {"ratios": ratios, "load": os.getloadavg()[0]}, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(repeats) + "\n")
+    show(repeats)
 
 
 if __name__ == "__main__":
