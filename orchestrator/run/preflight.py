@@ -65,6 +65,7 @@ def preflight(
         resolved = sweep.resolve(model.capabilities.sampling)
         models.check_configs(resolved, model.capabilities)
         _check_timing(resolved, len(captions))
+        _check_racing(sweep)
         Search(resolved, [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives])
     _check_reachable(address)
 
@@ -186,13 +187,39 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
     Raises:
         ValueError: names the number of images that remain in a jackknife replicate.
     """
-    samples = sweep.quality.samples
-    largest_block = -(-captions // min(BLOCKS, captions))  # captions that a jackknife replicate leaves out
-    remaining = (captions - largest_block) * samples
+    samples, width = sweep.quality.samples, model.features.width
     for section, name in sweep.named_metrics:
-        if section != "metrics" and name in fid.FRECHET_METRICS and remaining <= model.features.width:
+        if section == "metrics" or name not in fid.FRECHET_METRICS:
+            continue
+        if (remaining := _remaining(captions) * samples) <= width:
             raise ValueError(
                 f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
-                f"jackknife replicate, too few for a covariance of {model.features.width} features; raise "
-                "captions.count"
+                f"jackknife replicate, too few for a covariance of {width} features; raise captions.count"
             )
+        for rung in sweep.racing.rungs if sweep.racing else ():
+            if (remaining := _remaining(rung) * samples) <= width:
+                least = next(count for count in range(rung, captions + 1) if _remaining(count) * samples > width)
+                raise ValueError(
+                    f"racing.rungs: {name} cannot be measured on {rung} captions x {samples}: {remaining} images in a "
+                    f"jackknife replicate are too few for a covariance of {width} features; use rungs of at least "
+                    f"{least} captions"
+                )
+
+
+def _check_racing(sweep: SweepConfig) -> None:
+    """Check that the objectives of a race are measured on the captions of every trial.
+
+    Raises:
+        ValueError: names the objective.
+    """
+    for objective in sweep.objectives if sweep.racing else ():
+        if OWN_TIMINGS in registered_metrics()[objective.metric].needs:
+            raise ValueError(
+                f"racing: {objective.metric} is not measured on the captions of a rung; choose other objectives, such "
+                "as speedup, or leave out `racing`"
+            )
+
+
+def _remaining(captions: int) -> int:
+    """The captions of a jackknife replicate, which leaves out the largest block."""
+    return captions - -(-captions // min(BLOCKS, captions))

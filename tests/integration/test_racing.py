@@ -28,7 +28,7 @@ enqueue:
   - label: fast
     drafter: eagle
     tree: {{policy: chain, length: 4}}
-    acceptance: {{neighbourhood: additive, k: 400, delta: 0.95}}
+    acceptance: {{neighbourhood: additive, k: 128, delta: 0.95}}
 space:
   drafter: eagle
   tree: {{policy: chain, length: {{low: 1, high: 3}}}}

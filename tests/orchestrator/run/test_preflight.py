@@ -79,6 +79,7 @@ def test_a_valid_sweep_passes() -> None:
     assert_passes(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
     assert_passes(timing={"batch": 4, "images": 4, "repetitions": 2})
     assert_passes(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
+    assert_passes(racing={"rungs": [68, 80]}, objectives=["speedup", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
         "metrics": ["target_passes"],
@@ -105,6 +106,15 @@ def test_a_valid_sweep_passes() -> None:
         (
             {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
             ("constraints: drift needs more images",),
+        ),
+        ({"racing": {"rungs": [24, 90]}}, ("racing.rungs: fid", "24 captions", "at least 68")),
+        (
+            {
+                "racing": {"rungs": [72]},
+                "timing": {"batch": 1, "images": 4, "direct": 99},
+                "objectives": ["speedup_timed", "fid"],
+            },
+            ("racing: speedup_timed", "speedup,"),
         ),
         ({"reference": {"source": "none"}}, ("objectives: fid is not available", "reference.source: none")),
         ({"reference": {"source": "scenes", "count": 64}}, ("reference: ", "more than 64")),
