@@ -1,7 +1,7 @@
 """ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the image.
 
 Neighbouring tokens are about equally hard to draft. So a round starts from the depth and width of the tree that drafted
-a neighbour of its first token, and changes them by one step: deeper and narrower if alpha (see `AdjacencyTree`) is at
+a neighbour of its first token, and changes them by one step: deeper and narrower if alpha (see `SizeMap`) is at
 least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
 """
 
@@ -23,61 +23,54 @@ from workers.models.target import Prompt, Target
 _NO_ALPHA = -1.0  # alpha of a token that no round has emitted: the size does not change
 
 
-class AdjacencyTree(DynamicTree):
-    """The policy's state is a map over the image: for every token, bonus tokens included, the depth, width and alpha of
+class SizeMap:
+    """The sizes of adjacency trees: for every token of B images, bonus tokens included, the depth, width and alpha of
     the round that emitted it. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
+
+    max_width: of the shallowest trees, whose width may leave the policy's range.
     """
 
     history: Tensor  # [B, image_len, 3] depth, width, alpha
 
-    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
-        super().__init__(config, target, drafter)
-        assert isinstance(config.policy, Adjacency)
-        self.policy, self._cols = config.policy, target.grid.cols
-        self._set_size(self.policy.bounds.depth, min(target.vocab_size, self.policy.widest), self.policy.bounds.nodes)
+    def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
+        self.policy, self._cols, self._max_width = policy, cols, max_width
 
-    def prepare(self, batch: Batch) -> None:
-        super().prepare(batch)
-        device = batch.keys.device
+    def prepare(self, size: int, image_len: int, device: torch.device) -> None:
+        """An empty map of `size` images."""
         self.start = torch.tensor([self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device)
-        self.history = self.start.expand(batch.size, batch.image_len, 3).clone()
+        self.history = self.start.expand(size, image_len, 3).clone()
+        self._cell = torch.arange(image_len, device=device)
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
         self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1  # [2] depth, width
         self._shape_slots = torch.arange(2, device=device)
 
-    def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
-    ) -> None:
-        super().admit(indices, prompt, captions, features, first_tokens)
+    def admit(self, indices: Tensor) -> None:
+        """Start new images at indices [n]."""
         self.history = self.history.clone()
         self.history[indices] = self.start
 
     def keep(self, indices: Tensor) -> None:
-        super().keep(indices)
+        """Keep only the images at indices [n], in that order."""
         self.history = self.history[indices]
 
-    def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
-        depth, width = self.adapt(*self.inherited_size(batch))
-        self.row_width = width
-        # read from the device, which is idle now, even if it is an accelerator: with the policy's upper bounds instead,
-        # verification would take ten times as long
-        max_depth, max_width = torch.stack([depth, width]).amax(1).tolist()
-        return depth, width, max_depth, max_width
+    def next_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
+        """Depth and width [B] (int64) of the trees of images with random keys [B] that have `emitted` tokens [B]."""
+        return self.adapt(*self.inherited_size(keys, emitted))
 
-    def inherited_size(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def inherited_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Depth and width (float) [B] from which the next round's tree starts, and the alpha [B] that decides how they
         change.
         """
-        row = torch.arange(batch.size, device=batch.keys.device)
-        token, cols = batch.emitted, self._cols
+        row = torch.arange(len(keys), device=keys.device)
+        token, cols = emitted, self._cols
         above, left = token - cols, torch.where(token % cols == 0, token - cols, token - 1)
         previous = self.history[row, token - 1]
         if self.policy.initialisation == "random":
-            uniforms = rng.uniform(batch.keys[:, None], token[:, None], rng.Purpose.SHAPE, self._shape_slots)
+            uniforms = rng.uniform(keys[:, None], token[:, None], rng.Purpose.SHAPE, self._shape_slots)
             size = self._range_min + (uniforms * self._range_size).floor()
             alpha = previous[:, 2]
         elif self.policy.initialisation == "tokenflock":
-            size, alpha = self.tokenflock(batch)
+            size, alpha = self.tokenflock(emitted)
         else:
             source = left if self.policy.initialisation == "horizontal" else above
             neighbour = torch.where((source >= 0)[:, None], self.history[row, source.clamp(min=0)], self.start)
@@ -91,12 +84,11 @@ class AdjacencyTree(DynamicTree):
             width = torch.full_like(width, self.policy.fixed_width)
         return depth, width, alpha
 
-    def tokenflock(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def tokenflock(self, emitted: Tensor) -> tuple[Tensor, Tensor]:
         """TokenFlock: weighted means of (depth, width) [B, 2] and alpha [B] over the earlier tokens within `radius` of
         the cell. As printed in the paper, weights decrease with the row distance only.
         """
-        cell = torch.arange(batch.image_len, device=batch.keys.device)
-        token = batch.emitted[:, None]
+        cell, token = self._cell, emitted[:, None]
         rows = token // self._cols - cell // self._cols
         distance = (rows**2 + (token % self._cols - cell % self._cols) ** 2).sqrt()
         near = (cell < token) & (distance <= self.policy.radius)
@@ -115,13 +107,49 @@ class AdjacencyTree(DynamicTree):
         direction = torch.where(alpha < 0, 0.0, torch.where(alpha >= policy.beta, 1.0, -1.0))
         depth = (depth + direction * policy.depth_step).clamp(*policy.depth_range).long()
         width = (width - direction * policy.width_step).long()
-        in_range = width.clamp(*policy.width_range).clamp(max=self.width)
-        return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self.width))
+        in_range = width.clamp(*policy.width_range).clamp(max=self._max_width)
+        return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width))
+
+    def record(self, emitted: Tensor, depth: Tensor, width: Tensor, num_accepted: Tensor) -> None:
+        """Enter a round: so many drafts [B] of trees of this depth and width [B] followed the `emitted` tokens [B]."""
+        used = num_accepted + (self.policy.numerator == "tokens")
+        entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
+        emitted_now = (self._cell >= emitted[:, None]) & (self._cell <= (emitted + num_accepted)[:, None])
+        self.history = torch.where(emitted_now[..., None], entry, self.history)
+
+
+class AdjacencyTree(DynamicTree):
+    """A dynamic tree in the size that the earlier trees near its place in the image suggest."""
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        policy = config.policy
+        assert isinstance(policy, Adjacency)
+        self._set_size(policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes)
+        self.sizes = SizeMap(policy, target.grid.cols, self.width)
+
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(batch)
+        self.sizes.prepare(batch.size, batch.image_len, batch.keys.device)
+
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
+        super().admit(indices, prompt, captions, features, first_tokens)
+        self.sizes.admit(indices)
+
+    def keep(self, indices: Tensor) -> None:
+        super().keep(indices)
+        self.sizes.keep(indices)
+
+    def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
+        depth, width = self.sizes.next_size(batch.keys, batch.emitted)
+        self.row_width = width
+        # read from the device, which is idle now, even if it is an accelerator: with the policy's upper bounds instead,
+        # verification would take ten times as long
+        max_depth, max_width = torch.stack([depth, width]).amax(1).tolist()
+        return depth, width, max_depth, max_width
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         super().commit(batch, tree, result, logits, features)
-        used = result.num_accepted if self.policy.numerator == "accepted" else result.num_emitted
-        entry = torch.stack([tree.levels, self.row_width, used / tree.levels], dim=1)[:, None]
-        cell = torch.arange(batch.image_len, device=used.device)
-        emitted_now = (cell >= batch.emitted[:, None]) & (cell < (batch.emitted + result.num_emitted)[:, None])
-        self.history = torch.where(emitted_now[..., None], entry, self.history)
+        self.sizes.record(batch.emitted, tree.levels, self.row_width, result.num_accepted)

@@ -129,7 +129,7 @@ def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, co
         children=node,
         target=target,
         proposal=proposal,
-        scores=tree.scores,
+        scores=None if tree.scores is None else tree.scores.clamp_min(torch.finfo(tree.scores.dtype).min),
         code_distance=code_distance,
         surprise=surprise,
     )

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from search_spaces.params import ConfigError
-from search_spaces.trees import Chain, Dynamic, Static, TreePolicy, static_tree
+from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy, static_tree
 from workers.replay.recording import RecordedSteps
 
-_MAX_RECORDED_NODES = 256  # of a dynamic tree: less likely nodes are in no tree that is worth its time
+# a dynamic tree that contains all narrower and shallower ones has many nodes that are hardly in any of them
+_RECORDED_SHARE, _MAX_RECORDED_NODES = 4, 256
 
 
 def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
@@ -21,18 +22,32 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
         ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
     """
     fixed = [policy for policy in policies if isinstance(policy, Chain | Static)]
-    dynamic = [policy for policy in policies if isinstance(policy, Dynamic)]
     if len(fixed) == len(policies) and len({policy.children for policy in fixed}) == 1:
         if all(isinstance(policy, Chain) for policy in fixed):
             return max(fixed, key=lambda policy: policy.bounds.depth)
         paths = {path for policy in fixed for path in static_tree(policy).paths}
         return Static(paths=tuple(paths), children=fixed[0].children)
-    if dynamic and len(dynamic) == len(policies):
-        depth, width = max(policy.depth for policy in dynamic), max(policy.width for policy in dynamic)
-        return Dynamic(depth, width, _MAX_RECORDED_NODES)
+    for kind in (Dynamic, Adjacency):
+        if all(isinstance(policy, kind) for policy in policies):
+            nodes = max(policy.bounds.nodes for policy in policies)
+            widest = max(policy.widest if isinstance(policy, Adjacency) else policy.bounds.width for policy in policies)
+            depth = max(policy.bounds.depth for policy in policies)
+            return Dynamic(depth, widest, min(_RECORDED_SHARE * nodes, _MAX_RECORDED_NODES))
     kinds = ", ".join(sorted({policy.kind for policy in policies}))
-    raise ConfigError(("tree", "policy"), f"replay cannot describe {kinds} by one recording; it can for chain, static "
-                      "and dynamic trees")  # fmt: skip
+    problem = (
+        f"replay cannot describe {kinds} by one recording; it can for chain and static, dynamic or adjacency trees"
+    )
+    raise ConfigError(("tree", "policy"), problem)
+
+
+def contains(recorded: TreePolicy, policy: TreePolicy) -> bool:
+    """Whether the recorded policy's trees contain (most of) the policy's."""
+    union = union_policy([policy])
+    if isinstance(union, Dynamic) and isinstance(recorded, Dynamic):
+        return union.depth <= recorded.depth and union.width <= recorded.width and union.nodes <= recorded.nodes
+    if isinstance(union, Chain | Static) and isinstance(recorded, Chain | Static):
+        return union.children == recorded.children and {*static_tree(union).paths} <= {*static_tree(recorded).paths}
+    return False
 
 
 def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:

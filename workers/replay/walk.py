@@ -6,10 +6,12 @@ product of the chances along its path. The only noise left is that of the record
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourTables
@@ -19,20 +21,35 @@ from workers.replay.recording import RecordedSteps
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcomes:
-    """Expectations of a rule at S steps; all but `emitted` are sums over the emitted tokens.
+    """Expectations of a rule at S steps.
 
-    emitted [S]: tokens emitted. total_variation [S]: between each token's distribution, given the tokens before it, and
+    at_least [S, D]: the chance that so many drafts are accepted; 1 for none. The others are sums over the emitted
+    tokens. total_variation [S]: between each token's distribution, given the tokens before it, and
     the target's. Exact where children are chosen, and in the mean over drafts for a chain of sampled ones with optimal
     resampling (Cool-SD, Theorem 2); with the papers' resampling, or several sampled siblings, an upper bound: the sum
     over sibling tests of what each adds. excess [S]: probability mass accepted beyond the exact rule's. code_distance,
     surprise [S]: excess times these measures of the accepted token.
     """
 
-    emitted: Tensor
+    at_least: Tensor
     total_variation: Tensor
     excess: Tensor
     code_distance: Tensor
     surprise: Tensor
+
+    @property
+    def emitted(self) -> Tensor:
+        """Tokens emitted [S]: accepted drafts and one more."""
+        return self.at_least.sum(1)
+
+    def select(self, rows: Tensor) -> StepOutcomes:
+        """The outcomes at indices [n]."""
+        return StepOutcomes(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @classmethod
+    def concat(cls, parts: Sequence[StepOutcomes]) -> StepOutcomes:
+        """All outcomes, of steps of one recording."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def walk(
@@ -153,6 +170,7 @@ def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Ten
         reach.scatter_add_(1, slot, at_parent * siblings.accept[row, child])
         excess.scatter_add_(1, slot, at_parent * siblings.excess[row, child])
     excess = excess[:, 1:]
+    at_least = reach.new_zeros(count, int(steps.depth.max()) + 1).scatter_add_(1, pad(steps.depth, (1, 0)), reach)
     return StepOutcomes(
-        reach.sum(1), distance, excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
+        at_least, distance, excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
     )

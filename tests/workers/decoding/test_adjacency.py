@@ -55,20 +55,20 @@ def test_tokenflock_averages_only_known_alphas() -> None:
     """The prefill's token has no alpha: it counts for depth and width, not for alpha."""
     drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
     batch.emitted[:] = 3
-    drafting.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
-    shape, alpha = drafting.tokenflock(batch)
+    drafting.sizes.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
+    shape, alpha = drafting.sizes.tokenflock(batch.emitted)
     assert alpha.tolist() == [0.5]
-    start = drafting.start
+    start = drafting.sizes.start
     assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
     batch.emitted[:] = 1
-    assert drafting.tokenflock(batch)[1].tolist() == [-1.0]
+    assert drafting.sizes.tokenflock(batch.emitted)[1].tolist() == [-1.0]
 
 
 def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     config = adjacency(initialisation="random")
     drafting, batch = opened(config, 50)
     monkeypatch.delattr(torch, "tensor")
-    depth, width, _ = drafting.inherited_size(batch)
+    depth, width, _ = drafting.sizes.inherited_size(batch.keys, batch.emitted)
     assert 2 <= depth.min() <= depth.max() <= 5
     assert 2 <= width.min() <= width.max() <= 6
 

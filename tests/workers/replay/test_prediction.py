@@ -55,7 +55,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
 
 def outcomes_of(emitted: list[float], excess: list[float]) -> StepOutcomes:
     zeros = torch.zeros(len(emitted))
-    return StepOutcomes(torch.tensor(emitted), zeros, torch.tensor(excess), zeros, zeros)
+    return StepOutcomes(torch.tensor(emitted)[:, None], zeros, torch.tensor(excess), zeros, zeros)
 
 
 def predict_steps(emitted: list[float], excess: list[float], image: list[int], row: list[int]) -> Prediction:
