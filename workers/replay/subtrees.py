@@ -79,7 +79,8 @@ def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
     row, drafted = torch.arange(count, device=steps.tokens.device)[:, None], steps.depth > 0
     no_slot = nodes + 1
     children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)  # by slot
-    children_of[row, steps.inner] = steps.children
+    slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)  # smaller trees are padded
+    children_of[row, slots] = steps.children
     candidates, expanded = torch.zeros_like(drafted), torch.zeros_like(row).expand(count, 1)
     for _ in range(policy.depth):
         children = children_of[row, expanded][..., : policy.width].flatten(1)

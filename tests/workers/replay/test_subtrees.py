@@ -107,9 +107,23 @@ def test_a_narrower_dynamic_tree_lacks_few_nodes(own: Dynamic, share: float) -> 
     assert sum(len(f - e) for f, e in zip(found, expected, strict=True)) <= (1 - share) * sum(map(len, expected))
 
 
+def test_padding_with_larger_trees_changes_no_subtree() -> None:
+    small, large = recorded_round(Dynamic(2, 2, 3)), recorded_round(Dynamic(3, 3, 30))
+    assert small.inner.shape[1] < large.inner.shape[1]
+    alone, _ = subtree(small, Dynamic(3, 3, 30), Dynamic(2, 2, 3))
+    padded, _ = subtree(RecordedSteps.concat([small, large]), Dynamic(3, 3, 30), Dynamic(2, 2, 3))
+    assert torch.equal(padded[:IMAGES, : alone.shape[1]], alone)
+    assert alone.any(1).all()
+
+
 @pytest.mark.parametrize(
     "policies",
-    [(Chain(3), Dynamic(2, 2, 3)), (Chain(3), Chain(3, children="top")), (Adjacency(),), (Chain(2), Adjacency())],
+    [
+        (Chain(3), Dynamic(2, 2, 3)),
+        (Chain(3), Chain(3, children="top")),
+        (Dynamic(2, 2, 3), Adjacency()),
+        (Chain(2), Adjacency()),
+    ],
 )
 def test_policies_without_a_common_recording_are_refused(policies: tuple[TreePolicy, ...]) -> None:
     with pytest.raises(ConfigError) as refused:

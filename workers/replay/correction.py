@@ -1,0 +1,109 @@
+"""Corrects predicted accepted lengths by trials that have run.
+
+A relaxed rule accepts other tokens, and so meets other states than the exact rule that was recorded. Its log accepted
+length is off by about a multiple of its excess; the recorded captions add an offset that a recording's predictions
+share. Both are estimated by Bayesian linear regression: offset and slope of each kind of setting (drafter and tree)
+vary about common ones, so that few trials of a kind move it little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.trial import DecodingConfig
+from workers.metrics.estimate import Estimate
+from workers.replay.prediction import Prediction
+
+Array = NDArray[np.float64]
+
+# standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line does not explain
+_OFFSETS, _SLOPES, _NOISES = (0.003, 0.01, 0.03, 0.1), (0.03, 0.1, 0.3), (0.003, 0.01, 0.02, 0.04)
+
+
+class Observation(NamedTuple):
+    """A setting that has run: its prediction, and the mean accepted length that its trial measured."""
+
+    config: DecodingConfig
+    prediction: Prediction
+    measured: Estimate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scales:
+    offset: float
+    slope: float
+    noise: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """The regression on n observations. weights [n]: of the observations' covariances with a prediction."""
+
+    kinds: tuple[tuple[str, str], ...]
+    excess: Array
+    scales: _Scales
+    inverse: Array
+    weights: Array
+    left_out: Array  # [n] log measured - log predicted, each corrected by the other observations
+
+    @classmethod
+    def fit(cls, observations: Sequence[Observation]) -> Correction:
+        """The correction by the scales of best leave-one-out log likelihood.
+
+        Raises:
+            ValueError: no observations.
+        """
+        if not observations:
+            raise ValueError("a correction needs trials that have run: at least one with a drafter")
+        kinds = tuple(_kind(o.config) for o in observations)
+        excess = np.array([o.prediction.cost["excess"].value for o in observations])
+        ratio = np.array([math.log(o.measured.value / o.prediction.mean_accepted_length.value) for o in observations])
+        noise = np.array([o.measured.error / o.measured.value for o in observations])
+        fits = [cls._fit(kinds, excess, ratio, noise, _Scales(*s)) for s in product(_OFFSETS, _SLOPES, _NOISES)]
+        return max(fits, key=lambda fitted: fitted[0])[1]
+
+    @classmethod
+    def _fit(
+        cls, kinds: tuple[tuple[str, str], ...], excess: Array, ratio: Array, noise: Array, scales: _Scales
+    ) -> tuple[float, Correction]:
+        """The leave-one-out log likelihood of some scales, and the fit."""
+        inverse = np.linalg.inv(_covariance(kinds, excess, kinds, excess, scales) + np.diag(scales.noise**2 + noise**2))
+        weights: Array = inverse @ ratio
+        variance = 1 / np.diag(inverse)
+        left_out = np.asarray(weights * variance, np.float64)  # each residual from the fit to the others
+        likelihood = -0.5 * float(np.sum(left_out**2 / variance + np.log(variance)))
+        return likelihood, cls(kinds, excess, scales, inverse, weights, left_out)
+
+    def __call__(self, config: DecodingConfig, prediction: Prediction) -> Prediction:
+        """The prediction with a corrected mean accepted length and its error."""
+        length, excess = prediction.mean_accepted_length, np.array([prediction.cost["excess"].value])
+        kind = (_kind(config),)
+        shared = _covariance(kind, excess, self.kinds, self.excess, self.scales)[0]
+        own = float(_covariance(kind, excess, kind, excess, self.scales)[0, 0])
+        variance = own - float(shared @ self.inverse @ shared) + self.scales.noise**2
+        value = length.value * math.exp(float(shared @ self.weights))
+        corrected = Estimate(value, value * math.sqrt(variance), length.n)
+        return replace(prediction, mean_accepted_length=corrected)
+
+
+def _kind(config: DecodingConfig) -> tuple[str, str]:
+    return config.drafter.kind, config.policy.kind
+
+
+def _covariance(
+    kinds: Sequence[tuple[str, str]],
+    excess: Array,
+    other_kinds: Sequence[tuple[str, str]],
+    other_excess: Array,
+    scales: _Scales,
+) -> Array:
+    """Prior covariance of log ratios: offsets and slopes have a common part and one of each kind, equally large."""
+    same = np.array([[1.0 + (kind == other) for other in other_kinds] for kind in kinds])
+    return same * (scales.offset**2 + scales.slope**2 * np.outer(excess, other_excess))

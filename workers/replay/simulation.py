@@ -1,0 +1,68 @@
+"""Adjacency trees in replay: the policy adapts sizes along simulated images, and recorded steps stand for rounds.
+
+What a round emits depends on the size of its tree, and that on what rounds before it emitted. So images are simulated:
+a round at a token is replaced by its image's recorded step nearest on the grid, walked with the tree of the size that
+the policy asks for, and the number of accepted drafts is sampled from the walk's chances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from search_spaces.trees import Adjacency
+from workers.decoding import rng
+from workers.decoding.adjacency import SizeMap
+from workers.models.target import Grid
+from workers.replay.recording import RecordedSteps
+from workers.replay.walk import StepOutcomes
+
+_REPLICAS = 4  # simulated images of each recorded one
+
+
+def simulate(
+    steps: RecordedSteps, policy: Adjacency, grid: Grid, walk_size: Callable[[int, int], StepOutcomes]
+) -> tuple[StepOutcomes, Tensor, Tensor]:
+    """The outcomes of R simulated rounds, the image index [R] and the token position [R] of each.
+
+    walk_size: the outcomes of the recorded steps with trees of this depth and width.
+    """
+    keys, nearest = nearest_steps(steps, grid)
+    keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
+    image, device = torch.arange(len(keys), device=keys.device) % (len(keys) // _REPLICAS), keys.device
+    replica = torch.arange(len(keys), device=device) // (len(keys) // _REPLICAS)
+    keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
+    sizes = SizeMap(policy, grid.cols, min(policy.widest, steps.target.shape[2]))
+    sizes.prepare(len(keys), grid.tokens, device)
+    emitted = torch.ones_like(keys)
+    walked: dict[tuple[int, int], StepOutcomes] = {}
+    parts: list[tuple[StepOutcomes, Tensor, Tensor]] = []
+    while len(active := (emitted < grid.tokens).nonzero()[:, 0]):
+        depth, width = sizes.next_size(keys, emitted.clamp(max=grid.tokens - 1))
+        accepted = torch.zeros_like(emitted)
+        for size in set(zip(depth[active].tolist(), width[active].tolist(), strict=True)):
+            if size not in walked:
+                walked[size] = walk_size(*size)
+            rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
+            outcomes = walked[size].select(nearest[rows, emitted[rows]])
+            number = rng.uniform(keys[rows], emitted[rows], rng.Purpose.ACCEPT, torch.zeros_like(rows))
+            accepted[rows] = (number[:, None] < outcomes.at_least[:, 1:]).sum(1)
+            parts.append((outcomes, image[rows], emitted[rows]))
+        accepted = torch.minimum(accepted, (grid.tokens - 1 - emitted).clamp(min=0))
+        sizes.record(emitted, depth, width, accepted)
+        emitted[active] += accepted[active] + 1
+    columns = [torch.cat(column) for column in zip(*((part[1], part[2]) for part in parts), strict=True)]
+    return StepOutcomes.concat([part[0] for part in parts]), columns[0], columns[1]
+
+
+def nearest_steps(steps: RecordedSteps, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The keys [M] of the recorded images, and the index [M, tokens] of each one's step nearest to a token."""
+    keys, image = torch.unique(steps.image, return_inverse=True)
+    token = torch.arange(grid.tokens, device=keys.device)
+    rows = token[:, None] // grid.cols - steps.position // grid.cols
+    cols = token[:, None] % grid.cols - steps.position % grid.cols
+    distance = (rows**2 + cols**2).float()  # [tokens, S]
+    others = image != torch.arange(len(keys), device=keys.device)[:, None]
+    return keys, distance.masked_fill(others[:, None], torch.inf).argmin(2)
