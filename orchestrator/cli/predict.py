@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specfrontier predict quickstart
+  specfrontier predict quickstart --recordings recordings --from quickstart
   specfrontier predict joint --models models.yaml#llamagen-xl --settings 5000 --captions 64 --out predicted
 """
 TABLE, PLOT = "predictions.parquet", "predictions.png"
@@ -26,6 +27,13 @@ _VALUES = ("mean_accepted_length", "speedup", "excess")
 Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
 Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings drawn from the space.")]
 Captions = Annotated[int, typer.Option(metavar="N", min=2, help="Images recorded for each drafter and kind of tree.")]
+Recordings = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Folder that keeps the recordings; those that fit are used again.")
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="SWEEP", help="A sweep of the same models; its trials correct the predictions."),
+]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
 
 
@@ -34,6 +42,8 @@ def predict(
     settings: Settings = 2000,
     captions: Captions = 24,
     out: Out = "predicted",
+    recordings: Recordings = None,
+    trials: From = None,
     assignments: o.Assignments = None,
     models: o.Models = None,
     device: o.Device = None,
@@ -42,9 +52,12 @@ def predict(
     """Predict the front of a search space without running it: accepted length, speed-up and cost of every setting.
 
     The exact rule runs once for each drafter and kind of tree; every rule and every smaller tree is then walked over
-    the recorded steps. "excess" is the probability mass that a rule accepts beyond the exact one, per token. Writes
-    predictions.parquet and predictions.png. Adjacency trees, Jacobi windows and temperature 0 cannot be predicted.
+    the recorded steps. "excess" is the probability mass that a rule accepts beyond the exact one, and
+    "total_variation" the distance of the emitted tokens' distribution to the target's, both per token. Writes
+    predictions.parquet and predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule, are
+    predicted approximately; temperature 0 cannot be predicted.
     """
+    from orchestrator.results.sweep import Sweep
     from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
     from workers.loading.models_yaml import split_entry
@@ -55,6 +68,7 @@ def predict(
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
         folder.mkdir(parents=True, exist_ok=True)
+        finished = None if trials is None else Sweep.open(trials)
     from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
     from workers.decoding.engine import DecodingError
 
@@ -62,7 +76,13 @@ def predict(
     with ends_with(FAILED), in_memory("; try fewer --captions, or another --device"):
         try:
             predicted = predict_space(
-                sweep, count=settings, captions=captions, device=chosen, log=lambda line: typer.echo(line, err=True)
+                sweep,
+                count=settings,
+                captions=captions,
+                device=chosen,
+                log=lambda line: typer.echo(line, err=True),
+                recordings=Path(recordings) if recordings else None,
+                trials=finished,
             )
         except DecodingError as error:
             raise CommandError(str(error), FAILED) from error
@@ -91,6 +111,11 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
     lines = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
     lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")
+    approximate = sum(setting.approximate for setting in predicted.settings)
+    if approximate:
+        lines.append(f"{counted(approximate, 'setting')} predicted approximately: their drafts depend on the rule")
+    if predicted.corrected_by:
+        lines.append(f"corrected by {counted(predicted.corrected_by, 'trial')}")
     lines += [f"not predicted: {counted(count, 'setting')}: {why}" for why, count in predicted.left_out.items()]
     return "\n".join(lines)
 
@@ -100,10 +125,12 @@ def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:
     return {
         "settings": len(predicted.settings),
         "not_predicted": predicted.left_out,
+        "corrected_by": predicted.corrected_by,
         "front": [
             {
                 "label": predicted.describe(setting),
                 "config": setting.config.to_mapping(),
+                "approximate": setting.approximate,
                 **{name: {"value": e.value, "error": e.error, "n": e.n} for name, e in setting.values.items()},
             }
             for setting in predicted.front

@@ -53,7 +53,7 @@ def draw_settings(sweep: SweepConfig, capabilities: Capabilities, count: int) ->
     settings = random_settings(sweep)
     while drawn < count and repeats < _MAX_REPEATS:
         setting = next(settings)
-        if setting is None or setting[1] in known or not _can_run(capabilities, setting[1]):
+        if setting is None or setting[1] in known or not can_run(capabilities, setting[1]):
             repeats += 1
             continue
         params, config = setting
@@ -79,7 +79,8 @@ def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], Dec
             yield dict(trial.params), config
 
 
-def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
+def can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
+    """Whether the model supports a setting."""
     try:
         capabilities.check(config)
     except ConfigError:

@@ -22,6 +22,7 @@ from workers.metrics.estimate import Estimate
 from workers.replay.prediction import Prediction
 
 Array = NDArray[np.float64]
+Kind = tuple[str, str]  # of drafter and tree
 
 # standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line does not explain
 _OFFSETS, _SLOPES, _NOISES = (0.003, 0.01, 0.03, 0.1), (0.03, 0.1, 0.3), (0.003, 0.01, 0.02, 0.04)
@@ -36,7 +37,9 @@ class Observation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Scales:
+class Scales:
+    """Standard deviations: of offsets, of slopes, and of what the line does not explain."""
+
     offset: float
     slope: float
     noise: float
@@ -46,9 +49,9 @@ class _Scales:
 class Correction:
     """The regression on n observations. weights [n]: of the observations' covariances with a prediction."""
 
-    kinds: tuple[tuple[str, str], ...]
+    kinds: tuple[Kind, ...]
     excess: Array
-    scales: _Scales
+    scales: Scales
     inverse: Array
     weights: Array
     left_out: Array  # [n] log measured - log predicted, each corrected by the other observations
@@ -62,22 +65,28 @@ class Correction:
         """
         if not observations:
             raise ValueError("a correction needs trials that have run: at least one with a drafter")
-        kinds = tuple(_kind(o.config) for o in observations)
-        excess = np.array([o.prediction.cost["excess"].value for o in observations])
-        ratio = np.array([math.log(o.measured.value / o.prediction.mean_accepted_length.value) for o in observations])
+        kinds, excess, ratio = cls.columns(observations)
         noise = np.array([o.measured.error / o.measured.value for o in observations])
-        fits = [cls._fit(kinds, excess, ratio, noise, _Scales(*s)) for s in product(_OFFSETS, _SLOPES, _NOISES)]
+        fits = [cls.with_scales(kinds, excess, ratio, noise, Scales(*s)) for s in product(_OFFSETS, _SLOPES, _NOISES)]
         return max(fits, key=lambda fitted: fitted[0])[1]
 
+    @staticmethod
+    def columns(observations: Sequence[Observation]) -> tuple[tuple[Kind, ...], Array, Array]:
+        """Kinds [n], excess [n], and log measured - log predicted accepted length [n]."""
+        excess = [o.prediction.cost["excess"].value for o in observations]
+        ratio = [math.log(o.measured.value / o.prediction.mean_accepted_length.value) for o in observations]
+        return tuple(_kind(o.config) for o in observations), np.array(excess), np.array(ratio)
+
     @classmethod
-    def _fit(
-        cls, kinds: tuple[tuple[str, str], ...], excess: Array, ratio: Array, noise: Array, scales: _Scales
+    def with_scales(
+        cls, kinds: tuple[Kind, ...], excess: Array, ratio: Array, noise: Array, scales: Scales
     ) -> tuple[float, Correction]:
-        """The leave-one-out log likelihood of some scales, and the fit."""
-        inverse = np.linalg.inv(_covariance(kinds, excess, kinds, excess, scales) + np.diag(scales.noise**2 + noise**2))
+        """The leave-one-out log likelihood of some scales, and the fit. noise [n]: relative errors of the measured."""
+        covariance = _covariance(kinds, excess, kinds, excess, scales) + np.diag(scales.noise**2 + noise**2)
+        inverse = np.linalg.inv(covariance).astype(np.float64)
         weights: Array = inverse @ ratio
         variance = 1 / np.diag(inverse)
-        left_out = np.asarray(weights * variance, np.float64)  # each residual from the fit to the others
+        left_out: Array = weights * variance  # each residual from the fit to the others
         likelihood = -0.5 * float(np.sum(left_out**2 / variance + np.log(variance)))
         return likelihood, cls(kinds, excess, scales, inverse, weights, left_out)
 
@@ -93,16 +102,16 @@ class Correction:
         return replace(prediction, mean_accepted_length=corrected)
 
 
-def _kind(config: DecodingConfig) -> tuple[str, str]:
+def _kind(config: DecodingConfig) -> Kind:
     return config.drafter.kind, config.policy.kind
 
 
 def _covariance(
-    kinds: Sequence[tuple[str, str]],
+    kinds: Sequence[Kind],
     excess: Array,
-    other_kinds: Sequence[tuple[str, str]],
+    other_kinds: Sequence[Kind],
     other_excess: Array,
-    scales: _Scales,
+    scales: Scales,
 ) -> Array:
     """Prior covariance of log ratios: offsets and slopes have a common part and one of each kind, equally large."""
     same = np.array([[1.0 + (kind == other) for other in other_kinds] for kind in kinds])

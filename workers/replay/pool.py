@@ -10,7 +10,7 @@ import pyarrow as pa
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.metrics.estimate import Estimate
-from workers.replay.prediction import MEASURES
+from workers.replay.prediction import MEASURES, Prediction
 from workers.replay.replayer import Replayer, recording_key
 
 LENGTH = "mean_accepted_length"
@@ -40,12 +40,17 @@ def check_predictable(configs: Iterable[DecodingConfig]) -> None:
     raise ValueError(f"space: replay can describe none of its settings ({why}); run the sweep with another sampler")
 
 
-def predict_quantities(replayer: Replayer, config: DecodingConfig) -> dict[str, Estimate]:
-    """`QUANTITIES` of a setting whose recording exists. Those of vanilla are known."""
+def predict_setting(replayer: Replayer, config: DecodingConfig) -> Prediction:
+    """The prediction for a setting whose recording exists. Vanilla's is known."""
     if isinstance(config.drafter, NoDrafter):
-        exact = Estimate(1.0, 0.0, len(replayer.requests))
-        return {LENGTH: exact} | dict.fromkeys(MEASURES, Estimate(0.0, 0.0, exact.n))
-    prediction = replayer.predict(config)
+        images = len(replayer.requests)
+        return Prediction(Estimate(1.0, 0.0, images), dict.fromkeys(MEASURES, Estimate(0.0, 0.0, images)))
+    return replayer.predict(config)
+
+
+def predict_quantities(replayer: Replayer, config: DecodingConfig) -> dict[str, Estimate]:
+    """`QUANTITIES` of a setting whose recording exists."""
+    prediction = predict_setting(replayer, config)
     return {LENGTH: prediction.mean_accepted_length, **prediction.cost}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.metrics.estimate import Estimate, jackknife_error
+from workers.metrics.estimate import Estimate, block_sizes, with_left_out
 from workers.replay.walk import StepOutcomes
 
 MEASURES = ("total_variation", "excess", "code_distance", "surprise")
@@ -22,8 +22,8 @@ MEASURES = ("total_variation", "excess", "code_distance", "surprise")
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per
-    emitted token. Standard errors are over images. approximate: what is drafted depends on the rule or on what was
-    accepted before, so that the walked drafts are not quite the setting's own.
+    emitted token. Standard errors are over blocks of captions. approximate: what is drafted depends on the rule or on
+    what was accepted before, so that the walked drafts are not quite the setting's own.
     """
 
     mean_accepted_length: Estimate
@@ -31,34 +31,28 @@ class Prediction:
     approximate: bool = False
 
 
-def predict(outcomes: StepOutcomes, image: Tensor, image_row: Tensor) -> Prediction:
-    """The prediction from the outcomes of S steps.
+def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: int) -> Prediction:
+    """The prediction from the outcomes of S steps of so many images.
 
-    image [S]: index of each step's image, from 0. image_row [S]: row of the image in which the step starts.
+    block [S]: of each step's caption. image_row [S]: row of the image in which the step starts.
 
     Raises:
-        ValueError: fewer than two images.
+        MetricUnavailable: fewer than two blocks.
     """
-    images, rows = int(image.max()) + 1, int(image_row.max()) + 1
-    if images < 2:
-        raise ValueError(f"a prediction with an error needs the steps of at least 2 images, got {images}: record more")
+    blocks, rows = block_sizes(block).numel(), int(image_row.max()) + 1
     columns = [torch.ones_like(outcomes.emitted), outcomes.emitted, *(getattr(outcomes, name) for name in MEASURES)]
-    cell = image * rows + image_row
-    sums = torch.zeros(len(columns), images * rows, dtype=torch.float64)
-    sums.index_add_(1, cell.cpu(), torch.stack(columns).double().cpu())
-    by_image = sums.view(len(columns), images, rows)
-    total = by_image.sum(1, keepdim=True)
-    values = torch.cat([_per_token(total), _per_token(total - by_image)], dim=1)  # [1 + measures, 1 + images]
-    values[0] = 1 / values[0]  # passes per token to tokens per pass
-    estimates = [Estimate(line[0].item(), jackknife_error(line[1:]).item(), images) for line in values]
-    return Prediction(estimates[0], dict(zip(MEASURES, estimates[1:], strict=True)))
+    sums = torch.zeros(blocks * rows, len(columns), dtype=torch.float64)
+    sums.index_add_(0, (block * rows + image_row).cpu(), torch.stack(columns, dim=1).double().cpu())
+    values = _per_token(with_left_out(sums.view(blocks, rows, -1)))  # [1 + blocks, 1 + measures]
+    values[:, 0] = 1 / values[:, 0]  # passes per token to tokens per pass
+    length, *costs = (Estimate.from_replicates(column, images) for column in values.unbind(1))
+    return Prediction(length, dict(zip(MEASURES, costs, strict=True)))
 
 
 def _per_token(sums: Tensor) -> Tensor:
-    """Passes and measures per token [1 + measures, n], from sums over steps [2 + measures, n, rows]."""
-    steps, emitted, measures = sums[0], sums[1], sums[2:]
+    """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 + measures]."""
+    steps, emitted = sums[..., :1], sums[..., 1:2]
     started = steps > 0  # a row in which no step starts counts as the others do
-    parts = torch.cat([steps[None], measures]) / emitted
-    parts = torch.where(started, parts, 0.0)
-    mean: Tensor = parts.sum(-1) / started.sum(-1)
+    parts = torch.where(started, torch.cat([steps, sums[..., 2:]], dim=-1) / emitted, 0.0)
+    mean: Tensor = parts.sum(1) / started.sum(1)
     return mean

@@ -9,21 +9,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import EXACT
+from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Jacobi, NoDrafter
 from workers.data.shards import digest
 from workers.decoding.build import build_tables, drafter_class
 from workers.decoding.engine import Engine, Observer, Result
+from workers.decoding.rng import image_keys
 from workers.decoding.state import Request
 from workers.loading.models import Models
+from workers.metrics.estimate import BLOCKS
 from workers.replay.prediction import Prediction, predict
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.recording_files import read_recording, recording_identity, write_recording
 from workers.replay.simulation import simulate
 from workers.replay.subtrees import contains, subtree, union_policy
 from workers.replay.walk import StepOutcomes, walk
+from workers.replay.windows import drafts_of_age, solve_slide
 
 _MAX_STEPS = 512  # of a recording, about
 
@@ -32,11 +36,24 @@ _MAX_STEPS = 512  # of a recording, about
 class _Recording:
     policy: TreePolicy
     steps: RecordedSteps
-    image: Tensor  # [S] index
+    block: Tensor  # [S] of captions
 
-    @classmethod
-    def of(cls, policy: TreePolicy, steps: RecordedSteps) -> _Recording:
-        return cls(policy, steps, torch.unique(steps.image, return_inverse=True)[1])
+    def serves(self, configs: Sequence[DecodingConfig]) -> bool:
+        return all(contains(self.policy, config.policy) for config in configs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trees:
+    """One rule, walked over any tree in the recorded ones."""
+
+    recording: _Recording
+    rule: AcceptanceRule
+    tables: NeighbourTables
+
+    def walk(self, tree: TreePolicy) -> StepOutcomes:
+        steps = self.recording.steps
+        kept, levels = subtree(steps, self.recording.policy, tree)
+        return walk(steps, self.rule, self.tables, kept=kept, levels=levels)
 
 
 def recording_key(config: DecodingConfig) -> tuple[object, ...]:
@@ -53,15 +70,6 @@ def recording_key(config: DecodingConfig) -> tuple[object, ...]:
     policy = config.policy
     union_policy([policy])
     return config.drafter, config.sampling, policy.children if isinstance(policy, Chain | Static) else policy.kind
-
-
-def is_approximate(config: DecodingConfig) -> bool:
-    """Whether what the setting drafts depends on what was accepted before, and so on its rule.
-
-    Jacobi windows are refined while they wait: the window that the exact rule met is walked. Adjacency trees adapt:
-    images are simulated.
-    """
-    return isinstance(config.drafter, Jacobi) or isinstance(config.policy, Adjacency)
 
 
 class Replayer:
@@ -97,7 +105,9 @@ class Replayer:
             if not isinstance(config.drafter, NoDrafter):
                 groups.setdefault(recording_key(config), []).append(config)
         for key, group in groups.items():
-            self._recordings[key] = self._read(key, group) or self._record(key, group)
+            present = self._recordings.get(key)
+            if present is None or not present.serves(group):
+                self._recordings[key] = self._read(key, group) or self._record(key, group)
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -106,21 +116,45 @@ class Replayer:
             KeyError: it was not recorded.
             ConfigError: its tree is larger than the recorded ones.
         """
-        recording, target, policy = self._recordings[recording_key(config)], self.models.target, config.policy
-        steps, tables = recording.steps, build_tables(config, target)
-
-        def walk_tree(tree: TreePolicy) -> StepOutcomes:
-            kept, levels = subtree(steps, recording.policy, tree)
-            return walk(steps, config.acceptance, tables, kept=kept, levels=levels)
-
-        if isinstance(policy, Adjacency):
-            outcomes, image, position = simulate(
-                steps, policy, target.grid, lambda depth, width: walk_tree(Dynamic(depth, width, policy.nodes))
+        recording, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
+        if isinstance(config.drafter, Jacobi):
+            return replace(self._predict_window(recording, config, tables), approximate=True)
+        if isinstance(config.policy, Adjacency):
+            policy, trees = config.policy, _Trees(recording, config.acceptance, tables)
+            simulated = simulate(
+                recording.steps,
+                policy,
+                self.models.target.grid,
+                lambda depth, width: trees.walk(Dynamic(depth, width, policy.nodes)),
             )
-        else:
-            outcomes, image, position = walk_tree(policy), recording.image, steps.position
-        prediction = predict(outcomes, image, position // target.grid.cols)
-        return replace(prediction, approximate=is_approximate(config))
+            return replace(self._prediction(recording, *simulated), approximate=True)
+        return self._prediction(recording, _Trees(recording, config.acceptance, tables).walk(config.policy))
+
+    def _predict_window(self, recording: _Recording, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+        """Of a Jacobi window: at the speed at which its own rule makes it slide."""
+        steps, length = recording.steps, config.policy.bounds.depth
+        exact = self._prediction(recording, walk(steps, EXACT, NeighbourTables())).mean_accepted_length.value
+        predictions: list[Prediction] = []
+
+        def slide(ratio: float) -> float:
+            outcomes = walk(drafts_of_age(steps, length, ratio), config.acceptance, tables)
+            predictions.append(self._prediction(recording, outcomes))
+            return predictions[-1].mean_accepted_length.value / exact
+
+        solve_slide(slide)
+        return predictions[-1]
+
+    def _prediction(
+        self,
+        recording: _Recording,
+        outcomes: StepOutcomes,
+        step: Tensor | None = None,
+        position: Tensor | None = None,
+    ) -> Prediction:
+        """From the outcomes of the recorded steps, or of rounds for which `step` [R] stand at token positions [R]."""
+        block = recording.block if step is None else recording.block[step]
+        position = recording.steps.position if position is None else position
+        return predict(outcomes, block, position // self.models.target.grid.cols, len(self.requests))
 
     def run(
         self, config: DecodingConfig, requests: Sequence[Request], batch: int, observer: Observer | None = None
@@ -136,9 +170,8 @@ class Replayer:
             return None
         identity = recording_identity(self.models, configs[0], self.requests, self.seed)
         found = read_recording(self._path(key, configs[0]), identity, self.models.target.device)
-        if found is None or not all(contains(found[0], config.policy) for config in configs):
-            return None
-        return _Recording.of(*found)
+        recording = self._with_blocks(*found) if found else None
+        return recording if recording and recording.serves(configs) else None
 
     def _record(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording:
         config = replace(configs[0], policy=union_policy([config.policy for config in configs]), acceptance=EXACT)
@@ -152,7 +185,14 @@ class Replayer:
             self.folder.mkdir(parents=True, exist_ok=True)
             identity = recording_identity(self.models, config, self.requests, self.seed)
             write_recording(self._path(key, configs[0]), config.policy, steps, identity)
-        return _Recording.of(config.policy, steps)
+        return self._with_blocks(config.policy, steps)
+
+    def _with_blocks(self, policy: TreePolicy, steps: RecordedSteps) -> _Recording:
+        captions = [request.caption_id for request in self.requests]
+        keys = image_keys(self.seed, captions, [request.sample for request in self.requests], steps.image.device)
+        place = {caption: index % BLOCKS for index, caption in enumerate(dict.fromkeys(captions))}
+        blocks = torch.tensor([place[caption] for caption in captions], device=keys.device)
+        return _Recording(policy, steps, blocks[(steps.image[:, None] == keys).long().argmax(1)])
 
     def _path(self, key: tuple[object, ...], config: DecodingConfig) -> Path:
         assert self.folder is not None

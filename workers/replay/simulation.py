@@ -25,14 +25,13 @@ _REPLICAS = 4  # simulated images of each recorded one
 def simulate(
     steps: RecordedSteps, policy: Adjacency, grid: Grid, walk_size: Callable[[int, int], StepOutcomes]
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
-    """The outcomes of R simulated rounds, the image index [R] and the token position [R] of each.
+    """The outcomes of R simulated rounds, the recorded step [R] that stands for each, and its token position [R].
 
     walk_size: the outcomes of the recorded steps with trees of this depth and width.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
-    image, device = torch.arange(len(keys), device=keys.device) % (len(keys) // _REPLICAS), keys.device
-    replica = torch.arange(len(keys), device=device) // (len(keys) // _REPLICAS)
+    replica, device = torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS), keys.device
     keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
     sizes = SizeMap(policy, grid.cols, min(policy.widest, steps.target.shape[2]))
     sizes.prepare(len(keys), grid.tokens, device)
@@ -46,10 +45,11 @@ def simulate(
             if size not in walked:
                 walked[size] = walk_size(*size)
             rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
-            outcomes = walked[size].select(nearest[rows, emitted[rows]])
+            step = nearest[rows, emitted[rows]]
+            outcomes = walked[size].select(step)
             number = rng.uniform(keys[rows], emitted[rows], rng.Purpose.ACCEPT, torch.zeros_like(rows))
             accepted[rows] = (number[:, None] < outcomes.at_least[:, 1:]).sum(1)
-            parts.append((outcomes, image[rows], emitted[rows]))
+            parts.append((outcomes, step, emitted[rows]))
         accepted = torch.minimum(accepted, (grid.tokens - 1 - emitted).clamp(min=0))
         sizes.record(emitted, depth, width, accepted)
         emitted[active] += accepted[active] + 1

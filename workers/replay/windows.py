@@ -38,9 +38,9 @@ def drafts_of_age(steps: RecordedSteps, length: int, ratio: float) -> RecordedSt
     )
 
 
-def slide_ratio(mean_accepted_length: Callable[[float], float], recorded: float) -> float:
-    """The ratio of a rule's mean accepted length to the recorded one, where the former depends on the ratio."""
+def solve_slide(slide: Callable[[float], float]) -> float:
+    """The ratio of a rule's mean accepted length to the recorded one, where `slide` gives it for an assumed ratio."""
     ratio = 1.0
     for _ in range(_ITERATIONS):
-        ratio = mean_accepted_length(ratio) / recorded
+        ratio = slide(ratio)
     return ratio

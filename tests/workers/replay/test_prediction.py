@@ -12,6 +12,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
+from workers.metrics.estimate import MetricUnavailable
 from workers.replay.prediction import Prediction, predict
 from workers.replay.recording import StepRecorder
 from workers.replay.subtrees import subtree
@@ -46,7 +47,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         kept, levels = subtree(steps, RECORDED, setting.policy)
         tables = build_tables(setting, models.target)
         outcomes = walk(steps, setting.acceptance, tables, kept=kept, levels=levels)
-        predicted = predict(outcomes, image, row).mean_accepted_length
+        predicted = predict(outcomes, image, row, IMAGES).mean_accepted_length
         results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
         measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
         assert predicted.value == pytest.approx(measured, rel=0.05)
@@ -59,7 +60,7 @@ def outcomes_of(emitted: list[float], excess: list[float]) -> StepOutcomes:
 
 
 def predict_steps(emitted: list[float], excess: list[float], image: list[int], row: list[int]) -> Prediction:
-    return predict(outcomes_of(emitted, excess), torch.tensor(image), torch.tensor(row))
+    return predict(outcomes_of(emitted, excess), torch.tensor(image), torch.tensor(row), 2)
 
 
 def test_every_row_of_the_image_counts_equally() -> None:
@@ -75,8 +76,9 @@ def test_errors_are_over_images() -> None:
     assert found.mean_accepted_length.value == pytest.approx(8 / 3)
     assert found.mean_accepted_length.error == pytest.approx((4 - 2) / 2)
     assert found.mean_accepted_length.n == 2
+    assert found.mean_accepted_length.replicates == pytest.approx((4, 2))
 
 
 def test_one_image_is_not_enough() -> None:
-    with pytest.raises(ValueError, match="at least 2 images"):
+    with pytest.raises(MetricUnavailable):
         predict_steps([2, 2], [0, 0], [0, 0], [0, 1])

@@ -27,17 +27,18 @@ def test_rules_and_sizes_share_a_recording_but_kinds_of_children_do_not() -> Non
         config(CHAIN | {"children": "top"}),
         config(DYNAMIC),
         config(CHAIN, "medusa"),
+        config(CHAIN, "jacobi"),
+        config({"policy": "adjacency"}),
         config(CHAIN, "eagle", 0.5),
     ]
-    assert len({recording_key(config(CHAIN)), *map(recording_key, others)}) == 5
+    assert len({recording_key(config(CHAIN)), *map(recording_key, others)}) == 7
 
 
 @pytest.mark.parametrize(
     ("setting", "path"),
     [
-        (config(CHAIN, "jacobi"), ("drafter",)),
-        (config({"policy": "adjacency"}), ("tree", "policy")),
         (config(CHAIN, temperature=0.0), ("sampling", "temperature")),
+        (config(CHAIN, "jacobi", temperature=0.0), ("sampling", "temperature")),
     ],
 )
 def test_what_replay_cannot_describe_is_refused(setting: DecodingConfig, path: tuple[str, ...]) -> None:
