@@ -183,10 +183,12 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     from orchestrator.results.store import EVENTS
     from orchestrator.results.views import Views
     from orchestrator.run import progress
+    from orchestrator.run.forecast import Forecast
     from orchestrator.run.launch import launch as launch_sweep
     from orchestrator.tracking.tracker import SweepTracker
 
-    state = progress.Progress(config.budget.trials)
+    budget = config.budget
+    state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
     events = storage.path(EVENTS)
     views = Views(storage)
     with ends_with(WRONG_USAGE):

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.run.forecast import Forecast, Range
 from orchestrator.run.pending import utc_now
 from orchestrator.run.tasks import Event, EventSink
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_MIN_TRIALS_FOR_ETA = 3
 _LINE_INTERVAL_S = 5.0  # between lines about finished shards
 
 
@@ -26,7 +26,7 @@ class Progress:
     """The state of a sweep, updated by its events.
 
     objectives: metric and direction. candidates: summary and metrics of the trials that meet the constraints, by trial
-    number. new_trials: number of trials finished in this run.
+    number.
     """
 
     planned: int | None
@@ -40,10 +40,11 @@ class Progress:
     note: str = ""
     workers: int = 0
     start_time: float = field(default_factory=time.monotonic)
-    new_trials: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
 
     def update(self, event: Event) -> None:
         kind = event["event"]
+        self.forecast.update(event, time.monotonic())
         if kind == "trial_started":
             self.running[event["trial"]] = event["summary"]
         elif kind == "shard" and event["kind"] == "quality":
@@ -51,7 +52,6 @@ class Progress:
         elif kind == "trial_finished":
             self.running.pop(event["trial"], None)
             self.done += 1
-            self.new_trials += event["new"]
             self.failed += event["state"] == "failed"
             self.stopped += event["state"] == "stopped"
             if event["feasible"]:
@@ -75,13 +75,6 @@ class Progress:
     def images_per_second(self) -> float:
         return self.images / max(self.elapsed, 1e-9)
 
-    @property
-    def remaining(self) -> float | None:
-        """Estimated seconds to the end; None without a budget of trials, or before enough trials have finished."""
-        if not self.planned or self.new_trials < _MIN_TRIALS_FOR_ETA:
-            return None
-        return self.elapsed / self.new_trials * max(self.planned - self.done, 0)
-
     def front(self) -> list[tuple[int, str, Mapping[str, float]]]:
         """Number, summary and metrics of the nondominated trials, ordered by the first objective."""
         from orchestrator.results.pareto import nondominated
@@ -96,13 +89,19 @@ class Progress:
         return sorted((row for row, kept in zip(rows, mask, strict=True) if kept), key=lambda row: row[2][names[0]])
 
 
-def format_duration(seconds: float | None) -> str:
-    """`4:07` or `2:10:00`; `?` for None."""
-    if seconds is None:
-        return "?"
+def format_duration(seconds: float) -> str:
+    """`4:07` or `2:10:00`."""
     total = round(seconds)
     hours, minutes = divmod(total // 60, 60)
     return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
+
+
+def describe_remaining(remaining: Range | None) -> str:
+    """`49:00 left (35:00 to 63:00)`."""
+    if remaining is None:
+        return "? left"
+    value, low, high = (format_duration(seconds) for seconds in remaining)
+    return f"{value} left" + (f" ({low} to {high})" if low != high else "")
 
 
 def headline(progress: Progress) -> str:
@@ -113,7 +112,8 @@ def headline(progress: Progress) -> str:
     workers = f"{progress.workers} worker{'' if progress.workers == 1 else 's'}"
     return (
         f"{progress.done}{total} trials{failed} · {progress.images} images, {progress.images_per_second:.1f}/s · "
-        f"{workers} · {format_duration(progress.elapsed)} elapsed, {format_duration(progress.remaining)} left"
+        f"{workers} · {format_duration(progress.elapsed)} elapsed, "
+        f"{describe_remaining(progress.forecast.remaining(time.monotonic()))}"
     )
 
 

@@ -1,0 +1,135 @@
+"""The forecast of what is left, exact on made-up histories of shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.run.forecast import Forecast, Range
+
+
+class History:
+    """Events of a sweep on W workers, each of which is always busy or idle for `idle` seconds after a shard."""
+
+    def __init__(
+        self, workers: int = 1, idle: float = 0.0, trials: int | None = None, images: int | None = None
+    ) -> None:
+        self.forecast, self.now, self.idle, self.number = Forecast(trials, images), 100.0, idle, 0
+        self.forecast.update({"event": "workers", "alive": workers}, self.now)
+
+    def start(self, kind: str = "chain", label: str = "") -> int:
+        config = {"drafter.kind": "eagle", "tree.policy": kind}
+        self.forecast.update(
+            {"event": "trial_started", "trial": self.number, "label": label, "config": config}, self.now
+        )
+        self.number += 1
+        return self.number - 1
+
+    def shard(self, trial: int, seconds: float, worker: str = "w", images: int = 10, kind: str = "quality") -> None:
+        self.now += seconds + self.idle
+        event: dict[str, Any] = {"trial": trial, "kind": kind, "images": images, "seconds": seconds, "worker": worker}
+        self.forecast.update({"event": "shard", **event}, self.now)
+
+    def finish(self, trial: int, images: int = 10, state: str = "complete", *, new: bool = True) -> None:
+        event = {"event": "trial_finished", "trial": trial, "images": images, "state": state, "new": new}
+        self.forecast.update(event, self.now)
+
+    def run(self, *seconds: float, **kind: str) -> None:
+        """A trial of shards that take these seconds."""
+        trial = self.start(**kind)
+        for each in seconds:
+            self.shard(trial, each)
+        self.finish(trial)
+
+    @property
+    def remaining(self) -> Range | None:
+        return self.forecast.remaining(self.now)
+
+
+def test_equal_trials_leave_no_doubt() -> None:
+    history = History(trials=10)
+    for _ in range(4):
+        history.run(3.0, 5.0)
+    assert history.remaining == pytest.approx((48, 48, 48))
+
+
+def test_trials_in_flight_cost_what_their_kind_does() -> None:
+    """Two chains of 4 s and two dynamic trees of 12 s: a chain costs (4 + 4 + 8) / 3; 2 s of it are done."""
+    history = History(trials=5)
+    for kind, seconds in (("chain", 4.0), ("dynamic", 12.0), ("chain", 4.0), ("dynamic", 12.0)):
+        history.run(seconds, kind=kind)
+    trial = history.start("chain")
+    history.shard(trial, 2.0)
+    assert history.remaining is not None
+    assert history.remaining.value == pytest.approx(16 / 3 - 2)
+
+
+def test_workers_share_the_work_and_idle_time_counts() -> None:
+    """One worker known to work 8 of 10 seconds; three of them take a third of the time."""
+    history = History(workers=3, idle=2.0, trials=7)
+    for _ in range(4):
+        history.run(8.0)
+    assert history.remaining == pytest.approx((10, 10, 10))
+
+
+def test_stopped_trials_count_at_the_share_so_far() -> None:
+    """Half of the proposed trials stopped after a quarter of their shards; the enqueued ones never do."""
+    history = History(trials=16)
+    history.run(40.0, label="vanilla")
+    history.run(40.0, label="exact chain")
+    for index in range(4):
+        trial = history.start()
+        history.shard(trial, 10.0 if index % 2 else 40.0)
+        history.finish(trial, state="stopped" if index % 2 else "complete")
+    assert history.remaining is not None
+    assert history.remaining.value == pytest.approx(10 * 25)
+
+
+def test_the_range_is_that_of_a_mean_and_of_new_costs() -> None:
+    """Costs 4, 8, 12 (variance 16), two to come: 2 x 8 +- 1.645 x sqrt(16 (2 + 4 / 3))."""
+    history = History(trials=5)
+    for seconds in (4.0, 8.0, 12.0):
+        history.run(seconds)
+    half = 1.6449 * (16 * (2 + 4 / 3)) ** 0.5
+    assert history.remaining == pytest.approx((16, 16 - half if half < 16 else 0, 16 + half), abs=0.01)
+
+
+def test_time_since_the_last_shard_is_work_done() -> None:
+    history = History(trials=5)
+    for _ in range(4):
+        history.run(8.0)
+    history.start()
+    history.now += 3
+    assert history.remaining == pytest.approx((5, 5, 5))
+    history.now += 30
+    assert history.remaining is not None
+    assert history.remaining.value == 0
+
+
+def test_the_budget_of_images_ends_a_sweep_too() -> None:
+    """40 images are done, 10 a trial: at most 6 more trials, whatever the budget of trials."""
+    for trials in (50, None):
+        history = History(trials=trials, images=100)
+        for _ in range(4):
+            history.run(8.0)
+        assert history.remaining is not None
+        assert history.remaining.value == pytest.approx(48)
+
+
+def test_nothing_is_said_without_a_budget_workers_or_enough_trials() -> None:
+    for budget, trials, workers in ((None, 4, 1), (9, 2, 1), (9, 4, 0)):
+        history = History(workers, trials=budget)
+        for _ in range(trials):
+            history.run(8.0)
+        assert history.remaining is None
+
+
+def test_resumed_trials_are_done_and_cost_nothing() -> None:
+    history = History(trials=10)
+    for _ in range(5):
+        history.forecast.update({"event": "trial_finished", "trial": history.number, "images": 10, "new": False}, 100.0)
+        history.number += 1
+    for _ in range(3):
+        history.run(8.0)
+    assert history.remaining == pytest.approx((16, 16, 16))
