@@ -62,13 +62,14 @@ def doctor(
     with ends_with(WRONG_USAGE):
         if plan is not None:
             from orchestrator.doctor import plan as plans
+            from orchestrator.doctor import workload
             from search_spaces.sweep import SweepConfig
 
             here = machine.torch_facts()["devices"]
-            memory = gpu_memory or (here[0]["memory_bytes"] / plans.GIB if here else 80.0)
+            memory = gpu_memory or (here[0]["memory_bytes"] / workload.GIB if here else 80.0)
             sweep = SweepConfig.read(plan, {} if models is None else {"models.file": models})
-            gpu = plans.gpu_of(memory, gpu_bandwidth, gpu_compute)
-            shapes = plans.models_for_plan(sweep)
+            gpu = workload.gpu_of(memory, gpu_bandwidth, gpu_compute)
+            shapes = workload.models_for_plan(sweep)
             findings = plans.plan(sweep, shapes, gpus or len(here) or 1, gpu, accepted_length)
             lines = plans.describe_plan(findings)
         elif models is not None:

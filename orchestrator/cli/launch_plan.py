@@ -68,6 +68,28 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
+    yield from _forecast(config)
+
+
+def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    """Images, target passes and hours, or why they are unknown."""
+    from orchestrator.doctor.machine import cores, memory
+    from orchestrator.doctor.workload import LENGTHS, forecast, this_core
+
+    try:
+        found = forecast(config, this_core(memory()[0] or 0), cores())
+    except ValueError as error:
+        yield "forecast", f"unknown: {error}"
+        return
+    images, (fewest, most) = found["images"], found["target passes"]
+    total = images["quality"] + images["timing"]
+    yield (
+        "forecast",
+        f"{total:,} images and {fewest:,.0f} to {most:,.0f} target passes, if trials emit {LENGTHS[0]:g} to "
+        f"{LENGTHS[1]:g} tokens per pass and none stops early",
+    )
+    hours = "; ".join(f"{name} {low:.2g} to {high:.2g}" for name, (low, high) in found["hours"].items())
+    yield "hours", f"on one machine: {hours}"
 
 
 def _line(label: str, text: str) -> str:

@@ -82,7 +82,14 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
     assert result.code == 0, result.err
     assert "3 trials" in result.out
     assert "96 captions x 1, batch 8: 96 images a trial, at most 288 in all" in result.out
-    for line in ("reference   at most", "    tree.length 2 to 6", "objectives  ", "seed        "):
+    for line in (
+        "reference   at most",
+        "    tree.length 2 to 6",
+        "objectives  ",
+        "seed        ",
+        "target passes",
+        "H200",
+    ):
         assert line in result.out
     assert sorted(path.name for path in Path().iterdir()) == ["tested.yaml"]
     assert_starts()

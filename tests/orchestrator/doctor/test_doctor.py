@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.cli.doctor import describe_ray_access, describe_workers
-from orchestrator.doctor import checkup, machine, plan
+from orchestrator.doctor import checkup, machine, plan, workload
 from orchestrator.doctor.checkup import available_memory
 from orchestrator.doctor.machine import cores, examine, examine_weights, local_workers, memory, ray_access
-from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
+from orchestrator.doctor.plan import describe_plan
+from orchestrator.doctor.workload import Gpu, Workload, forecast, gpu_of
+from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Footprint, footprint
@@ -45,6 +47,7 @@ def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(checkup, "footprint", remembered)
     monkeypatch.setattr(plan, "footprint", remembered)
+    monkeypatch.setattr(workload, "footprint", remembered)
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -382,6 +385,36 @@ def test_more_gpus_and_images_count(
     code, found = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert code == 2
     assert "c2i.pt" in found["error"]
+
+
+def test_the_forecast_spans_the_lightest_and_the_heaviest_setting(tmp_path: Path) -> None:
+    """Images and passes counted by hand: vanilla's images and every timed pair's take a pass for each of 256 tokens."""
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE)
+    sweep = SweepConfig.read(str(space))
+    here = Gpu("a core", 0, 1e10, 1e11, 1e-6)
+    found = forecast(sweep, here, 4)
+    assert found["images"]["quality"] + found["images"]["timing"] == 1000 + 270
+    fewest, most = found["target passes"]
+    for passes, length in ((fewest, 3.0), (most, 1.5)):
+        assert passes == pytest.approx(256 * ((200 + 30 + 120) + (800 + 120) / length))
+    assert found["hours"].keys() == {"this machine", *(gpu.name for gpu in workload.GPUS)}
+    for low, high in found["hours"].values():
+        assert 0 < low < high
+    slow = forecast(sweep, here, 1)["hours"]
+    assert slow["this machine"] == pytest.approx([4 * hours for hours in found["hours"]["this machine"]])
+    assert slow["H200"] == found["hours"]["H200"]
+    shapes = workload.models_for_plan(sweep)
+    heavy = Workload.of(sweep.resolve(shapes.models.target.sampling), shapes)
+    assert heavy.config.policy.bounds.nodes == 6
+    assert found["hours"]["H200"][1] == heavy.hours(workload.GPUS[-1], 1.5)["hours"]
+
+
+def test_this_machine_is_measured() -> None:
+    core = workload.this_core(1)
+    assert 1e8 < core.bandwidth < 1e13
+    assert 1e8 < core.compute < 1e14
+    assert 1e-8 < core.launch < 1e-2
 
 
 def test_a_plan_of_an_unknown_model(

@@ -64,7 +64,9 @@ def test_the_nearest_step_is_of_the_same_image() -> None:
 
 @pytest.mark.parametrize("initialisation", ["horizontal", "vertical", "random", "tokenflock"])
 def test_simulated_lengths_are_those_of_a_run(initialisation: str) -> None:
-    """The exact rule's own run within 3 %, a relaxed one's within 6 %: 300 images of 6 tokens each."""
+    """The exact rule's own run within 3 %, a relaxed one's, which meets other states, within 8 %: 300 images of 6
+    tokens each.
+    """
     policy = Adjacency(
         initialisation=initialisation,  # type: ignore[arg-type]
         depth_range=(1, 3), width_range=(1, 3), depth_step=1, width_step=1, start_depth=2, start_width=2, nodes=4,
@@ -72,6 +74,6 @@ def test_simulated_lengths_are_those_of_a_run(initialisation: str) -> None:
     recorded = union_policy([policy])
     assert isinstance(recorded, Dynamic)
     steps, _ = rounds(recorded, AcceptanceRule())
-    for rule, tolerance in ((AcceptanceRule(), 0.03), (RELAXED, 0.06)):
+    for rule, tolerance in ((AcceptanceRule(), 0.03), (RELAXED, 0.08)):
         _, measured = rounds(policy, rule)
         assert simulated_length(steps, recorded, policy, rule) == pytest.approx(measured, rel=tolerance)
