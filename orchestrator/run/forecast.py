@@ -42,14 +42,12 @@ class _Trial:
 class Forecast:
     """Counts what a run's events say. trials, images: the sweep's budget (None: no limit). Times are in seconds, by any
     clock.
-
-    done: trials that have finished, earlier runs' included.
     """
 
     trials: int | None = None
     images: int | None = None
-    done: int = 0
     workers: int = 0
+    _done: int = 0  # trials, those of earlier runs included
     _images_done: int = 0
     _running: dict[int, _Trial] = field(default_factory=dict)
     _finished: list[_Trial] = field(default_factory=list)
@@ -74,7 +72,7 @@ class Forecast:
             self._last[event["worker"]] = now
             self._shards += 1
         elif kind == "trial_finished":
-            self.done += 1
+            self._done += 1
             self._images_done += event["images"]
             trial = self._running.pop(event["trial"], None)
             if trial is not None and event["new"] and trial.seconds:
@@ -114,7 +112,7 @@ class Forecast:
         """Trials that have not started."""
         left = []
         if self.trials is not None:
-            left.append(float(self.trials - self.done - len(self._running)))
+            left.append(float(self.trials - self._done - len(self._running)))
         if self.images is not None and self._finished:
             each = fmean(trial.images for trial in self._finished)
             if each:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import FAILED, WRONG_USAGE
+from orchestrator.results.store import Axis, Identity, write_identity, write_trial
+from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_models import tiny_scenes
+from workers.data.storage import Storage
+from workers.loading.models_yaml import load_folder
 
 SPACE = """
 name: tiny
@@ -47,14 +54,17 @@ def predicted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, specfrontier("predict", write_space(folder, weights), *options)
 
 
-def test_every_describable_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
+def test_every_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
     folder, result = predicted
     assert result.code == 0, result.err
+    assert result.json["not_predicted"] == {}
     table = pq.read_table(folder / TABLE)
-    ((reason, missing),) = result.json["not_predicted"].items()
-    assert "adjacency" in reason
-    assert table.num_rows == SETTINGS + 2 - missing
+    assert table.num_rows == SETTINGS + 2
     assert len(set(table["digest"].to_pylist())) == table.num_rows
+    for row in table.to_pylist():
+        assert row["approximate"] == (row["tree.policy"] == "adjacency")
+        assert row["total_variation"] >= 0
+    assert {"adjacency", "chain", "dynamic"} < set(table["tree.policy"].to_pylist())
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
@@ -99,3 +109,35 @@ def test_what_cannot_be_predicted_is_refused(
     space = write_space(tmp_path, weights, SPACE.replace(*change))
     error = error_of("predict", space, "--out", str(tmp_path / "out"), code=code)
     assert all(word in error for word in words)
+
+
+def write_sweep(folder: Path, hashes: Mapping[str, str], row: Mapping[str, Any], ratio: float) -> str:
+    """A sweep whose only trial measured `ratio` times the predicted accepted length."""
+    storage = Storage(str(folder / "ran"))
+    axis, started = Axis("mean_accepted_length", "maximize"), "2026-01-01T00:00:00+00:00"
+    identity = Identity(name="ran", experiment="0", started=started, metrics={axis.name: axis}, models=hashes)
+    write_identity(storage, identity)
+    chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
+    config = DecodingConfig.from_mapping(chain).with_sampling(Sampling())
+    metrics = {axis.name: Measured(ratio * row["mean_accepted_length"], 0.0, 96)}
+    write_trial(storage, TrialRecord(0, "exact chain", COMPLETE, config, metrics=metrics))
+    return str(folder / "ran")
+
+
+def test_a_sweep_of_the_same_weights_corrects_predictions(
+    predicted: tuple[Path, CommandResult], weights: Path, tmp_path: Path
+) -> None:
+    hashes = load_folder(weights).hashes
+    (row,) = (row for row in pq.read_table(predicted[0] / TABLE).to_pylist() if row["label"] == "exact chain")
+    space = write_space(tmp_path, weights)
+    common = (space, "--settings", "2", "--captions", "4", "--recordings", str(tmp_path / "kept"))
+    sweep = write_sweep(tmp_path, hashes, row, 0.8)
+    result = specfrontier("predict", *common, "--out", str(tmp_path / "out"), "--from", sweep, "--json")
+    assert result.code == 0, result.err
+    assert result.json["corrected_by"] == 1
+    assert any(path.suffix == ".safetensors" for path in (tmp_path / "kept").iterdir())
+    rows = {row["label"]: row for row in pq.read_table(tmp_path / "out" / TABLE).to_pylist()}
+    assert 0.8 * row["mean_accepted_length"] < rows["exact chain"]["mean_accepted_length"] < row["mean_accepted_length"]
+    other = write_sweep(tmp_path / "other", dict.fromkeys(hashes, "0" * 16), row, 0.8)
+    error = error_of("predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=FAILED)
+    assert all(word in error for word in (other, "weights"))
