@@ -99,7 +99,7 @@ def _seconds_per_call(function: Callable[[], Any]) -> float:
 class Workload:
     """What a sweep's trials cost. label, config: the setting that every trial except vanilla is taken for. batches: of
     timing, quality and decoding to pixels. small, big: its footprints at the batches of timing and quality shards;
-    plain: vanilla's at both. images: see `_image_counts`.
+    plain: vanilla's at both. images: see `_image_counts`. timed_trials: except vanilla.
     """
 
     sweep: SweepConfig
@@ -111,6 +111,7 @@ class Workload:
     big: Footprint
     plain: dict[str, Footprint]
     images: dict[str, int]
+    timed_trials: int
     notes: list[str]
 
     @classmethod
@@ -125,7 +126,12 @@ class Workload:
         small = footprint(shapes.models, config, batches["timing"], 1)
         big = footprint(shapes.models, config, batches["quality"], batches["pictures"])
         plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
-        return cls(sweep, label, config, shapes, batches, small, big, plain, _image_counts(sweep), notes)
+        images = _image_counts(sweep)
+        # those of equal shapes share their costs: at most all trials are timed, and at least the enqueued shapes
+        enqueued = {entry.config.shape for entry in sweep.enqueue if not isinstance(entry.config.drafter, NoDrafter)}
+        timed = images["trials"] - 1
+        timed = timed if heaviest else min(timed, max(1, len(enqueued)) * sweep.timing.direct)
+        return cls(sweep, label, config, shapes, batches, small, big, plain, images, timed, notes)
 
     @property
     def tokens(self) -> int:
@@ -135,7 +141,7 @@ class Workload:
     def passes(self, length: float) -> float:
         """Target passes of the whole sweep at a mean accepted length, vanilla's and timing shards' included."""
         others = self.images["quality"] - self.images["per trial"]
-        timed = (self.images["timing"] - self._timed_images) / 2  # of each timed pair
+        timed = self._timed_images * self.timed_trials  # and as many of vanilla's
         slow = self.images["per trial"] + self._timed_images + timed
         return self.tokens * (slow + (others + timed) / length)
 
@@ -151,7 +157,7 @@ class Workload:
         slow = {kind: _seconds(gpu, self.plain[kind], self.tokens, self.batches[kind]) for kind in self.plain}
         others, made = self.images["trials"] - 1, gpu.seconds(self.big.picture) / self.batches["pictures"]
         total = self.images["quality"] * made + self.images["per trial"] * (slow["quality"] + others * quality_image)
-        total += self._timed_images * (slow["timing"] + others * (slow["timing"] + timed_image))
+        total += self._timed_images * (slow["timing"] + self.timed_trials * (slow["timing"] + timed_image))
         return {
             "accepted length": length,
             "seconds per timed image": timed_image,
@@ -177,7 +183,7 @@ def forecast(sweep: SweepConfig, here: Gpu, cores: int) -> dict[str, Any]:
         for name, (gpu, count) in machines.items():
             ends = (light.hours(gpu, long, count)["hours"], heavy.hours(gpu, short, count)["hours"])
             hours[name] = min(ends), max(ends)
-    return {"images": heavy.images, "target passes": (heavy.passes(long), heavy.passes(short)), "hours": hours}
+    return {"images": heavy.images, "target passes": (light.passes(long), heavy.passes(short)), "hours": hours}
 
 
 def models_for_plan(sweep: SweepConfig, kind: str = "cuda") -> ShapeOnlyModels:

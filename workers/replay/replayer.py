@@ -30,6 +30,7 @@ from workers.replay.walk import StepOutcomes, walk
 from workers.replay.windows import drafts_of_age, solve_slide
 
 _MAX_STEPS = 512  # of a recording, about
+_SLIDE_STEPS = 128  # about so many of a Jacobi window find how fast it slides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,16 +134,17 @@ class Replayer:
     def _predict_window(self, recording: _Recording, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
         """Of a Jacobi window: at the speed at which its own rule makes it slide."""
         steps, length = recording.steps, config.policy.bounds.depth
-        exact = self._prediction(recording, walk(steps, EXACT, NeighbourTables())).mean_accepted_length.value
-        predictions: list[Prediction] = []
+        some = torch.arange(0, len(steps), max(1, len(steps) // _SLIDE_STEPS), device=steps.tokens.device)
+
+        def mean(outcomes: StepOutcomes, step: Tensor) -> float:
+            return self._prediction(recording, outcomes, step, steps.position[step]).mean_accepted_length.value
 
         def slide(ratio: float) -> float:
-            outcomes = walk(drafts_of_age(steps, length, ratio), config.acceptance, tables)
-            predictions.append(self._prediction(recording, outcomes))
-            return predictions[-1].mean_accepted_length.value / exact
+            return mean(walk(drafts_of_age(steps.select(some), length, ratio), config.acceptance, tables), some) / exact
 
-        solve_slide(slide)
-        return predictions[-1]
+        exact = mean(walk(steps.select(some), EXACT, NeighbourTables()), some)
+        outcomes = walk(drafts_of_age(steps, length, solve_slide(slide)), config.acceptance, tables)
+        return self._prediction(recording, outcomes)
 
     def _prediction(
         self,

@@ -97,8 +97,9 @@ class _Siblings:
         self.eligible, self.omegas = eligible, omegas
         self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(steps.inner.shape[1])
         self.children = steps.children.flatten(0, 1)
-        self.residual = steps.target.flatten(0, 1)
-        self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1)
+        self.residual = steps.target.flatten(0, 1).clone()
+        self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1).clone()
+        self.tested = torch.zeros(len(self.step), dtype=torch.bool, device=eligible.device)
         self.open = torch.ones(len(self.step), device=eligible.device)  # that no earlier sibling was accepted
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.excess = torch.zeros_like(self.accept)
@@ -127,13 +128,14 @@ class _Siblings:
         self.excess[step, node] = self.open[rows] * bias
         if self.needs_last or rank + 1 < self.children.shape[1]:
             after_rejection = rule.residual(r, p, x, omega, mass, self.tables)
-            self.residual = self.residual.index_copy(0, rows, after_rejection)
+            self.residual[rows] = after_rejection
+            self.tested[rows] = True
             if self.proposal is not None and p is not None:
                 if self.optimal is not None:
                     best = self.optimal.residual(r, p, x, omega, mass, self.tables)
                     bias = bias + (1 - prob) * _total_variation(after_rejection, best)
                 next_proposal = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
-                self.proposal = self.proposal.index_copy(0, rows, next_proposal)
+                self.proposal[rows] = next_proposal
         self.bias[rows] += self.open[rows] * bias
         self.open[rows] *= 1 - prob
         return True
@@ -142,11 +144,13 @@ class _Siblings:
         """Of the token after each slot [S * I]: see `StepOutcomes`."""
         if self.proposal is not None:
             return self.bias
-        probs = self.open[:, None] * self.residual
-        drafted = self.children.clamp(min=0)
-        tokens = self.steps.tokens[self.step[:, None], drafted]
-        probs.scatter_add_(1, tokens, self.accept[self.step[:, None], drafted] * (self.children >= 0))
-        return _total_variation(probs, self.steps.target.flatten(0, 1))
+        rows = self.tested.nonzero()[:, 0]
+        probs = self.open[rows, None] * self.residual[rows]
+        step, drafted = self.step[rows, None], self.children[rows].clamp(min=0)
+        probs.scatter_add_(1, self.steps.tokens[step, drafted], self.accept[step, drafted] * (self.children[rows] >= 0))
+        found = torch.zeros_like(self.open)
+        found[rows] = _total_variation(probs, self.steps.target.flatten(0, 1)[rows])
+        return found
 
 
 def _total_variation(a: Tensor, b: Tensor) -> Tensor:
