@@ -1,11 +1,15 @@
 """How well replay predicts: mean accepted lengths from one recording of the exact rule, against each setting's own run.
 
     python -m benchmarks.replay [--images 24] [--settings 24] [--set KEY=VALUE ...]
+    python -m benchmarks.replay --memory
     python -m benchmarks.replay --from SWEEP [--recordings DIR]
 
 Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use
 the same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both
 sides.
+
+With --memory, the bytes of a recorded step, on the built-in model and, with its rows of probabilities as much longer,
+for a codebook of 16,384.
 
 With --from, the trials of a sweep of the built-in model are predicted from its first captions, and corrected each by
 the others (leave one out). Prints the share within 3 % before and after, by kind of setting, and how each predicted
@@ -17,7 +21,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +34,11 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.predicted_pool import random_settings
 from orchestrator.run.predictions import measured_trials
+from search_spaces.acceptance import EXACT
 from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
+from search_spaces.trees import Chain, Dynamic
+from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from workers.data.captions import read_captions
 from workers.decoding.state import Request
 from workers.loading.models import Capabilities
@@ -40,10 +46,11 @@ from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import Estimate
 from workers.replay.correction import Correction, Observation
 from workers.replay.prediction import MEASURES, Prediction
+from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
 
 DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}
-WITHIN = 0.03
+WITHIN, LARGE_CODEBOOK = 0.03, 16_384
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,23 @@ def print_trials(rows: Sequence[TrialRow]) -> None:
             print(f"Spearman of {measure} with {metric}: {spearmanr(costs, values).statistic:.3f} ({len(own)} trials)")
 
 
+def print_memory() -> None:
+    models = load_folder()
+    requests = [Request(c.id, c.text) for c in read_captions("scenes", count=2, seed=1)]
+    codes = models.target.vocab_size
+    for policy in (Chain(5), Dynamic(5, 10, 58)):  # EAGLE-2's own size
+        config = DecodingConfig(Eagle(), policy, EXACT, Sampling())
+        recorder = StepRecorder(Sampling(), models.target.codebook, 0.2)
+        Replayer(models, requests).run(config, requests, 2, recorder)
+        steps = recorder.steps()
+        columns = {field.name: getattr(steps, field.name) for field in fields(steps)}
+        sizes = {name: column.nbytes / len(steps) for name, column in columns.items() if column is not None}
+        rows = sizes["target"] + sizes.get("proposal", 0.0)
+        large = rows * LARGE_CODEBOOK / codes + sum(sizes.values()) - rows
+        print(f"{policy.kind} of {policy.bounds.nodes} nodes, {steps.inner.shape[1]} with children: "
+              f"{sum(sizes.values()) / 2**20:.2f} MiB at {codes} codes, {large / 2**20:.2f} MiB at {LARGE_CODEBOOK}")  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=24)
@@ -155,8 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--from", dest="sweep", metavar="SWEEP")
     parser.add_argument("--recordings", type=Path, metavar="DIR")
+    parser.add_argument("--memory", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.memory:
+        print_memory()
+        return
     if options.sweep is not None:
         print_trials(compare_trials(options.sweep, options.images, options.recordings))
         return
