@@ -168,8 +168,11 @@ def print_memory() -> None:
         sizes = {name: column.nbytes / len(steps) for name, column in columns.items() if column is not None}
         rows = sizes["target"] + sizes.get("proposal", 0.0)
         large = rows * LARGE_CODEBOOK / codes + sum(sizes.values()) - rows
-        print(f"{policy.kind} of {policy.bounds.nodes} nodes, {steps.inner.shape[1]} with children: "
-              f"{sum(sizes.values()) / 2**20:.2f} MiB at {codes} codes, {large / 2**20:.2f} MiB at {LARGE_CODEBOOK}")  # fmt: skip
+        small, large = (size / 2**20 for size in (sum(sizes.values()), large))
+        print(
+            f"{policy.kind} of {policy.bounds.nodes} nodes, {steps.inner.shape[1]} with children: {small:.2f} MiB at "
+            f"{codes} codes, {large:.2f} MiB at {LARGE_CODEBOOK}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
