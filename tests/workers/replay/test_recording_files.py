@@ -15,8 +15,9 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.models.checkpoint_files import WeightsError
 from workers.replay.replayer import Replayer
+from workers.scenes.images import sample_captions
 
-REQUESTS = [Request(index, f"a scene {index}") for index in range(3)]
+REQUESTS = [Request(index, text) for index, text in enumerate(sample_captions(1, 3))]
 
 
 def config(tree: dict[str, object], temperature: float = 1.0) -> DecodingConfig:
