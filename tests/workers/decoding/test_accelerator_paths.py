@@ -77,7 +77,7 @@ Bounds = tuple[Tensor, Tensor, int, int]
 
 def widest(self: AdjacencyTree, batch: Batch) -> Bounds:
     """Adjacency trees padded to all that their policy allows."""
-    depth, width = self.adapt(*self.inherited_size(batch))
+    depth, width = self.sizes.next_size(batch.keys, batch.emitted)
     self.row_width = width
     return depth, width, self.max_levels, self.width
 
