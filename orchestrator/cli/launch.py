@@ -48,7 +48,7 @@ Hours = Annotated[
     float | None, typer.Option(metavar="H", help="Budget: wall clock of one run; a resumed sweep starts from zero.")
 ]
 SamplerName = Annotated[
-    str | None, typer.Option("--sampler", metavar="NAME", help="tpe, nsga2, nsga3, gp, random, qmc or grid.")
+    str | None, typer.Option("--sampler", metavar="NAME", help="tpe, replay, nsga2, nsga3, gp, random, qmc, grid.")
 ]
 Parallel = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Trials in flight. The search's proposals depend on it.")

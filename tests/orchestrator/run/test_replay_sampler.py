@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from orchestrator.results.indicators import hypervolume
 from orchestrator.results.store import Direction
 from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
 from orchestrator.run.settings_pool import Floats, SettingsPool
-from orchestrator.run.surrogate import Observations, Surrogate
+from orchestrator.run.surrogate import Observations, Surrogate, _Outcome
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 NOISE = 0.03  # relative
@@ -230,3 +231,29 @@ def test_pools_are_checked() -> None:
         SettingsPool([{"a": 1}], np.zeros((2, 1)))
     with pytest.raises(ValueError, match="same parameters"):
         SettingsPool([{"a": 1}, {"a": 1}], np.zeros((2, 1)))
+
+
+def test_objectives_are_fitted_on_a_log_scale_with_relative_errors() -> None:
+    """Exact: a value's variance is (error / value / spread of the logs) squared; unknown errors count as the median."""
+    values, errors = np.array([1.0, np.e**2, np.e**4]), np.array([0.1, np.nan, 0.3 * np.e**4])
+    outcome = _Outcome.objective(values, errors)
+    spread = np.std([0.0, 2.0, 4.0])
+    assert outcome.log
+    assert outcome.variance is not None
+    assert np.allclose(outcome.variance[:, 0], (np.array([0.1, 0.2, 0.3]) / spread) ** 2)
+    assert np.allclose(outcome.restore(outcome.target)[:, 0], values)
+    signed = _Outcome.objective(values - 2, errors)
+    assert not signed.log
+    assert np.allclose(signed.restore(signed.target)[:, 0], values - 2)
+
+
+def test_the_reference_point_bounds_the_search() -> None:
+    """Nothing is gained beyond it."""
+    seen, candidates = observations(), np.random.default_rng(4).uniform(size=(20, 2))
+    bounded = replace(seen, reference=np.array([1.6, 3.6]))
+    free, gains = (
+        Surrogate(entry, candidates).improvements(np.zeros((0, 2)), candidates, samples=64, seed=0)
+        for entry in (seen, bounded)
+    )
+    slow = candidates[:, 0] < 0.4  # the first objective is 1 plus the first feature
+    assert free[slow].max() > 1e-3 > gains[slow].max()
