@@ -142,6 +142,7 @@ def _describe(found: Comparison, axes: list[str]) -> list[str]:
         f"from the reference point {corner}",
         "",
         shown_table(["front", "against", "more hypervolume", "epsilon", "covers"], pairs, right=[2, 3, 4]),
+        "more hypervolume: of the first front, with the error of the difference; trials on equal captions are paired",
         "epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range "
         f"({scale}); 0 or less: it already does",
         "covers: the share of the second front that the first equals or dominates",
