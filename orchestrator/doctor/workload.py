@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Self
 
@@ -87,12 +87,12 @@ def this_core(memory: int) -> Gpu:
 
 
 def _seconds_per_call(function: Callable[[], Any]) -> float:
-    function()
-    start, calls = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - start) < _CALIBRATION_S:
+    """The shortest of many calls: other processes only add to it."""
+    end, shortest = time.perf_counter() + _CALIBRATION_S, float("inf")
+    while (start := time.perf_counter()) < end:
         function()
-        calls += 1
-    return elapsed / calls
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,17 @@ class Workload:
     notes: list[str]
 
     @classmethod
-    def of(cls, sweep: SweepConfig, shapes: ShapeOnlyModels, *, heaviest: bool = True) -> Self:
+    def of(
+        cls,
+        sweep: SweepConfig,
+        shapes: ShapeOnlyModels,
+        *,
+        heaviest: bool = True,
+        plain: dict[str, Footprint] | None = None,
+    ) -> Self:
         """Of a sweep whose trials are all like the heaviest of its settings, or like the lightest one with a drafter.
+
+        plain: vanilla's footprints, if they are known.
 
         Raises:
             ConfigError: the models support none of the settings.
@@ -125,7 +134,8 @@ class Workload:
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
         small = footprint(shapes.models, config, batches["timing"], 1)
         big = footprint(shapes.models, config, batches["quality"], batches["pictures"])
-        plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
+        if plain is None:
+            plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
         images = _image_counts(sweep)
         # those of equal shapes share their costs: at most all trials are timed, and at least the enqueued shapes
         enqueued = {entry.config.shape for entry in sweep.enqueue if not isinstance(entry.config.drafter, NoDrafter)}
@@ -174,30 +184,30 @@ def forecast(sweep: SweepConfig, here: Gpu, cores: int) -> dict[str, Any]:
         ValueError: see `models_for_plan`, `Workload.of`.
     """
     short, long = LENGTHS
-    hours: dict[str, tuple[float, float]] = {}
-    for kind in ("cpu", "cuda"):
-        shapes = models_for_plan(sweep, kind)
-        resolved = sweep.resolve(shapes.models.target.sampling)
-        light, heavy = (Workload.of(resolved, shapes, heaviest=heaviest) for heaviest in (False, True))
-        machines = {"this machine": (here, cores)} if kind == "cpu" else {gpu.name: (gpu, 1) for gpu in GPUS}
-        for name, (gpu, count) in machines.items():
-            ends = (light.hours(gpu, long, count)["hours"], heavy.hours(gpu, short, count)["hours"])
-            hours[name] = min(ends), max(ends)
+    shapes = models_for_plan(sweep)
+    resolved = sweep.resolve(shapes.models.target.sampling)
+    heavy = Workload.of(resolved, shapes)
+    light = Workload.of(resolved, shapes, heaviest=False, plain=heavy.plain)
+    single = replace(here, bandwidth=here.bandwidth / 2)  # a CPU decodes in 32 bits, and these shapes have 16
+    machines = {"this machine": (single, cores), **{gpu.name: (gpu, 1) for gpu in GPUS}}
+    hours = {}
+    for name, (gpu, count) in machines.items():
+        ends = (light.hours(gpu, long, count)["hours"], heavy.hours(gpu, short, count)["hours"])
+        hours[name] = min(ends), max(ends)
     return {"images": heavy.images, "target passes": (light.passes(long), heavy.passes(short)), "hours": hours}
 
 
-def models_for_plan(sweep: SweepConfig, kind: str = "cuda") -> ShapeOnlyModels:
-    """The sweep's models on the meta device, in the dtype of a device of this kind: by their files, or by the published
-    architecture.
+def models_for_plan(sweep: SweepConfig) -> ShapeOnlyModels:
+    """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the published architecture.
 
     Raises:
         ValueError: no such entry or folder; a file is damaged; or nothing determines the architecture.
     """
     models = sweep.models
     if models.name is not None and models.file == BUILTIN_NAME:
-        return published_models(models.name, torch.bfloat16 if kind == "cuda" else torch.float32)
+        return published_models(models.name, torch.bfloat16)
     entry = find_entry(models.file, models.name)
-    return shape_only_models(entry, entry.dtype_on(torch.device(kind)))
+    return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
 def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
