@@ -30,6 +30,7 @@ Examples:
   specfrontier launch quickstart
   specfrontier launch papers/lantern-table2 --models models.yaml --check
   specfrontier launch my_sweep.yaml --address auto --out s3://bucket/sweeps --resume
+  specfrontier launch my_sweep.yaml --resume --revive 7,12
   specfrontier launch joint --models models.yaml#llamagen-xl
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto

@@ -1,4 +1,4 @@
-"""Racing on Ray: a sweep that is killed and resumed there stops and revives the trials of an undisturbed one."""
+"""Racing on Ray: a sweep with two workers that is killed and resumed stops the trials of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ space:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, SweepRun]]:
-    """The same sweep undisturbed in this process, and with two workers on Ray, killed once."""
+    """The same sweep undisturbed in this process, and with two workers on Ray, killed and resumed in this process."""
     folder = tmp_path_factory.mktemp("raced")
     with ray_folder() as ray:
         whole, broken = (SweepRun(Path(folder, name), RACED, ray) for name in ("whole", "broken"))
@@ -48,8 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
         broken.wait_for(lambda: broken.count("trial_finished") >= 3)
         broken.process.kill()  # type: ignore[union-attr]
         assert broken.wait() == -signal.SIGKILL
-        broken.start("--no-mlflow", "--workers", "2", "--resume")
-        assert broken.wait() == 0, broken.output
+        broken.run_locally("--no-mlflow", "--resume")
         yield whole, broken
 
 
