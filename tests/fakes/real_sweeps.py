@@ -29,7 +29,6 @@ from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
-HOST = "127.0.0.1"
 SWEEP_TIMEOUT_S = 400.0  # of a busy machine; a quiet one needs a tenth
 POLL_INTERVAL_S = 0.02
 TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that differ from run to run
@@ -93,11 +92,14 @@ def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> No
 
 @dataclass
 class SweepRun:
-    """A sweep with a folder of its own, launched once or several times; `text` is its YAML file."""
+    """A sweep with a folder of its own, launched once or several times.
+
+    text: its YAML file. ray: the folder of its Ray processes, for launches in a process of their own.
+    """
 
     folder: Path
     text: str
-    ray: Path
+    ray: Path | None = None
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -130,6 +132,7 @@ class SweepRun:
 
     def run_locally(self, *options: str) -> None:
         """Launch to the end in this process, with its one worker and without Ray."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         with chdir(self.folder), local_launches():
             result = specfrontier(*self.arguments(*options))
         assert result.code == 0, result.err
@@ -177,16 +180,6 @@ class SweepRun:
         return read_trials(Storage(str(self.store)))
 
 
-@dataclass(frozen=True)
-class TrackedSweep:
-    """A sweep whose MLflow server started late and stopped early, and the number of trials it logged meanwhile."""
-
-    run: SweepRun
-    database: Path
-    port: int
-    logged_in_time: int
-
-
 def files(store: Path) -> dict[str, tuple[int, int]]:
     """Every result file with what a second write would change: its inode and time."""
     found = {}
@@ -207,7 +200,7 @@ def images(store: Path) -> dict[str, pa.Table]:
 
 
 def results(records: Sequence[TrialRecord]) -> list[tuple[Any, ...]]:
-    """What a sweep found, trial by trial, without timings."""
+    """Settings and metrics of each trial, without timings."""
     return [
         (
             record.number,

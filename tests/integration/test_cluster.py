@@ -1,4 +1,4 @@
-"""A sweep as a Ray job on a cluster that loses a node and gets another."""
+"""A sweep as a Ray job on a cluster that loses a node and gets another; its MLflow server starts late and goes away."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.server import free_port
+from tests.fakes.command_line import specfrontier
+from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.real_sweeps import (
     CAPTIONS,
     COMMAND,
@@ -26,8 +30,13 @@ from tests.fakes.real_sweeps import (
     ray_folder,
     send_signal,
 )
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 pytestmark = pytest.mark.slow(seconds=110)
+TRIALS = 12
 OBJECT_STORE_BYTES = 80 << 20
 HEALTH_CHECK = {  # a silent node is lost after seconds, not after a minute; in milliseconds
     "health_check_initial_delay_ms": 0,
@@ -51,7 +60,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port("127.0.0.1", 0)}
+        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port(HOST, 0)}
         head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):
@@ -68,7 +77,7 @@ def add_node(cluster: Any) -> Any:
 
 def agent_port() -> dict[str, int]:
     """Ray's default is one fixed port, so that a second cluster on the machine would take no jobs."""
-    return {"dashboard_agent_listen_port": free_port("127.0.0.1", 0)}
+    return {"dashboard_agent_listen_port": free_port(HOST, 0)}
 
 
 def current_workers(run: SweepRun) -> int:
@@ -90,39 +99,96 @@ def submit(client: Any, command: str, path: str) -> str:
         time.sleep(0.5)
 
 
-def test_a_ray_job_loses_a_node_and_uses_a_new_one(
-    cluster: Any, cluster_files: Path, small: SweepRun, tmp_path: Path
-) -> None:
-    """`small` ran on one machine; the job runs twice as many trials, so that every worker has something to do."""
-    from ray.job_submission import JobStatus, JobSubmissionClient
+@dataclass(frozen=True)
+class ClusterSweep:
+    """A finished job's sweep, and what was seen meanwhile."""
 
-    run = SweepRun(tmp_path, SWEEP, cluster_files)
+    run: SweepRun
+    status: str
+    logs: str
+    before_loss: Mapping[str, object]  # the files when the node was lost
+    port: int  # of the MLflow server that was there for a moment only
+
+
+@pytest.fixture(scope="module")
+def job(
+    cluster: Any, cluster_files: Path, mlflow_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> ClusterSweep:
+    """A job of twice as many trials as `small` has, so that every worker has something to do.
+
+    It loses a node. While its other worker is stopped, its MLflow server answers, and another node joins.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    run = SweepRun(tmp_path_factory.mktemp("job"), SWEEP, cluster_files)
+    log, port = RunLog(Storage(str(run.store))), free_port(HOST, 0)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
-    command = [*COMMAND, *run.arguments("--no-mlflow", "--address", "auto", "--trials", "12")]
-    job = submit(client, shlex.join(command), run.environment["PYTHONPATH"])
+    options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", f"http://{HOST}:{port}")
+    submitted = submit(client, shlex.join([*COMMAND, *run.arguments(*options)]), run.environment["PYTHONPATH"])
 
     def running() -> bool:
-        return not client.get_job_status(job).is_terminal()
+        return not client.get_job_status(submitted).is_terminal()
 
     def wait_for(condition: Callable[[], object]) -> None:
         run.wait_for(lambda: condition() or not running())
-        assert condition(), client.get_job_logs(job)
+        assert condition(), client.get_job_logs(submitted)
 
-    wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2))
+    wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished"))
+    assert not log.runs()
     before = files(run.store)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # kills its raylet
     others = processes(cluster_files, "ray::Worker")
     send_signal(others, signal.SIGSTOP)  # else the other worker could finish before the new node is up
     try:
+        with proxy(mlflow_server, port=port):
+            wait_for(log.runs)
         add_node(cluster)
         wait_for(lambda: current_workers(run) == 2)
     finally:
         send_signal(others, signal.SIGCONT)
     run.wait_for(lambda: not running())
-    logs = client.get_job_logs(job)
-    assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
-    assert "12 trials; the budget of trials is spent" in logs
-    assert len(run.workers) == 3, "the new node's worker took part"
-    assert before.items() <= files(run.store).items()
-    assert_same(small, run, trials=len(small.records))
-    assert_every_image_once(run, CAPTIONS)
+    return ClusterSweep(run, client.get_job_status(submitted).value, client.get_job_logs(submitted), before, port)
+
+
+def test_a_ray_job_loses_a_node_and_uses_a_new_one(job: ClusterSweep) -> None:
+    assert job.status == "SUCCEEDED", job.logs
+    assert f"{TRIALS} trials; the budget of trials is spent" in job.logs
+    assert len(job.run.workers) == 3, "the new node's worker took part"
+    assert job.before_loss.items() <= files(job.run.store).items()
+
+
+def test_results_depend_on_neither_lost_nodes_nor_the_number_of_workers(job: ClusterSweep, small: SweepRun) -> None:
+    assert_same(small, job.run, trials=len(small.records))
+    assert_every_image_once(job.run, CAPTIONS)
+
+
+def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_server: str) -> None:
+    logged = len(RunLog(Storage(str(job.run.store))).runs())
+    assert 0 < logged < len(job.run.records) == TRIALS
+    missing = TRIALS - logged
+    assert f"MLflow   {missing} trial" in job.logs
+    with proxy(mlflow_server, port=job.port) as base:
+        for expected in (missing, 0):
+            synced = specfrontier("sync", str(job.run.store), "--uri", base, "--json")
+            assert synced.code == 0, synced.err
+            assert (synced.json["logged"], synced.json["already"]) == (expected, TRIALS - expected)
+        runs = logged_trials(base, "small")
+    assert runs.keys() == set(range(TRIALS))
+    for record in job.run.records:
+        assert runs[record.number].info.status == "FINISHED"
+        assert runs[record.number].data.metrics["step_compression"] == record.metrics["step_compression"].value
+
+
+def logged_trials(base: str, name: str) -> dict[int, Run]:
+    """MLflow's runs of a sweep's trials by number; fails unless there is one parent run and one run per trial."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(base)
+    experiment = client.get_experiment_by_name(f"specfrontier/{name}")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.info.status == "FINISHED"
+    found = {int(run.data.tags["specfrontier.trial"]): run for run in runs if run is not parent}
+    assert len(found) == len(runs) - 1
+    return found

@@ -52,7 +52,7 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "CancellableEngine", ScarceEngine)
-    run = SweepRun(tmp_path, SPACE, tmp_path)
+    run = SweepRun(tmp_path, SPACE)
     run.run_locally("--no-mlflow")
     records = {record.label: record for record in run.records}
     states = {label: record.state for label, record in records.items()}

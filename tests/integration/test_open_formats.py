@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking.server import free_port
-from tests.fakes.real_sweeps import CAPTIONS, HOST, SWEEP_TIMEOUT_S, SweepRun
+from tests.fakes.mlflow_proxy import HOST
+from tests.fakes.real_sweeps import CAPTIONS, SWEEP_TIMEOUT_S, SweepRun
 
 pytestmark = pytest.mark.slow(seconds=40)
 

@@ -45,7 +45,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> SweepRun:
     folder = tmp_path_factory.mktemp("own")
     write_models(folder)
     (folder / "classes.txt").write_text("".join(f"{number}\n" for number in (3, 14, 159, 265, 358, 979)))
-    run = SweepRun(folder, SPACE, folder)
+    run = SweepRun(folder, SPACE)
     run.run_locally("--models", "models.yaml", "--no-mlflow")
     return run
 

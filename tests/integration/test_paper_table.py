@@ -95,7 +95,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     """The finished sweep of the paper's table. HPSv2 has 986 million weights: here it has a tiny model's."""
     folder = tmp_path_factory.mktemp("table")
     write_files(folder)
-    run = Table(folder, TABLE, folder)
+    run = Table(folder, TABLE)
     load = hpsv2.load_hpsv2
 
     def load_tiny(path: Path, tokenizer_folder: Path) -> Any:
