@@ -1,0 +1,210 @@
+"""The atlas: random settings of every drafter, tree and rule, each measured on the same 192 captions.
+
+    python -m benchmarks.atlas run FOLDER         the sweep (benchmarks/atlas.yaml); starts again where it stopped
+    python -m benchmarks.atlas collect FOLDER     the table from the sweep's store
+    python -m benchmarks.atlas time               seconds of a pass of every shape, one thread; resumable
+    python -m benchmarks.atlas predict            what replay predicts of every setting, from other captions
+    python -m benchmarks.atlas replay             how well it predicted
+
+The first four write to benchmarks/data, which `benchmarks.search` reads; see `benchmarks.atlas_table`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.atlas_table import (
+    COSTS,
+    DATA,
+    PREDICTIONS,
+    SPANS,
+    Atlas,
+    Floats,
+    StepCost,
+    caption_texts,
+    collect,
+    shape_of,
+)
+from benchmarks.common import engine_for
+from search_spaces.params import ConfigError
+from search_spaces.trial import DecodingConfig, NoDrafter
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.loading.models_yaml import load_folder
+from workers.replay.replayer import Replayer, recording_key
+
+SPACE = Path(__file__).with_suffix(".yaml")
+WITHIN = 0.03
+_ERRORS = 2.0  # paired standard errors by which two settings differ beyond noise
+
+
+def run(folder: Path) -> int:
+    """Start or resume the sweep; its exit code."""
+    command = [sys.executable, "-c", "from orchestrator.cli.app import main; main()", "launch", str(SPACE)]
+    return subprocess.call([*command, "--out", str(folder), "--no-mlflow", "--resume"])
+
+
+def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = DATA) -> None:
+    """Time one setting of every shape that the file lacks, in turn with vanilla, and add it to the file."""
+    torch.set_num_threads(1)
+    models, path = load_folder(), folder / COSTS
+    stored = json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": {}}
+    requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
+    by_shape: dict[str, DecodingConfig] = {}
+    for config in configs:
+        by_shape.setdefault(shape_of(config), config)
+    vanilla_config = next(config for config in by_shape.values() if isinstance(config.drafter, NoDrafter))
+    vanilla = engine_for(models, vanilla_config, batch=1)
+    baseline = stored["shapes"].get(shape_of(vanilla_config))
+    if baseline is None:
+        baseline = asdict(_cost([_seconds(vanilla, request) for request in requests]))
+        stored["shapes"][shape_of(vanilla_config)] = baseline
+    for shape, config in by_shape.items():
+        if shape in stored["shapes"]:
+            continue
+        engine = engine_for(models, config, batch=1)
+        _seconds(engine, requests[0])  # warms it up
+        pairs = [(_seconds(vanilla, request), _seconds(engine, request)) for request in requests]
+        stored["shapes"][shape] = asdict(_relative_cost(pairs, baseline["per_pass"]))
+        path.write_text(json.dumps(stored, indent=1))
+        print(f"{len(stored['shapes'])}/{len(by_shape)} {stored['shapes'][shape]}", flush=True)
+
+
+def _seconds(engine: Engine, request: Request) -> tuple[float, float]:
+    """CPU seconds of an image's prefill and of one pass after it. Other processes on the machine do not count."""
+    start = time.process_time()
+    (result,) = engine.run([request])
+    seconds, statistics = time.process_time() - start, result.statistics
+    prefill = seconds * statistics.seconds["prefill"] / statistics.latency
+    return prefill, (seconds - prefill) / statistics.rounds
+
+
+def _cost(images: Sequence[tuple[float, float]]) -> StepCost:
+    prefill, per_pass = np.array(images).T
+    return StepCost(float(prefill.mean()), float(per_pass.mean()), float(per_pass.std(ddof=1) / len(images) ** 0.5))
+
+
+def _relative_cost(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]], vanilla: float) -> StepCost:
+    """From images in turn with vanilla's, as multiples of what vanilla's pass took at that moment."""
+    return _cost([(prefill * vanilla / other, own * vanilla / other) for (_, other), (prefill, own) in pairs])
+
+
+def predict(configs: Sequence[DecodingConfig], images: int, folder: Path = DATA) -> None:
+    """Record captions that the table does not have, and write the predictions of every setting."""
+    torch.set_num_threads(1)
+    requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
+    replayer = Replayer(load_folder(), requests)
+    described = [config for config in configs if _describable(config)]
+    replayer.record(described)
+    rows = []
+    for config in described:
+        prediction = replayer.predict(config)
+        estimates = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
+        errors = {f"{name}_error": estimate.error for name, estimate in estimates.items()}
+        rows.append({"digest": config.digest()} | {name: e.value for name, e in estimates.items()} | errors)
+    pq.write_table(pa.Table.from_pylist(rows), folder / PREDICTIONS, compression="zstd")
+
+
+def _describable(config: DecodingConfig) -> bool:
+    try:
+        recording_key(config)
+    except ConfigError:
+        return False
+    return not isinstance(config.drafter, NoDrafter)
+
+
+def _captions() -> dict[str, object]:
+    from search_spaces.sweep import SweepConfig
+
+    return SweepConfig.read(str(SPACE)).captions.to_mapping()
+
+
+def compare_replay(atlas: Atlas) -> list[str]:
+    """Lines that say how well replay predicted accepted lengths and quality."""
+    predicted, full = atlas.predictions["mean_accepted_length"], SPANS.index((0, atlas.passes.shape[1]))
+    measured = atlas.mean_accepted_length(SPANS[full])[:, 0]
+    error = np.abs(predicted / measured - 1)
+    kinds = [f"{config.drafter.kind} {config.policy.kind}" for config in atlas.configs]
+    lines = [f"{'drafter and tree':24}{'settings':>9}{'within 3 %':>11}{'median':>8}{'9 in 10':>8}"]
+    for kind in [*dict.fromkeys(kinds), "all"]:
+        rows = np.array([~np.isnan(value) and kind in ("all", name) for value, name in zip(error, kinds, strict=True)])
+        if rows.any():
+            part = error[rows]
+            shares = f"{100 * np.mean(part <= WITHIN):9.0f} % {100 * np.median(part):6.1f}%"
+            lines.append(f"{kind:24}{rows.sum():9}{shares} {100 * np.quantile(part, 0.9):6.1f}%")
+    lines.append(f"\n{'Spearman with':24}" + "".join(f"{name:>16}" for name in atlas.quality))
+    for name in measures(atlas):
+        cells = [rank_correlations(atlas, name, metric) for metric in atlas.quality]
+        lines.append(f"{name:24}" + "".join(f"{distinct:8.3f} ({every:.3f})" for distinct, every in cells))
+    return lines
+
+
+def measures(atlas: Atlas) -> dict[str, Floats]:
+    """Candidate predictions of quality by name [S]."""
+    p = atlas.predictions
+    single = [name for name in p if not name.endswith("_error") and name != "mean_accepted_length"]
+    return {name: p[name] for name in single} | {f"{name} x length": p[name] * p["mean_accepted_length"] for name in single}
+
+
+def rank_correlations(atlas: Atlas, measure: str, metric: str) -> tuple[float, float]:
+    """Spearman's correlation over settings that differ beyond noise in the metric, and over all of them."""
+    from scipy.stats import spearmanr
+
+    values = measures(atlas)[measure]
+    rows = np.flatnonzero(~np.isnan(values))
+    measured = atlas.quality[metric][rows, SPANS.index((0, atlas.passes.shape[1]))]
+    distinct = rows[distinct_settings(measured)]
+    every = measured[:, 0]
+    kept = atlas.quality[metric][distinct, SPANS.index((0, atlas.passes.shape[1])), 0]
+    return float(spearmanr(values[distinct], kept)[0]), float(spearmanr(values[rows], every)[0])
+
+
+def distinct_settings(measured: Floats) -> list[int]:
+    """Rows of values [S, 1 + G] of which each is larger than the one before by two paired errors; the first is the
+    lowest."""
+    chain: list[int] = []
+    for row in np.argsort(measured[:, 0], kind="stable"):
+        if chain:
+            left_out = measured[row, 1:] - measured[chain[-1], 1:]
+            groups = len(left_out)
+            error = np.sqrt((groups - 1) / groups * ((left_out - left_out.mean()) ** 2).sum())
+            if measured[row, 0] - measured[chain[-1], 0] <= _ERRORS * error:
+                continue
+        chain.append(int(row))
+    return chain
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("run", "collect"):
+        commands.add_parser(name).add_argument("folder", type=Path)
+    commands.add_parser("time").add_argument("--images", type=int, default=4)
+    commands.add_parser("predict").add_argument("--images", type=int, default=24)
+    commands.add_parser("replay")
+    options = parser.parse_args(arguments)
+    actions: dict[str, Callable[[], object]] = {
+        "run": lambda: sys.exit(run(options.folder)),
+        "collect": lambda: collect(str(options.folder)).save(),
+        "time": lambda: time_shapes(Atlas.load().configs, options.images),
+        "predict": lambda: predict(Atlas.load().configs, options.images),
+        "replay": lambda: print("\n".join(compare_replay(Atlas.load()))),
+    }
+    actions[options.command]()
+
+
+if __name__ == "__main__":
+    main()
