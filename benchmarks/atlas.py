@@ -156,7 +156,9 @@ def measures(atlas: Atlas) -> dict[str, Floats]:
     """Candidate predictions of quality by name [S]."""
     p = atlas.predictions
     single = [name for name in p if not name.endswith("_error") and name != "mean_accepted_length"]
-    return {name: p[name] for name in single} | {f"{name} x length": p[name] * p["mean_accepted_length"] for name in single}
+    return {name: p[name] for name in single} | {
+        f"{name} x length": p[name] * p["mean_accepted_length"] for name in single
+    }
 
 
 def rank_correlations(atlas: Atlas, measure: str, metric: str) -> tuple[float, float]:

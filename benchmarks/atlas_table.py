@@ -27,12 +27,12 @@ from workers.data.captions import read_captions
 from workers.data.records import FEATURES, features_of, read_shard
 from workers.data.reference import read_reference
 from workers.data.storage import Storage
-from workers.metrics.frechet import Gaussian
+from workers.metrics.estimate import BLOCKS
+from workers.metrics.frechet import Gaussian, distance_between, distance_to_reference
 
 Floats = NDArray[np.float64]
 DATA = Path(__file__).parent / "data"
 TABLE, COSTS, PREDICTIONS = "atlas.parquet", "atlas_costs.json", "atlas_predictions.parquet"
-BLOCKS = 24  # a caption's block is its position modulo this
 RUNGS = (24, 48, 96)  # captions of a half
 HALF = 96
 SPANS = (*((0, rung) for rung in RUNGS), (0, 2 * HALF), *((HALF, HALF + rung) for rung in RUNGS))  # of captions
@@ -125,7 +125,9 @@ class Atlas:
         table = pq.read_table(folder / TABLE)
         facts = json.loads(table.schema.metadata[_METADATA])
         if (facts["blocks"], facts["spans"]) != (BLOCKS, [list(span) for span in SPANS]):
-            raise ValueError(f"{folder / TABLE}: made with other spans of captions; run `benchmarks.atlas collect` again")
+            raise ValueError(
+                f"{folder / TABLE}: made with other spans of captions; run `benchmarks.atlas collect` again"
+            )
         configs = tuple(DecodingConfig.from_mapping(json.loads(text)) for text in table["config"].to_pylist())
         shape = (len(configs), len(SPANS), 1 + BLOCKS)
         return cls(
@@ -160,7 +162,9 @@ def shape_of(config: DecodingConfig) -> str:
     neighbourhood mass of every token."""
     rule, sections = config.acceptance, config.to_mapping()
     is_cheap = rule.resampling == "paper" or (rule.neighbourhood.never_stricter and rule.schedule.at_least_one)
-    sections["acceptance"] = rule.neighbourhood.kind if is_cheap else [rule.neighbourhood.kind, rule.neighbourhood.to_mapping()]
+    sections["acceptance"] = (
+        rule.neighbourhood.kind if is_cheap else [rule.neighbourhood.kind, rule.neighbourhood.to_mapping()]
+    )
     return json.dumps(sections, sort_keys=True)
 
 
@@ -258,41 +262,14 @@ def _quality(features: Tensor, reference: Tensor) -> dict[str, Floats]:
     real = Gaussian.fit(reference)
     result = {name: np.zeros((len(features), len(SPANS), 1 + BLOCKS)) for name in QUALITY}
     for place, (start, stop) in enumerate(SPANS):
-        blocks = torch.arange(start, stop) % BLOCKS
-        vanilla = _gaussians(features[0, start:stop], blocks)
-        vanilla_roots = _root(vanilla[1])
+        blocks, vanilla = torch.arange(start, stop) % BLOCKS, features[0, start:stop]
         for row, images in enumerate(features[:, start:stop]):
-            own = _gaussians(images, blocks)
-            result["fid"][row, place] = _frechet(*own, real.mean, real.covariance, real.root)
+            estimates = {"fid": distance_to_reference(images, real, blocks)}
             if row:
-                result["drift"][row, place] = _frechet(*own, *vanilla, vanilla_roots)
+                estimates["drift"] = distance_between(images, vanilla, blocks)
+            for name, estimate in estimates.items():
+                result[name][row, place] = estimate.value, *estimate.replicates
     return result
-
-
-def _gaussians(features: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Means [1 + G, d] and covariances [1 + G, d, d] of features [n, d]: of all rows, then without each block."""
-    kept = torch.cat([torch.ones(1, len(blocks)), (blocks != torch.arange(BLOCKS)[:, None]).float()]).double()
-    counts = kept.sum(1)[:, None]
-    means = kept @ features / counts
-    moments = torch.einsum("gn,nd,ne->gde", kept, features, features)
-    covariances = (moments - counts[..., None] * means[:, :, None] * means[:, None]) / (counts[..., None] - 1)
-    return means, covariances
-
-
-def _root(covariance: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(covariance)
-    root: Tensor = (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
-    return root
-
-
-def _frechet(mean: Tensor, covariance: Tensor, mean_b: Tensor, covariance_b: Tensor, root_b: Tensor) -> Floats:
-    """Frechet distances [1 + G]. With fewer images than channels the covariance is singular, and the distance has a
-    larger bias: it is compared only at equal n."""
-    inner = root_b @ covariance @ root_b
-    cross = torch.linalg.eigvalsh((inner + inner.mT) / 2).clamp_min(0).sqrt().sum(-1)
-    traces = covariance.diagonal(dim1=-2, dim2=-1).sum(-1) + covariance_b.diagonal(dim1=-2, dim2=-1).sum(-1)
-    distance: Floats = ((mean - mean_b).square().sum(-1) + traces - 2 * cross).numpy()
-    return distance
 
 
 def _left_out_means(passes: NDArray[np.int16], span: tuple[int, int]) -> Floats:

@@ -18,6 +18,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.atlas_table import BLOCKS, DIRECTIONS, HALF, RUNGS, Atlas, Floats
+from benchmarks.atlas_table import DIRECTIONS, HALF, RUNGS, Atlas, Floats
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import nondominated
 
@@ -146,17 +147,15 @@ class Outcome:
     seconds: float
 
 
-def replay(strategy: Strategy, problems: Sequence[Problem], seeds: int, limit: float = 1.0) -> Outcome:
+def replay_strategy(strategy: Strategy, problems: Sequence[Problem], seeds: int, limit: float = 1.0) -> Outcome:
     """Replay a strategy; seed s searches problem s modulo their number. limit: share of the table's images."""
     needed: dict[float, list[float]] = {target: [] for target in TARGETS}
     start = time.perf_counter()
     for seed in range(seeds):
         problem = problems[seed % len(problems)]
         purchases = Purchases(problem, limit * problem.images)
-        try:
+        with suppress(BudgetSpent):
             strategy(purchases, seed)
-        except BudgetSpent:
-            pass
         for target in TARGETS:
             needed[target].append(images_needed(purchases.curve, target * problem.exhaustive))
     seconds = (time.perf_counter() - start) / seeds
@@ -167,7 +166,9 @@ def table(outcomes: Mapping[str, Outcome], problems: Sequence[Problem]) -> str:
     """Markdown: a row per strategy, a column per target."""
     total = problems[0].images
     lines = [
-        "| strategy | " + " | ".join(f"{100 * target:.0f} % of the hypervolume" for target in TARGETS) + " | s/replay |",
+        "| strategy | "
+        + " | ".join(f"{100 * target:.0f} % of the hypervolume" for target in TARGETS)
+        + " | s/replay |",
         "|---" * (len(TARGETS) + 2) + "|",
     ]
     for name, outcome in outcomes.items():
@@ -197,8 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problems = [Problem.of(atlas, half) for half in (0, 1)]
     outcomes: dict[str, Outcome] = {}
     for name in options.strategies:
-        outcomes[name] = replay(STRATEGIES[name], problems, options.seeds, options.limit)
-        print(name, {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}, flush=True)
+        outcomes[name] = replay_strategy(STRATEGIES[name], problems, options.seeds, options.limit)
+        print(
+            name, {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}, flush=True
+        )
     points = "; ".join(f"speed-up {p.reference[0]:.2f}, fid {p.reference[1]:.1f}" for p in problems)
     text = (
         f"`python -m benchmarks.search --seeds {options.seeds}`: {len(atlas)} settings, {problems[0].images} images in "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def random_search(purchases: Purchases, seed: int) -> None:
 
 
 def mo_asha(purchases: Purchases, seed: int) -> None:
-    """Asynchronous successive halving for several objectives (Schmucker et al. 2021, arXiv 2106.12639), with epsilon-net
-    selection.
+    """Asynchronous successive halving for several objectives, with epsilon-net selection (Schmucker et al. 2021, arXiv
+    2106.12639).
 
     A setting is promoted if it is among the first 1/eta of its rung, ordered by non-dominated sorting and then by an
     epsilon-net; if none can be, a new random one starts. Once all have started, the best of the highest rung goes on.
@@ -102,24 +103,44 @@ class Encoding:
 
     def nearest(self, params: Params, rows: NDArray[np.int64]) -> int:
         """The one of these rows that is nearest to the parameters."""
-        return int(rows[np.argmin([self._distance(params, int(row)) for row in rows])])
+        point, table = self._vector(params), self._table[rows]
+        present, alone = ~np.isnan(table) & ~np.isnan(point), np.isnan(table) != np.isnan(point)
+        gaps = np.abs(table - point)
+        gaps = np.where(self._is_categorical, gaps > 0, gaps)
+        return int(rows[(np.where(present, gaps, 0.0) + alone).sum(axis=1).argmin()])
 
-    def _distance(self, params: Params, row: int) -> float:
-        own, total = self.params[row], 0.0
-        for name in params.keys() | own.keys():
-            if name not in params or name not in own:
-                total += 1
-            elif isinstance(own[name], str):
-                total += params[name] != own[name]
-            else:
-                distribution: Any = self.distributions[row][name]
-                scale = np.log if distribution.log else float
-                span = scale(distribution.high) - scale(distribution.low)
-                total += abs(scale(params[name]) - scale(own[name])) / span if span else 0.0
-        return total
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        """The distributions by name."""
+        return {name: entry for entries in self.distributions for name, entry in entries.items()}
+
+    @cached_property
+    def _is_categorical(self) -> NDArray[np.bool_]:
+        return np.array([isinstance(entry, CategoricalDistribution) for entry in self._all.values()])
+
+    @cached_property
+    def _table(self) -> Floats:
+        """Rows as vectors [S, names]."""
+        return np.array([self._vector(params) for params in self.params])
+
+    def _vector(self, params: Params) -> Floats:
+        """Numbers as shares of their ranges, categories by their index, NaN for what is missing."""
+        return np.array(
+            [_share(entry, params[name]) if name in params else np.nan for name, entry in self._all.items()]
+        )
 
 
-def optuna_search(make_sampler: Callable[[int], BaseSampler], encode: Callable[[Sequence[DecodingConfig]], Encoding]) -> Strategy:
+def _share(distribution: Any, value: Any) -> float:
+    if isinstance(distribution, CategoricalDistribution):
+        return float(distribution.to_internal_repr(value))
+    scale = np.log if distribution.log else float
+    low, high = scale(distribution.low), scale(distribution.high)
+    return float((scale(value) - low) / (high - low)) if high > low else 0.0
+
+
+def optuna_search(
+    make_sampler: Callable[[int], BaseSampler], encode: Callable[[Sequence[DecodingConfig]], Encoding]
+) -> Strategy:
     """A strategy that asks an Optuna sampler, and tells it the row that stands for each proposal."""
 
     def search(purchases: Purchases, seed: int) -> None:
@@ -162,10 +183,8 @@ def conditional(configs: Sequence[DecodingConfig]) -> Encoding:
 
     def ask(study: Study) -> Trial:
         trial = study.ask()
-        try:
+        with suppress(ConfigError):  # the nearest row is a setting that exists
             sweep.space.suggest(trial, sweep.sampling)
-        except ConfigError:
-            pass  # the nearest row is a setting that exists
         return trial
 
     return Encoding(params, distributions, ask)

@@ -29,7 +29,13 @@ def random_settings(count: int) -> list[DecodingConfig]:
 
 
 def make_table(
-    configs: Sequence[DecodingConfig], length: Floats, fid: Floats, *, noise: float = 0.3, shared: float = 1.0, seed: int = 0
+    configs: Sequence[DecodingConfig],
+    length: Floats,
+    fid: Floats,
+    *,
+    noise: float = 0.3,
+    shared: float = 1.0,
+    seed: int = 0,
 ) -> Atlas:
     """Settings with these mean accepted lengths and fids [S], whose passes all cost the same.
 

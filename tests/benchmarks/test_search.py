@@ -1,0 +1,149 @@
+"""Replayed searches, on tables with a known front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.atlas_table import RUNGS, Atlas, Floats
+from benchmarks.search import BudgetSpent, Problem, Purchases, images_needed, replay_strategy
+from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
+from orchestrator.results.indicators import hypervolume
+from tests.fakes.tables import make_table, random_settings
+
+SETTINGS = 40
+FRONT = [0, 5, 9, 20]  # of the table without noise
+CHEAP = ["random", "NSGA-II", "MO-ASHA"]
+
+
+def values() -> tuple[Floats, Floats]:
+    """Accepted lengths and fids: four settings on the front, all others worse than one of them in both."""
+    rng = np.random.default_rng(0)
+    length, fid = rng.uniform(1.05, 2.5, SETTINGS), rng.uniform(4.0, 6.0, SETTINGS)
+    for row, speed, quality in zip(FRONT, (1.0, 2.6, 3.0, 3.5), (2.0, 2.2, 2.6, 3.5), strict=True):
+        length[row], fid[row] = speed, quality
+    return length, fid
+
+
+@pytest.fixture(scope="module")
+def table() -> Atlas:
+    return make_table(random_settings(SETTINGS), *values(), noise=0.0, shared=0.3)
+
+
+@pytest.fixture(scope="module")
+def problem(table: Atlas) -> Problem:
+    return Problem.of(table, 0)
+
+
+def run(strategy: str, problem: Problem, seed: int = 0, limit: float = math.inf) -> Purchases:
+    purchases = Purchases(problem, limit)
+    with pytest.raises(BudgetSpent):
+        STRATEGIES[strategy](purchases, seed)
+    return purchases
+
+
+def test_a_table_without_noise_has_its_front_at_every_rung(problem: Problem) -> None:
+    for level in range(len(RUNGS)):
+        assert np.flatnonzero(problem.believed(np.full(SETTINGS, level))).tolist() == FRONT
+    assert problem.exhaustive == pytest.approx(hypervolume(problem.judged, problem.reference, ["maximize", "minimize"]))
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_strategy_buys_the_whole_table_once_and_has_its_hypervolume_then(name: str, problem: Problem) -> None:
+    purchases = run(name, problem)
+    assert purchases.images == problem.images == SETTINGS * RUNGS[-1]
+    assert (purchases.rung == len(RUNGS) - 1).all()
+    images, hypervolumes = zip(*purchases.curve, strict=True)
+    assert list(images) == sorted(set(images)), "every purchase costs something"
+    assert hypervolumes[-1] == pytest.approx(problem.exhaustive)
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_strategy_depends_on_its_seed_alone(name: str, problem: Problem) -> None:
+    limit = problem.images / 2
+    first, second, other = (run(name, problem, seed, limit).curve for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in CHEAP])
+def test_samplers_that_fit_models_are_deterministic_too(name: str, problem: Problem) -> None:
+    first, second = (run(name, problem, 1, 14 * RUNGS[-1]) for _ in range(2))
+    assert first.curve == second.curve
+    assert first.images >= 14 * RUNGS[-1]
+
+
+def test_images_are_paid_once(problem: Problem) -> None:
+    purchases = Purchases(problem)
+    assert purchases.images == RUNGS[-1], "vanilla is measured on all captions first"
+    for level in (0, 0, 2, 1):
+        purchases.measure(7, level)
+    assert purchases.images == 2 * RUNGS[-1]
+    assert purchases.measure(8, 1) is not None
+    assert purchases.images == 2 * RUNGS[-1] + RUNGS[1]
+
+
+def test_a_front_compares_settings_at_the_same_captions(table: Atlas) -> None:
+    """fid falls with the number of images: a setting on 24 captions is beaten only by settings on 24 captions."""
+    problem = Problem.of(table, 0)
+    rung = np.full(SETTINGS, -1)
+    rung[FRONT] = [2, 0, 1, 2]
+    assert np.flatnonzero(problem.believed(rung)).tolist() == FRONT
+    worse = next(row for row in range(SETTINGS) if row not in FRONT)
+    rung[worse] = 2  # beaten by a setting that was measured on fewer captions only
+    rung[[9, 20]] = 0
+    assert problem.believed(rung)[worse]
+
+
+def test_a_lucky_setting_gains_nothing(table: Atlas) -> None:
+    """The front that a strategy believes in is judged by captions that it did not see."""
+    lucky = 3
+    assert lucky not in FRONT
+    quality = {name: entries.copy() for name, entries in table.quality.items()}
+    quality["fid"][lucky, :3] = 0.1  # on the captions of the first half only
+    problem = Problem.of(replace(table, quality=quality), 0)
+    rung = np.full(SETTINGS, -1)
+    rung[[0, lucky]] = 2
+    assert problem.believed(rung)[lucky]
+    true = Problem.of(table, 0).judged[[0, lucky]]
+    assert problem.quality(rung) == pytest.approx(hypervolume(true, problem.reference, ["maximize", "minimize"]))
+
+
+def test_images_needed_is_the_last_time_that_the_curve_rises_to_the_level() -> None:
+    curve = [(96, 0.2), (192, 0.96), (288, 0.94), (384, 0.95), (480, 0.99)]
+    assert images_needed(curve, 0.95) == 384
+    assert images_needed(curve, 0.1) == 96
+    assert images_needed(curve, 1.0) == math.inf
+
+
+def test_a_strategy_that_knows_the_front_needs_its_images_only(problem: Problem) -> None:
+    def oracle(purchases: Purchases, seed: int) -> None:
+        for row in FRONT[1:]:
+            purchases.measure(row)
+
+    outcome = replay_strategy(oracle, [problem], 2)
+    assert outcome.images[0.95].tolist() == [len(FRONT) * RUNGS[-1]] * 2
+
+
+@pytest.mark.parametrize("encode", [conditional, flat])
+def test_a_proposal_of_a_row_s_own_parameters_is_that_row(encode: Callable[..., Encoding], table: Atlas) -> None:
+    encoding = encode(table.configs)
+    rows = np.arange(1, SETTINGS)
+    assert [encoding.nearest(encoding.params[row], rows) for row in rows] == rows.tolist()
+    without = rows[rows != 7]
+    assert encoding.nearest(encoding.params[7], without) != 7
+
+
+def test_an_epsilon_net_spreads_over_the_front_first() -> None:
+    """Three points of the front of (maximise, minimise), then the next front; the second choice is the farthest."""
+    points = np.array([[1.0, 1.0], [2.0, 2.0], [9.0, 9.0], [1.0, 5.0]])
+    for seed in range(5):
+        order = epsilon_net(points, 4, np.random.default_rng(seed)).tolist()
+        assert order[3] == 3
+        assert order[1] == (2 if order[0] != 2 else 0)
+    assert len(epsilon_net(points, 2, np.random.default_rng(0))) == 2
