@@ -8,6 +8,7 @@ atlas_predictions.parquet what replay predicts of each setting from other captio
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,14 +159,8 @@ class Atlas:
 
 
 def shape_of(config: DecodingConfig) -> str:
-    """What a pass costs depends on this alone: the config without the rule's numbers, unless the residual needs the
-    neighbourhood mass of every token."""
-    rule, sections = config.acceptance, config.to_mapping()
-    is_cheap = rule.resampling == "paper" or (rule.neighbourhood.never_stricter and rule.schedule.at_least_one)
-    sections["acceptance"] = (
-        rule.neighbourhood.kind if is_cheap else [rule.neighbourhood.kind, rule.neighbourhood.to_mapping()]
-    )
-    return json.dumps(sections, sort_keys=True)
+    """Identifies what a pass costs depends on (`DecodingConfig.shape`)."""
+    return hashlib.sha256(repr(config.shape).encode()).hexdigest()[:16]
 
 
 def read_costs(folder: Path = DATA) -> dict[str, StepCost]:

@@ -18,6 +18,7 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
 from benchmarks.atlas_table import DIRECTIONS, Floats
+from benchmarks.racing_strategies import OWN_STRATEGIES
 from benchmarks.search import Purchases, Strategy
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.study import ParameterTPESampler
@@ -224,4 +225,5 @@ STRATEGIES: dict[str, Strategy] = {
     "NSGA-II": optuna_search(lambda seed: NSGAIISampler(population_size=_POPULATION, seed=seed), conditional),
     "Optuna's GP": optuna_search(lambda seed: GPSampler(seed=seed), flat),
     "MO-ASHA": mo_asha,
+    **OWN_STRATEGIES,
 }

@@ -13,7 +13,7 @@ from benchmarks.atlas_table import RUNGS, Atlas, Floats
 from benchmarks.search import BudgetSpent, Problem, Purchases, images_needed, replay_strategy
 from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
 from orchestrator.results.indicators import hypervolume
-from tests.fakes.tables import make_table, random_settings
+from tests.fakes.tables import different_settings, make_table
 
 SETTINGS = 40
 FRONT = [0, 5, 9, 20]  # of the table without noise
@@ -31,7 +31,7 @@ def values() -> tuple[Floats, Floats]:
 
 @pytest.fixture(scope="module")
 def table() -> Atlas:
-    return make_table(random_settings(SETTINGS), *values(), noise=0.0, shared=0.3)
+    return make_table(different_settings(SETTINGS), *values(), noise=0.0, shared=0.3)
 
 
 @pytest.fixture(scope="module")

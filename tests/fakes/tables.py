@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.atlas import SPACE
 from benchmarks.atlas_table import BLOCKS, HALF, QUALITY, SPANS, Atlas, Floats, StepCost, shape_of
-from orchestrator.run.study import random_configs
+from orchestrator.run.predicted_pool import random_settings
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -16,15 +16,15 @@ TOKENS = 143
 _BIAS = 300.0  # fid at n images is higher by this over n
 
 
-def random_settings(count: int) -> list[DecodingConfig]:
+def different_settings(count: int) -> list[DecodingConfig]:
     """Vanilla, and different random settings of the atlas's space."""
     sweep = SweepConfig.read(str(SPACE))
     configs = dict.fromkeys([DecodingConfig(sampling=Sampling())])
-    for config in random_configs(sweep):
+    for setting in random_settings(sweep):
         if len(configs) == count:
             break
-        if config is not None:
-            configs[config] = None
+        if setting is not None:
+            configs[setting[1]] = None
     return list(configs)
 
 

@@ -1,0 +1,145 @@
+"""Strategies of this project that `benchmarks.search` replays: the replay sampler, racing, and both.
+
+A search has a proposer (random order, or the replay sampler) and a rule that decides after each rung whether a setting
+goes on. A setting that stopped is told to the sampler as a sweep tells it: vanilla's values on all captions plus its
+difference to vanilla on those that both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import IntDistribution
+
+from benchmarks.atlas_table import DIRECTIONS, Floats
+from benchmarks.search import Purchases, Strategy
+from orchestrator.results.pareto import nondominated
+from orchestrator.run.predicted_pool import describe_settings
+from orchestrator.run.racing import Race, Scores
+from orchestrator.run.replay_sampler import ReplaySampler
+from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
+from workers.replay.pool import QUANTITIES
+
+ERROR_RATE = 0.05  # of a race
+_SAMPLES = 64  # of the sampler's posterior
+Stops = Callable[[Purchases, int, int, int], bool]  # (purchases, row, rung, place in the search): the setting stops
+
+
+def search_with(propose: Callable[[Purchases, int], Iterator[int]], stops: Stops | None) -> Strategy:
+    """A search that measures each proposal rung by rung until it stops, and in the end what has stopped."""
+
+    def search(purchases: Purchases, seed: int) -> None:
+        top = len(purchases.problem.rungs) - 1
+        for place, row in enumerate(propose(purchases, seed)):
+            for level in range(0 if stops else top, top + 1):
+                purchases.measure(row, level)
+                if stops and level < top and stops(purchases, row, level, place):
+                    break
+        for level in range(top + 1):
+            for row in np.flatnonzero(purchases.rung < level):
+                purchases.measure(int(row), level)
+
+    return search
+
+
+def random_order(purchases: Purchases, seed: int) -> Iterator[int]:
+    yield from np.random.default_rng(seed).permutation(purchases.unmeasured).tolist()
+
+
+def race_stops(purchases: Purchases, row: int, level: int, place: int) -> bool:
+    """The race of `orchestrator.run.racing`, at an error rate of 5 % for the whole search."""
+    race = Race(DIRECTIONS, ERROR_RATE, len(purchases.problem.rungs))
+    rivals = np.flatnonzero(purchases.rung >= level)
+    scores = {int(rival): _scores(purchases, rival, level) for rival in rivals}
+    own = scores.pop(row)
+    return race.decide(place, own, scores, int((purchases.rung >= 0).sum()) - 1) is not None
+
+
+def is_behind(purchases: Purchases, row: int, level: int, place: int) -> bool:
+    """Another setting has better values on the same captions, beyond chance or not."""
+    rows = np.flatnonzero(purchases.rung >= level)
+    front = nondominated(purchases.problem.seen[level, rows, :, 0], DIRECTIONS)
+    return not bool(front[rows == row][0])
+
+
+def _scores(purchases: Purchases, row: int, level: int) -> Scores:
+    seen = purchases.problem.seen[level, row]
+    return Scores.from_replicates(seen[:, 0], seen[:, 1:])
+
+
+@dataclass(frozen=True)
+class ReplayProposals:
+    """Proposals of the replay sampler; at last, in random order, what replay cannot describe.
+
+    paired: the sampler is told the errors of differences to vanilla, not of the values themselves.
+    """
+
+    paired: bool = False
+
+    def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
+        problem = purchases.problem
+        described, features, costs = _features(purchases)
+        inside = described[described != 0]
+        pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], costs)
+        study = optuna.create_study(directions=DIRECTIONS)
+        distribution = {"row": IntDistribution(0, len(problem) - 1)}
+        vanilla = optuna.trial.create_trial(
+            values=problem.seen[-1, 0, :, 0].tolist(),
+            user_attrs={FEATURES: features[0].tolist(), ERRORS: self._errors(purchases, 0)},
+        )
+        study.add_trial(vanilla)
+        for number in range(len(inside)):
+            study.sampler = ReplaySampler(pool, samples=_SAMPLES, seed=1000 * seed + number)
+            trial = study.ask(distribution)
+            row = int(trial.params["row"])
+            yield row
+            trial.set_user_attr(ERRORS, self._errors(purchases, row))
+            study.tell(trial, _at_full_size(purchases, row)[:, 0].tolist())
+        yield from np.random.default_rng(seed).permutation(purchases.unmeasured).tolist()
+
+    def _errors(self, purchases: Purchases, row: int) -> list[float]:
+        seen = purchases.problem.seen
+        level = purchases.rung[row]
+        if self.paired and row:
+            return _jackknife(seen[level, row] - seen[level, 0]).tolist()
+        return _jackknife(_at_full_size(purchases, row)).tolist()
+
+
+def _at_full_size(purchases: Purchases, row: int) -> Floats:
+    """A setting's values [m, 1 + G] as expected on all captions."""
+    seen, level = purchases.problem.seen, purchases.rung[row]
+    moved: Floats = seen[level, row] - seen[level, 0] + seen[-1, 0]
+    return moved
+
+
+def _jackknife(values: Floats) -> Floats:
+    """Standard errors [m] from values [m, 1 + G]."""
+    left_out = values[:, 1:]
+    errors: Floats = np.sqrt((left_out.shape[1] - 1) * left_out.var(axis=1))
+    return errors
+
+
+def _features(purchases: Purchases) -> tuple[NDArray[np.int64], Floats, int]:
+    """Rows that replay describes, vanilla first, their features, and how many of these are costs."""
+    atlas = purchases.problem.atlas
+    values = {name: atlas.predictions[name].copy() for name in QUANTITIES}
+    for name, column in values.items():
+        column[0] = 1.0 if name == QUANTITIES[0] else 0.0
+    rows = np.flatnonzero(~np.isnan(np.stack(list(values.values()))).any(axis=0))
+    configs = [atlas.configs[row] for row in rows]
+    features, costs = describe_settings(configs, {name: column[rows].tolist() for name, column in values.items()})
+    return rows, features, costs
+
+
+OWN_STRATEGIES: dict[str, Strategy] = {
+    "replay sampler": search_with(ReplayProposals(), None),
+    "racing": search_with(random_order, race_stops),
+    "replay sampler and racing": search_with(ReplayProposals(), race_stops),
+    "the same, paired errors": search_with(ReplayProposals(paired=True), race_stops),
+    "replay sampler, stops whatever is behind": search_with(ReplayProposals(paired=True), is_behind),
+    "random order, stops whatever is behind": search_with(random_order, is_behind),
+}
