@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optuna.distributions import IntDistribution
 
 from benchmarks.atlas_table import DIRECTIONS, Floats
-from benchmarks.search import Purchases, Strategy
+from benchmarks.search import Purchases, Strategy, reference_point
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.predicted_pool import describe_settings
 from orchestrator.run.racing import Race, Scores
@@ -86,6 +86,7 @@ class ReplayProposals:
         inside = described[described != 0]
         pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], costs)
         study = optuna.create_study(directions=DIRECTIONS)
+        reference = reference_point(problem.seen[-1, ..., 0]).tolist()
         distribution = {"row": IntDistribution(0, len(problem) - 1)}
         vanilla = optuna.trial.create_trial(
             values=problem.seen[-1, 0, :, 0].tolist(),
@@ -93,7 +94,7 @@ class ReplayProposals:
         )
         study.add_trial(vanilla)
         for number in range(len(inside)):
-            study.sampler = ReplaySampler(pool, samples=_SAMPLES, seed=1000 * seed + number)
+            study.sampler = ReplaySampler(pool, samples=_SAMPLES, reference=reference, seed=1000 * seed + number)
             trial = study.ask(distribution)
             row = int(trial.params["row"])
             yield row

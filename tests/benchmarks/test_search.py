@@ -14,10 +14,11 @@ from benchmarks.search import BudgetSpent, Problem, Purchases, images_needed, re
 from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
 from orchestrator.results.indicators import hypervolume
 from tests.fakes.tables import different_settings, make_table
+from workers.replay.prediction import MEASURES
 
 SETTINGS = 40
 FRONT = [0, 5, 9, 20]  # of the table without noise
-CHEAP = ["random", "NSGA-II", "MO-ASHA"]
+CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops whatever is behind"]
 
 
 def values() -> tuple[Floats, Floats]:
@@ -31,7 +32,10 @@ def values() -> tuple[Floats, Floats]:
 
 @pytest.fixture(scope="module")
 def table() -> Atlas:
-    return make_table(different_settings(SETTINGS), *values(), noise=0.0, shared=0.3)
+    length, fid = values()
+    predictions = dict.fromkeys(MEASURES, fid - fid.min()) | {"mean_accepted_length": length}
+    made = make_table(different_settings(SETTINGS), length, fid, noise=0.0, shared=0.3)
+    return replace(made, predictions=predictions)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +116,19 @@ def test_a_lucky_setting_gains_nothing(table: Atlas) -> None:
     assert problem.believed(rung)[lucky]
     true = Problem.of(table, 0).judged[[0, lucky]]
     assert problem.quality(rung) == pytest.approx(hypervolume(true, problem.reference, ["maximize", "minimize"]))
+
+
+def test_a_race_has_looked_at_all_settings_for_half_of_the_images(problem: Problem) -> None:
+    """Without noise of their own, settings that others beat stop at once, and no member of the front does."""
+    purchases = run("racing", problem, limit=0.5 * problem.images)
+    assert len(purchases.unmeasured) == 0
+    assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
+
+
+@pytest.mark.slow(20)
+def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(problem: Problem) -> None:
+    purchases = run("replay sampler", problem, limit=12 * RUNGS[-1])
+    assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
 
 
 def test_images_needed_is_the_last_time_that_the_curve_rises_to_the_level() -> None:
