@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,9 @@ def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = D
     """Time one setting of every shape that the file lacks, in turn with vanilla, and add it to the file."""
     torch.set_num_threads(1)
     models, path = load_folder(), folder / COSTS
-    stored = json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": {}}
+    stored: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": {}}
+    )
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
     by_shape: dict[str, DecodingConfig] = {}
     for config in configs:
@@ -114,7 +117,7 @@ def predict(configs: Sequence[DecodingConfig], images: int, folder: Path = DATA)
         prediction = replayer.predict(config)
         estimates = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
         errors = {f"{name}_error": estimate.error for name, estimate in estimates.items()}
-        rows.append({"digest": config.digest()} | {name: e.value for name, e in estimates.items()} | errors)
+        rows.append({"digest": config.digest(), **{name: e.value for name, e in estimates.items()}, **errors})
     pq.write_table(pa.Table.from_pylist(rows), folder / PREDICTIONS, compression="zstd")
 
 

@@ -23,12 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestrator.results.store import Direction
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.captions import read_captions
 from workers.data.records import FEATURES, features_of, read_shard
 from workers.data.reference import read_reference
 from workers.data.storage import Storage
-from workers.metrics.estimate import BLOCKS
+from workers.metrics.estimate import BLOCKS as BLOCKS
 from workers.metrics.frechet import Gaussian, distance_between, distance_to_reference
 
 Floats = NDArray[np.float64]
@@ -38,9 +39,8 @@ RUNGS = (24, 48, 96)  # captions of a half
 HALF = 96
 SPANS = (*((0, rung) for rung in RUNGS), (0, 2 * HALF), *((HALF, HALF + rung) for rung in RUNGS))  # of captions
 QUALITY = ("fid", "drift")
-OBJECTIVES, DIRECTIONS = ("speedup", "fid"), ("maximize", "minimize")
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")  # of speed-up and fid
 _METADATA = b"specfrontier"
-_LAYOUT = ("number", "label", "digest", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def collect(store: str) -> Atlas:
         ValueError: vanilla has not finished, or the sweep has too few captions.
     """
     storage = Storage(store)
-    trials = {}
+    trials: dict[str, dict[str, Any]] = {}
     for name in storage.names("trials"):
         trial = json.loads(storage.read(f"trials/{name}"))  # as plain data: stores of all versions can be read
         if trial["state"] == "complete":
@@ -249,7 +249,7 @@ def _extractor(storage: Storage, trial: Mapping[str, Any]) -> str:
     """The name of the features that a trial's shards have."""
     shard = next(name for name in trial["shards"] if "/quality-" in name)
     names = read_shard(storage, shard, kind="quality")[0].column_names
-    return next(name.removeprefix(FEATURES) for name in names if name.startswith(FEATURES))
+    return next(str(name).removeprefix(FEATURES) for name in names if name.startswith(FEATURES))
 
 
 def _quality(features: Tensor, reference: Tensor) -> dict[str, Floats]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import IntDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search import Purchases, Strategy, reference_point
@@ -40,8 +40,8 @@ def search_with(propose: Callable[[Purchases, int], Iterator[int]], stops: Stops
                 if stops and level < top and stops(purchases, row, level, place):
                     break
         for level in range(top + 1):
-            for row in np.flatnonzero(purchases.rung < level):
-                purchases.measure(int(row), level)
+            for row in np.flatnonzero(purchases.rung < level).tolist():
+                purchases.measure(row, level)
 
     return search
 
@@ -53,8 +53,8 @@ def random_order(purchases: Purchases, seed: int) -> Iterator[int]:
 def race_stops(purchases: Purchases, row: int, level: int, place: int) -> bool:
     """The race of `orchestrator.run.racing`, at an error rate of 5 % for the whole search."""
     race = Race(DIRECTIONS, ERROR_RATE, len(purchases.problem.rungs))
-    rivals = np.flatnonzero(purchases.rung >= level)
-    scores = {int(rival): _scores(purchases, rival, level) for rival in rivals}
+    rivals = np.flatnonzero(purchases.rung >= level).tolist()
+    scores = {rival: _scores(purchases, rival, level) for rival in rivals}
     own = scores.pop(row)
     return race.decide(place, own, scores, int((purchases.rung >= 0).sum()) - 1) is not None
 
@@ -82,12 +82,12 @@ class ReplayProposals:
 
     def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
         problem = purchases.problem
-        described, features, costs = _features(purchases)
+        described, features, guesses = _features(purchases)
         inside = described[described != 0]
-        pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], costs)
-        study = optuna.create_study(directions=DIRECTIONS)
+        pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], guesses[described != 0])
+        study = optuna.create_study(directions=list(DIRECTIONS))
         reference = reference_point(problem.seen[-1, ..., 0]).tolist()
-        distribution = {"row": IntDistribution(0, len(problem) - 1)}
+        distribution: dict[str, BaseDistribution] = {"row": IntDistribution(0, len(problem) - 1)}
         vanilla = optuna.trial.create_trial(
             values=problem.seen[-1, 0, :, 0].tolist(),
             user_attrs={FEATURES: features[0].tolist(), ERRORS: self._errors(purchases, 0)},
@@ -106,8 +106,8 @@ class ReplayProposals:
         seen = purchases.problem.seen
         level = purchases.rung[row]
         if self.paired and row:
-            return _jackknife(seen[level, row] - seen[level, 0]).tolist()
-        return _jackknife(_at_full_size(purchases, row)).tolist()
+            return list(_jackknife(seen[level, row] - seen[level, 0]))
+        return list(_jackknife(_at_full_size(purchases, row)))
 
 
 def _at_full_size(purchases: Purchases, row: int) -> Floats:
@@ -124,16 +124,16 @@ def _jackknife(values: Floats) -> Floats:
     return errors
 
 
-def _features(purchases: Purchases) -> tuple[NDArray[np.int64], Floats, int]:
-    """Rows that replay describes, vanilla first, their features, and how many of these are costs."""
+def _features(purchases: Purchases) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Rows that replay describes, vanilla first, their features, and guesses of their objectives."""
     atlas = purchases.problem.atlas
     values = {name: atlas.predictions[name].copy() for name in QUANTITIES}
     for name, column in values.items():
         column[0] = 1.0 if name == QUANTITIES[0] else 0.0
     rows = np.flatnonzero(~np.isnan(np.stack(list(values.values()))).any(axis=0))
     configs = [atlas.configs[row] for row in rows]
-    features, costs = describe_settings(configs, {name: column[rows].tolist() for name, column in values.items()})
-    return rows, features, costs
+    features, guesses = describe_settings(configs, {name: column[rows].tolist() for name, column in values.items()})
+    return rows, features, guesses
 
 
 OWN_STRATEGIES: dict[str, Strategy] = {

@@ -86,7 +86,8 @@ class Problem:
 
 def reference_point(values: Floats) -> Floats:
     """Vanilla's speed, and twice its fid: beyond either, a setting is of no use. values [S, m]; row 0 is vanilla."""
-    return values[0] * [1.0, 2.0]
+    point: Floats = values[0] * [1.0, 2.0]
+    return point
 
 
 class BudgetSpent(Exception):
@@ -121,7 +122,8 @@ class Purchases:
             self.curve.append((self.images, self.problem.quality(self.rung)))
             if self.images >= min(self.limit, self.problem.images):
                 raise BudgetSpent
-        return self.problem.seen[level, row]
+        values: Floats = self.problem.seen[level, row]
+        return values
 
     @property
     def unmeasured(self) -> NDArray[np.int64]:

@@ -146,7 +146,7 @@ def optuna_search(
 
     def search(purchases: Purchases, seed: int) -> None:
         encoding = _encoding(encode, purchases.problem.atlas.configs)
-        study = optuna.create_study(directions=DIRECTIONS, sampler=make_sampler(seed))
+        study = optuna.create_study(directions=list(DIRECTIONS), sampler=make_sampler(seed))
         while len(rows := purchases.unmeasured):
             trial = encoding.ask(study)
             row = encoding.nearest(trial.params, rows)
@@ -212,10 +212,8 @@ def flat(configs: Sequence[DecodingConfig]) -> Encoding:
             middle[name] = float(np.sqrt(numbers.min() * numbers.max()) if log else numbers.mean())
     varying = {name: dist for name, dist in distributions.items() if not dist.single()}
     params: list[Params] = [
-        {name: (str(value) if isinstance(middle[name], str) else float(value))
-         for name in varying for value in [setting.get(name, middle[name])]}
-        for setting in settings
-    ]  # fmt: skip
+        {name: type(middle[name])(setting.get(name, middle[name])) for name in varying} for setting in settings
+    ]
     return Encoding(params, [varying] * len(settings), lambda study: study.ask(varying))
 
 

@@ -75,11 +75,11 @@ def test_a_strategy_depends_on_its_seed_alone(name: str, problem: Problem) -> No
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in CHEAP])
+@pytest.mark.parametrize("name", ["TPE", "Optuna's GP", "replay sampler"])
 def test_samplers_that_fit_models_are_deterministic_too(name: str, problem: Problem) -> None:
-    first, second = (run(name, problem, 1, 14 * RUNGS[-1]) for _ in range(2))
+    first, second = (run(name, problem, 1, 12 * RUNGS[-1]) for _ in range(2))
     assert first.curve == second.curve
-    assert first.images >= 14 * RUNGS[-1]
+    assert first.images >= 12 * RUNGS[-1]
 
 
 def test_images_are_paid_once(problem: Problem) -> None:
@@ -151,7 +151,7 @@ def test_a_strategy_that_knows_the_front_needs_its_images_only(problem: Problem)
 def test_a_proposal_of_a_row_s_own_parameters_is_that_row(encode: Callable[..., Encoding], table: Atlas) -> None:
     encoding = encode(table.configs)
     rows = np.arange(1, SETTINGS)
-    assert [encoding.nearest(encoding.params[row], rows) for row in rows] == rows.tolist()
+    assert [encoding.nearest(encoding.params[row], rows) for row in rows.tolist()] == rows.tolist()
     without = rows[rows != 7]
     assert encoding.nearest(encoding.params[7], without) != 7
 
