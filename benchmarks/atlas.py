@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -40,12 +39,12 @@ from benchmarks.atlas_table import (
     shape_of,
 )
 from benchmarks.common import engine_for
-from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
-from workers.replay.replayer import Replayer, recording_key
+from workers.replay.pool import prediction_table, why_unpredictable
+from workers.replay.replayer import Replayer
 
 SPACE = Path(__file__).with_suffix(".yaml")
 WITHIN = 0.03
@@ -82,6 +81,7 @@ def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = D
         _seconds(engine, requests[0])  # warms it up
         pairs = [(_seconds(vanilla, request), _seconds(engine, request)) for request in requests]
         stored["shapes"][shape] = asdict(_relative_cost(pairs, baseline["per_pass"]))
+        folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(stored, indent=1))
         print(f"{len(stored['shapes'])}/{len(by_shape)} {stored['shapes'][shape]}", flush=True)
 
@@ -109,24 +109,10 @@ def predict(configs: Sequence[DecodingConfig], images: int, folder: Path = DATA)
     """Record captions that the table does not have, and write the predictions of every setting."""
     torch.set_num_threads(1)
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
-    replayer = Replayer(load_folder(), requests)
-    described = [config for config in configs if _describable(config)]
-    replayer.record(described)
-    rows = []
-    for config in described:
-        prediction = replayer.predict(config)
-        estimates = {"mean_accepted_length": prediction.mean_accepted_length, **prediction.cost}
-        errors = {f"{name}_error": estimate.error for name, estimate in estimates.items()}
-        rows.append({"digest": config.digest(), **{name: e.value for name, e in estimates.items()}, **errors})
-    pq.write_table(pa.Table.from_pylist(rows), folder / PREDICTIONS, compression="zstd")
-
-
-def _describable(config: DecodingConfig) -> bool:
-    try:
-        recording_key(config)
-    except ConfigError:
-        return False
-    return not isinstance(config.drafter, NoDrafter)
+    described = [config for config in configs if why_unpredictable(config) is None]
+    table = prediction_table(Replayer(load_folder(), requests), described, [""] * len(described))
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.drop_columns(["config", "params"]), folder / PREDICTIONS, compression="zstd")
 
 
 def _captions() -> dict[str, object]:
@@ -197,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "collect"):
         commands.add_parser(name).add_argument("folder", type=Path)
-    commands.add_parser("time").add_argument("--images", type=int, default=4)
+    commands.add_parser("time").add_argument("--images", type=int, default=2)
     commands.add_parser("predict").add_argument("--images", type=int, default=24)
     commands.add_parser("replay")
     options = parser.parse_args(arguments)
