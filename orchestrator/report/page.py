@@ -31,6 +31,7 @@ from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage
 
 _SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
+_MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 _DIGITS = 4  # significant digits of the numbers in a config's description
 
 
@@ -85,7 +86,7 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
             "space": read_sweep_text(sweep.storage),
             "notes": NOTES,
             "vanilla": VANILLA,
-            "critical": _critical_values(sweep.records),
+            "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {
                 axis.name: {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
@@ -141,13 +142,13 @@ def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
     """
     entry, own = record.metrics[axis.name], JointErrors.of([record], [axis]).own[0, 0]
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
-    return [entry.value, entry.error, effects, entry.noise if record.shape else 0.0, float(np.nan_to_num(own))]
+    noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
+    return [entry.value, entry.error, effects, noise, float(np.nan_to_num(own)), noise_dof]
 
 
-def _critical_values(records: Sequence[TrialRecord]) -> dict[int, float]:
-    """The critical value of a difference by the number of blocks; 0: without replicates."""
-    counts = {len(entry.replicates) for record in records for entry in record.metrics.values()} | {0}
-    return {count: float(critical_t(np.array([count - 1.0 if count else np.inf]))[0]) for count in sorted(counts)}
+def _critical_values() -> list[float]:
+    """The critical value of a difference by its degrees of freedom; 0: more than all others."""
+    return [round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))]
 
 
 def _axes(sweep: Sweep) -> tuple[Axis, ...]:

@@ -31,12 +31,14 @@ class JointErrors:
     """The values of n trials in m metrics, and the errors that they share.
 
     values [n, m]: NaN where a trial lacks the metric. effects [n, m, k]: change of the value per standard deviation of
-    each of k independent sources of error. own [n, m]: standard error that is shared with no other value; NaN if a
-    value's error is unknown. dof [n, m]: degrees of freedom of the error; infinite without replicates.
+    each of k independent sources of error. source_dof [k]: degrees of freedom of the step costs of a shape; NaN
+    for blocks of captions. own [n, m]: standard error that no other value shares; NaN if a value's error is unknown.
+    dof [n, m]: degrees of freedom of the blocks' part; infinite without replicates.
     """
 
     values: Floats
     effects: Floats
+    source_dof: Floats
     own: Floats
     dof: Floats
 
@@ -46,6 +48,7 @@ class JointErrors:
     ) -> JointErrors:
         """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
         columns: dict[Hashable, int] = {}
+        noise_dof: dict[Hashable, float] = {}
         captions, sweeps = _captions(identities, len(records)), _sweeps(identities, len(records))
         entries = [[record.metrics.get(axis.name, _MISSING) for axis in axes] for record in records]
         found = []  # (trial, metric, column, effect)
@@ -57,7 +60,9 @@ class JointErrors:
                     (captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
                 }
                 if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
-                    effects[sweeps[i], record.shape] = -entry.noise if axis.direction == "maximize" else entry.noise
+                    source = sweeps[i], record.shape
+                    effects[source] = -entry.noise if axis.direction == "maximize" else entry.noise
+                    noise_dof.setdefault(source, entry.noise_dof or np.inf)
                 found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
                 if entry.error is not None:
                     rest = entry.error**2 - sum(effect**2 for effect in effects.values())
@@ -68,7 +73,8 @@ class JointErrors:
         dense = np.zeros((*shape, len(columns)))
         for i, j, column, effect in found:
             dense[i, j, column] = effect
-        return cls(values, dense, own, dof)
+        source_dof = np.array([noise_dof.get(source, np.nan) for source in columns], dtype=np.float64)
+        return cls(values, dense, source_dof, own, dof)
 
     def draws(self, count: int = DRAWS, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
@@ -94,11 +100,15 @@ class JointErrors:
 
     def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
         """Trial a minus trial b: the difference [m], its standard error [m] (NaN: unknown), and its degrees of freedom
-        [m], for Student's t.
+        [m], for Student's t: of blocks and step costs together (Welch 1947, Satterthwaite 1946).
         """
-        shared = np.square(self.effects[a] - self.effects[b]).sum(axis=-1)
+        squares, timed = np.square(self.effects[a] - self.effects[b]), ~np.isnan(self.source_dof)
+        blocks, costs = squares[:, ~timed].sum(axis=1), squares[:, timed]
         own = 0.0 if a == b else self.own[a] ** 2 + self.own[b] ** 2
-        return self.values[a] - self.values[b], np.sqrt(shared + own), np.minimum(self.dof[a], self.dof[b])
+        variance = blocks + costs.sum(axis=1) + own
+        spread = blocks**2 / np.minimum(self.dof[a], self.dof[b]) + (costs**2 / self.source_dof[timed]).sum(axis=1)
+        dof = np.divide(variance**2, spread, out=np.full(len(variance), np.inf), where=spread > 0)
+        return self.values[a] - self.values[b], np.sqrt(variance), dof
 
     def differ(self, a: int, b: int, level: float = LEVEL) -> Bools:
         """In which metrics [m] two trials differ significantly: a two-sided t test of each difference at `level`.

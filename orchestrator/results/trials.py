@@ -24,7 +24,7 @@ _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 class Measured:
     """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`.
 
-    replicates, noise: see `workers.metrics.estimate.Estimate`.
+    replicates, noise, noise_dof: see `workers.metrics.estimate.Estimate`.
     """
 
     value: float
@@ -32,6 +32,7 @@ class Measured:
     n: int
     replicates: tuple[float, ...] = ()
     noise: float = 0.0
+    noise_dof: int = 0
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> Measured:

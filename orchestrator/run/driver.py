@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.results.describe import describe
 from orchestrator.results.store import Axis, write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
-from orchestrator.run.early_stopping import EarlyStopping, at_full_size, before_revival, with_constraints
+from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
@@ -129,10 +129,11 @@ class Driver:
             return "trials" if number == budget.trials else "space"
         if budget.images is not None and self._images >= budget.images:
             return "images"
-        elapsed = time.monotonic() - self._start_time
-        if budget.hours is not None and number not in self._stored and elapsed >= budget.hours * 3600:
-            return "hours"
-        return None
+        return "hours" if number not in self._stored and self._is_time_spent() else None
+
+    def _is_time_spent(self) -> bool:
+        hours = self.sweep.budget.hours
+        return hours is not None and time.monotonic() - self._start_time >= hours * 3600
 
     def _start(self, pending: PendingTrial, record: TrialRecord | None) -> None:
         """Plan a trial and submit its missing shards. record: of the trial, if the store has one."""
@@ -252,7 +253,7 @@ class Driver:
         if pending.record is None:
             return
         self._pending.popleft()
-        told = with_constraints(before_revival(pending.record), self.sweep.constraints, self._told)
+        told = with_constraints(self._racing.before_revival(pending.record), self.sweep.constraints, self._told)
         is_new = pending.number not in self._stored
         record = told if is_new else pending.record
         self._records.append(record)
@@ -268,12 +269,28 @@ class Driver:
         self.emit(finished_event("trial_finished", record, self._summary(pending.proposal)) | {"new": is_new})
 
     def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
-        """Run stopped trials on (see `revivals`); if time has run out, the trials `numbers` alone."""
+        """Run stopped trials on (see `revivals`); once the time is spent, the trials `numbers` alone.
+
+        Raises:
+            SweepError: one of `numbers` failed, or is not among the trials of the budget.
+        """
+        if missing := sorted(number for number in numbers if number >= len(self._records)):
+            raise SweepError(
+                f"trial {missing[0]} is not among the {len(self._records)} of the budget; raise budget.trials"
+            )
         racing, budget = self.sweep.racing, self.sweep.budget.images or math.inf
         threshold = 1.0 if racing is None or stopped_by == "hours" else racing.revive_above
         for number in revivals(self._records, self.storage, self._racing.objectives, numbers, threshold, budget):
+            if number not in numbers and self._is_time_spent():
+                return
             pending = self._run_next_rung(number)
             if pending.record is None or pending.record.state == FAILED:
+                cause = pending.record.cause if pending.record else "withdrawn"
+                if number in numbers:
+                    raise SweepError(f"trial {number} could not go on: {cause}")
+                self.emit(
+                    {"event": "revival_failed", "trial": number, "note": f"trial {number} stays stopped: {cause}"}
+                )
                 continue
             record = with_constraints(pending.record, self.sweep.constraints, self._records)
             replace_record(self._records, self.storage, record)

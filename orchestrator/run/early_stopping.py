@@ -73,6 +73,15 @@ class EarlyStopping:
             "other objectives, or leave out `racing`"
         )
 
+    def before_revival(self, record: TrialRecord) -> TrialRecord:
+        """The record with which the trial was told to the search: a revived one as it was when it stopped."""
+        stop = record.stop
+        if stop is None or record.images == stop.images:
+            return record
+        history = tuple((images, metrics) for images, metrics in record.history if images <= stop.images)
+        as_stopped = {"state": STOPPED, "images": stop.images, "cause": self.reason(stop)}
+        return replace(record, **as_stopped, history=history, metrics=history[-1][1])
+
     def _rival(self, record: TrialRecord, images: int) -> Scores | None:
         """The scores of a rival on `images` images; None if it has none there, or violates a constraint."""
         violates = any(value > 0 for value in record.constraints.values())
@@ -92,16 +101,8 @@ class EarlyStopping:
             [entry.replicates for entry in measured],
             [entry.noise for entry in measured],
             shape or None,
+            min((entry.noise_dof for entry in measured if entry.noise_dof), default=np.inf),
         )
-
-
-def before_revival(record: TrialRecord) -> TrialRecord:
-    """The record with which the trial was told to the search: a revived one as it was when it stopped."""
-    stop = record.stop
-    if stop is None or record.images == stop.images:
-        return record
-    history = tuple((images, metrics) for images, metrics in record.history if images <= stop.images)
-    return replace(record, state=STOPPED, images=stop.images, history=history, metrics=history[-1][1])
 
 
 def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
@@ -127,7 +128,7 @@ def _moved(entry: Measured, part: Measured, whole: Measured) -> Measured:
     replicates = np.subtract(entry.replicates, part.replicates) + np.array(whole.replicates)
     count = len(replicates)
     error = math.hypot(np.sqrt((count - 1) * replicates.var()), entry.noise)
-    return Measured(value, error, whole.n, tuple(replicates.tolist()), entry.noise)
+    return Measured(value, error, whole.n, tuple(replicates.tolist()), entry.noise, entry.noise_dof)
 
 
 def with_constraints(
@@ -140,7 +141,7 @@ def with_constraints(
         return record
     vanilla = earlier[0] if earlier else record
     images = record.images if record.state == STOPPED else vanilla.images
-    reference = dict(vanilla.history).get(images, vanilla.metrics)
+    reference = vanilla.metrics if images == vanilla.images else dict(vanilla.history)[images]
     violations = {}
     for constraint in constraints:
         limit = reference.get(constraint.metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,7 @@ def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -
         if length is None or length.error is None or config is None or isinstance(config.drafter, NoDrafter):
             continue
         if can_run(capabilities, config) and why_unpredictable(config) is None:
-            found.append((config, Estimate(length.value, length.error, length.n, length.replicates, length.noise)))
+            found.append((config, Estimate(**asdict(length))))
     return found
 
 

@@ -198,7 +198,7 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
             )
         for rung in sweep.racing.rungs if sweep.racing else ():
             if (remaining := _remaining(rung) * samples) <= width:
-                least = next(count for count in range(rung, captions + 1) if _remaining(count) * samples > width)
+                least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
                 raise ValueError(
                     f"racing.rungs: {name} cannot be measured on {rung} captions x {samples}: {remaining} images in a "
                     f"jackknife replicate are too few for a covariance of {width} features; use rungs of at least "
@@ -207,11 +207,16 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
 
 
 def _check_racing(sweep: SweepConfig) -> None:
-    """Check that the objectives of a race are measured on the captions of every trial.
+    """Check that rungs divide into equal blocks, and that the objectives are measured on the captions of every trial.
 
     Raises:
-        ValueError: names the objective.
+        ValueError: names the rung or the objective.
     """
+    for rung in sweep.racing.rungs if sweep.racing else ():
+        if rung % min(BLOCKS, sweep.captions.count):
+            raise ValueError(
+                f"racing.rungs: {rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
+            )
     for objective in sweep.objectives if sweep.racing else ():
         if OWN_TIMINGS in registered_metrics()[objective.metric].needs:
             raise ValueError(

@@ -4,9 +4,10 @@ All candidates are measured on the same items (images, prompts, folds), in growi
 items of a rung are divided into G blocks. A candidate stops if one rival that was measured on the same items is better
 in all objectives:
 
- - One objective: Student's t with G - 1 degrees of freedom, on the differences of the two by block. What items share
-   cancels. A statistic that is no mean (a distance between distributions) has pseudo-values instead of block means
-   (Tukey 1958), from which the jackknife's bias of order 1 / n is gone.
+ - One objective: Student's t with G - 1 degrees of freedom, on the differences of the two by block; with fewer if noise
+   of few measurements is added (Welch 1947, Satterthwaite 1946). What items share cancels. A statistic that is no mean
+   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the jackknife's
+   bias of order 1 / n is gone.
  - All objectives: the largest of their p-values (intersection-union test, Berger 1982). It needs no correction, and a
    rival that ties in one objective never stops a candidate, whatever it does in the others.
  - The whole search: the share of the error rate for candidate i at each of `rungs` looks is fixed in advance,
@@ -39,17 +40,23 @@ class Scores:
     """The objectives of one candidate on the items of one rung.
 
     blocks: [G, m] each objective on each block of items; the objective is their mean. noise: [m] the standard error
-    that does not come from the items, such as a clock's. Candidates with the same `source` share it, at the same share
-    of their values; others have independent noise.
+    that does not come from the items, such as a clock's, estimated with noise_dof degrees of freedom. Candidates with
+    the same `source` share it, at the same share of their values; others have independent noise.
     """
 
     blocks: Floats
     noise: Floats = field(default_factory=lambda: np.zeros(1))
     source: Hashable = None
+    noise_dof: float = np.inf
 
     @classmethod
     def from_replicates(
-        cls, values: ArrayLike, replicates: ArrayLike, noise: ArrayLike = 0.0, source: Hashable = None
+        cls,
+        values: ArrayLike,
+        replicates: ArrayLike,
+        noise: ArrayLike = 0.0,
+        source: Hashable = None,
+        noise_dof: float = np.inf,
     ) -> Scores:
         """Scores of statistics that are not means: values [m], and replicates [m, G], each without one block.
 
@@ -63,7 +70,7 @@ class Scores:
             )
         count = left_out.shape[1]
         blocks = count * value - (count - 1) * left_out.T
-        return cls(blocks, np.broadcast_to(np.asarray(noise, dtype=np.float64), value.shape), source)
+        return cls(blocks, np.broadcast_to(np.asarray(noise, dtype=np.float64), value.shape), source, noise_dof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +129,10 @@ class Race:
         from scipy.special import stdtr
 
         t, degrees = self._statistics(scores, rivals)
-        p: Floats = stdtr(degrees, -t.min(axis=1))
+        p: Floats = stdtr(degrees, -t).max(axis=1)
         return p
 
-    def _statistics(self, scores: Scores, rivals: Sequence[Scores]) -> tuple[Floats, int]:
+    def _statistics(self, scores: Scores, rivals: Sequence[Scores]) -> tuple[Floats, Floats]:
         """Student's t [K, m] of every objective's difference, positive if the rival is better; degrees of freedom."""
         signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in self.directions])
         others = np.stack([rival.blocks for rival in rivals])  # [K, G, m]
@@ -138,15 +145,19 @@ class Race:
         differences = (scores.blocks - others) * signs
         mean = differences.mean(axis=1)
         by_items = differences.std(axis=1, ddof=1) / np.sqrt(count)
-        error = np.hypot(by_items, np.stack([_shared_noise(scores, rival) for rival in rivals]))
+        noise = np.stack([_shared_noise(scores, rival) for rival in rivals])  # [K, 2, m]
+        noise_dof = np.array([[scores.noise_dof, rival.noise_dof] for rival in rivals])[:, :, None]
+        variance = by_items**2 + np.square(noise).sum(axis=1)
+        spread = by_items**4 / (count - 1) + (noise**4 / noise_dof).sum(axis=1)
+        degrees = np.divide(variance**2, spread, out=np.full(variance.shape, count - 1.0), where=spread > 0)
         scale = np.abs(others.mean(axis=1)) + np.abs(scores.blocks.mean(axis=0))
         tie = np.abs(mean) <= _ROUNDING * scale
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(tie, 0.0, mean / error), count - 1
+            return np.where(tie, 0.0, mean / np.sqrt(variance)), degrees
 
 
 def _shared_noise(a: Scores, b: Scores) -> Floats:
-    """Standard error [m] of the difference of two candidates' noise."""
+    """Standard errors [2, m] that the noise of two candidates adds to a difference; the first has what they share."""
     same = a.source is not None and a.source == b.source
-    error: Floats = np.abs(a.noise - b.noise) if same else np.hypot(a.noise, b.noise)
-    return error
+    errors: Floats = np.stack([a.noise - b.noise, np.zeros_like(b.noise)] if same else [a.noise, b.noise])
+    return np.broadcast_to(errors, (2, a.blocks.shape[1]))

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 1  # increase it when the meaning of the rows changes; files of another format are not used
-_MEASURE_FORMAT = 2  # the same for the files of measure tasks
+FORMAT = 2  # increase it when the meaning of the rows changes; files of another format are not used
 _SHARDS, _MEASURES = "shards", "measures"  # folders
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs")  # fields that hold one DecodingConfig, or several
@@ -165,7 +164,7 @@ class MeasureTask(Serializable):
 
     def name(self) -> str:
         """The file of its result, relative to the storage's root: measures/<20 hex>.json."""
-        identity = {"format": _MEASURE_FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
+        identity = {"format": FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
         return f"{_MEASURES}/{digest(identity)}.json"
 
 

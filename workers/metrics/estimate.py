@@ -27,7 +27,8 @@ class Estimate:
     """`value` is measured on `n` images; `error` is its standard error, in the same unit.
 
     replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
-    noise: standard error from what is not the captions. error = hypot(jackknife_error(replicates), noise).
+    noise: standard error from what is not the captions, estimated with `noise_dof` degrees of freedom (0: there is no
+    noise). error = hypot(jackknife_error(replicates), noise).
     """
 
     value: float
@@ -35,13 +36,14 @@ class Estimate:
     n: int
     replicates: tuple[float, ...] = ()
     noise: float = 0.0
+    noise_dof: int = 0
 
     @classmethod
-    def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0) -> Self:
+    def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0, noise_dof: int = 0) -> Self:
         """From values [1 + G]: of all blocks first, then with each block left out."""
         left_out = values[1:]
         error = math.hypot(jackknife_error(left_out).item(), noise)
-        return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise)
+        return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise, noise_dof)
 
     @property
     def debiased(self) -> float:

@@ -27,7 +27,7 @@ def speedup(inputs: MetricInputs) -> Estimate:
     setting = _seconds(inputs)
     baseline = batch_costs(inputs.timings, VANILLA).seconds(mean_passes(inputs.timings, VANILLA))
     by_captions, by_units = (slow / fast for slow, fast in zip(baseline, setting, strict=True))
-    return Estimate.from_replicates(by_captions, inputs.images.count, jackknife_error(by_units[1:]).item())
+    return _from_captions_and_units(inputs, by_captions, by_units)
 
 
 @register_metric("latency", direction="minimize", unit="s/image", needs=(TIMINGS, "rounds"))
@@ -36,7 +36,13 @@ def latency(inputs: MetricInputs) -> Estimate:
     a pass.
     """
     by_captions, by_units = (seconds / _batch(inputs) for seconds in _seconds(inputs))
-    return Estimate.from_replicates(by_captions, inputs.images.count, jackknife_error(by_units[1:]).item())
+    return _from_captions_and_units(inputs, by_captions, by_units)
+
+
+def _from_captions_and_units(inputs: MetricInputs, by_captions: Tensor, by_units: Tensor) -> Estimate:
+    """The estimate from values [1 + G] and [1 + U]: of everything, then without each block or timed unit."""
+    noise = jackknife_error(by_units[1:]).item()
+    return Estimate.from_replicates(by_captions, inputs.images.count, noise, noise_dof=len(by_units) - 2)
 
 
 def _seconds(inputs: MetricInputs) -> tuple[Tensor, Tensor]:

@@ -154,7 +154,7 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
     for fields in plain.values():
         fields["replicates"] = list(fields["replicates"])
         if not math.isfinite(fields["error"]):
-            fields |= {"error": None, "replicates": [], "noise": 0.0}
+            fields |= {"error": None, "replicates": [], "noise": 0.0, "noise_dof": 0}
     return plain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,19 @@ def test_trials_of_one_shape_share_the_noise_of_its_costs() -> None:
     assert joint.difference(0, 1)[1] == pytest.approx([0.1, 0.0])
     assert joint.difference(0, 2)[1] == pytest.approx([0.5, 0.1 * math.sqrt(2)])
     assert joint.covariance()[0, 1] == pytest.approx(-0.4 * 0.1), "a slow step: less speed-up, more seconds"
+
+
+def test_costs_of_few_timed_units_leave_few_degrees_of_freedom() -> None:
+    blocks = np.random.default_rng(8).normal(size=BLOCKS)
+    a, b = (
+        trial(shape, speedup=replace(mean_of(blocks * scale, noise=noise), noise_dof=dof))
+        for shape, scale, noise, dof in (("x", 1.0, 0.4, 2), ("y", 2.0, 0.3, 5))
+    )
+    _, error, dof = JointErrors.of([a, b], [SPEED]).difference(0, 1)
+    by_blocks = blocks.var(ddof=1) / BLOCKS
+    variance = by_blocks + 0.4**2 + 0.3**2
+    assert error[0] == pytest.approx(math.sqrt(variance))
+    assert dof[0] == pytest.approx(variance**2 / (by_blocks**2 / (BLOCKS - 1) + 0.4**4 / 2 + 0.3**4 / 5))
 
 
 def test_without_replicates_errors_are_independent_and_normal() -> None:

@@ -15,10 +15,11 @@ from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import Axis, read_trials
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from orchestrator.run.driver import Outcome, SweepError
-from orchestrator.run.early_stopping import at_full_size, before_revival
+from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Task, TaskResult
+from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.orchestrator.run.test_driver import SPACE, driver
@@ -185,7 +186,8 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         assert (record.state, record.cause, record.stop) == ("complete", None, old.stop)
         assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
         assert dict(record.history)[old.images] == old.metrics
-        assert without_times([before_revival(record)])[0].metrics == old.metrics
+        told = EarlyStopping(sweep(tmp_path), AXES, ()).before_revival(record)
+        assert (told.state, told.cause, told.metrics, told.images) == ("stopped", old.cause, old.metrics, old.images)
         assert all(whole[r.number].images == CAPTIONS for r in whole if r.duplicate_of == number)
     for results in range(5):
         run(tmp_path / f"{results}")
@@ -195,6 +197,26 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
             assert dict(record.history)[before[record.number].images] == before[record.number].metrics
         resumed = run(tmp_path / f"{results}", revive=numbers)
         assert without_times(resumed.records) == without_times(whole)
+
+
+def test_a_revival_that_fails_or_is_beyond_the_budget_says_so(tmp_path: Path) -> None:
+    class Broken(CaptionWorkers):
+        def answer(self, task: Task) -> Mapping[str, Any]:
+            return {"metrics": {}, "history": [], "skipped": {}} if task.kind == "measure" else super().answer(task)
+
+    number = stopped_of(run(tmp_path).records)[-1].number
+    with pytest.raises(SweepError, match=f"trial {number} could not go on: .*fid"):
+        run(tmp_path, Broken(tmp_path / "store"), [number])
+    with pytest.raises(SweepError, match=r"budget\.trials"):
+        run(tmp_path, revive=[number], budget__trials=number)
+    assert stopped_of(read_trials(Storage(str(tmp_path / "store"))))[-1].number == number
+
+
+def test_a_sweep_from_before_rungs_had_metrics_keeps_its_constraints() -> None:
+    vanilla = replace(record_of(0, np.ones((BLOCKS, 2))), history=((CAPTIONS, {}),))
+    constraint = Constraint.parse("fid <= vanilla + 0.5")
+    worse = record_of(1, np.full((BLOCKS, 2), 3.0))
+    assert with_constraints(worse, [constraint], [vanilla]).constraints[constraint.text] == pytest.approx(1.5)
 
 
 def test_a_sweep_that_grows_after_a_revival_proposes_as_before(tmp_path: Path) -> None:

@@ -105,14 +105,31 @@ def test_the_bias_of_small_samples_stops_nobody() -> None:
 def test_noise_that_is_not_the_items_widens_a_difference_unless_the_two_share_it() -> None:
     rng = np.random.default_rng(5)
     base = rng.standard_normal((2, G))
-    own = scores(*(10 + base), noise=(2.0, 0.0), source="shape")
-    rival = scores(*(8 + base + 0.01 * rng.standard_normal((2, G))), noise=(1.6, 0.0), source="shape")
-    other = Scores(rival.blocks, rival.noise, "another shape")
+    noise = np.array([2.0, 0.0]), np.array([1.6, 0.0])
+    second = (8 + base + 0.01 * rng.standard_normal((2, G))).T
+    own = Scores((10 + base).T, noise[0], "shape", noise_dof=7)
+    rival, other = (Scores(second, noise[1], source, noise_dof=dof) for source, dof in (("shape", 7), ("another", 3)))
     same, different = RACE.p_values(own, [rival, other])
-    assert same == pytest.approx(stats.t.sf(2 / 0.4, G - 1), rel=0.05)
-    assert different == pytest.approx(stats.t.sf(2 / math.hypot(2.0, 1.6), G - 1), rel=0.05)
-    unknown = Scores(own.blocks, own.noise), Scores(rival.blocks, rival.noise)
+    assert same == pytest.approx(stats.t.sf(2 / 0.4, 7), rel=0.05)
+    welch = (2.0**2 + 1.6**2) ** 2 / (2.0**4 / 7 + 1.6**4 / 3)
+    assert different == pytest.approx(stats.t.sf(2 / math.hypot(2.0, 1.6), welch), rel=0.05)
+    unknown = Scores(own.blocks, own.noise, noise_dof=7), Scores(rival.blocks, rival.noise, noise_dof=3)
     assert RACE.p_values(unknown[0], [unknown[1]])[0] == pytest.approx(different), "no source is shared with nobody"
+
+
+def test_noise_of_few_measurements_is_not_taken_for_well_known() -> None:
+    """Two ties, each with noise of a clock that was read three times: t with 23 degrees of freedom would reject 2 %."""
+    rng = np.random.default_rng(6)
+    race, rejected = Race(("minimize",), error_rate=0.05, rungs=1), 0
+    for _ in range(2000):
+        clocks = rng.standard_normal((2, 3))
+        own, rival = (
+            Scores(np.full((G, 1), 100 + clock.mean()), clock.std(ddof=1, keepdims=True) / np.sqrt(3), str(row), 2)
+            for row, clock in enumerate(clocks)
+        )
+        rejected += race.p_values(own, [rival])[0] < 0.005
+    # 10 expected (t with 23 degrees of freedom: 40); P(more than 22) is 0.0003
+    assert rejected <= 22
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_names_are_the_same_everywhere() -> None:
     """Written down once: a change of these strands every result that users have."""
     (shard,) = plan_quality(LANTERN, 3, 48, 1, 4)
     (timing,) = plan_timing(LANTERN, VANILLA, 3, images=3, batch=1, repetitions=3)
-    assert EXPERIMENT.digest() == "ba27ef938200316a88c6"
-    assert shard.name(EXPERIMENT) == "shards/quality-7f1f6309d9a6d615d96c.parquet"
-    assert timing.name(EXPERIMENT) == "shards/timing-7442712f8c5b28b14cd0.parquet"
+    assert EXPERIMENT.digest() == "2b0c09c07d0270b98b23"
+    assert shard.name(EXPERIMENT) == "shards/quality-c3f55f0f997f51cc27d5.parquet"
+    assert timing.name(EXPERIMENT) == "shards/timing-313c9fe95df25be30021.parquet"
     assert TASK.name() == "measures/a2bcc938486d580ef27e.json"
 
 
