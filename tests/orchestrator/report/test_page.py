@@ -90,7 +90,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
     for trial, record in zip(data["trials"], records, strict=True):
         shown = {name: [value, error] for name, (value, error, *_) in trial["metrics"].items()}
         assert shown == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
-        for _, error, effects, noise, own in trial["metrics"].values():
+        for _, error, effects, noise, own, _ in trial["metrics"].values():
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
         assert trial["duplicate_of"] == record.duplicate_of
