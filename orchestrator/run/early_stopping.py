@@ -79,8 +79,8 @@ class EarlyStopping:
         if stop is None or record.images == stop.images:
             return record
         history = tuple((images, metrics) for images, metrics in record.history if images <= stop.images)
-        as_stopped = {"state": STOPPED, "images": stop.images, "cause": self.reason(stop)}
-        return replace(record, **as_stopped, history=history, metrics=history[-1][1])
+        stopped = replace(record, state=STOPPED, images=stop.images, cause=self.reason(stop))
+        return replace(stopped, history=history, metrics=history[-1][1])
 
     def _rival(self, record: TrialRecord, images: int) -> Scores | None:
         """The scores of a rival on `images` images; None if it has none there, or violates a constraint."""
