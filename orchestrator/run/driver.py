@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.results.describe import describe
@@ -21,7 +20,7 @@ from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
 from orchestrator.run.study import Proposal, Search, StudyLog
-from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers, finished_event
+from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task, TaskResult, Workers, finished_event
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -30,21 +29,6 @@ from workers.data.storage import Storage
 _SUMMARY_DIGITS = 3  # significant digits of the numbers in a config's summary
 _MAX_LOST_IN_A_ROW = 10  # trials
 _POLL_TIMEOUT_S = 0.5
-
-
-class SweepError(RuntimeError):
-    """The sweep cannot continue. Finished trials are kept; --resume continues after them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a sweep ended. stopped_by: `trials`, `images`, `hours` or `space`. lost: trials that failed because of a
-    machine, a network or a file; --resume runs them again.
-    """
-
-    records: Sequence[TrialRecord]
-    stopped_by: str
-    lost: Collection[int] = ()
 
 
 class Driver:

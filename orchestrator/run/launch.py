@@ -23,13 +23,13 @@ from orchestrator.results.store import (
     write_identity,
 )
 from orchestrator.run.cluster import Slots, connected
-from orchestrator.run.driver import Driver, Outcome, SweepError
+from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
 from orchestrator.run.predicted_pool import sweep_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.study import Search, StudyLog
-from orchestrator.run.tasks import EventSink, Task
+from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.sweep import SweepConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +60,21 @@ def finished_event(event: str, record: TrialRecord, summary: str) -> dict[str, A
 
 class PoolError(RuntimeError):
     """No worker is available; the message says why and how to fix it."""
+
+
+class SweepError(RuntimeError):
+    """The sweep cannot continue. Finished trials are kept; --resume continues after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a sweep ended. stopped_by: `trials`, `images`, `hours` or `space`. lost: trials that failed because of a
+    machine, a network or a file; --resume runs them again.
+    """
+
+    records: Sequence[TrialRecord]
+    stopped_by: str
+    lost: Collection[int] = ()
 
 
 class Workers(Protocol):

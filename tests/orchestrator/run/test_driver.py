@@ -15,11 +15,11 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import Direction, read_trials
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.driver import Driver, Outcome, SweepError
+from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.study_storage import open_storage
-from orchestrator.run.tasks import Task, TaskResult
+from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

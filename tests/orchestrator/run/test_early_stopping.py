@@ -14,11 +14,10 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import Axis, read_trials
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
-from orchestrator.run.driver import Outcome, SweepError
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.study_storage import open_storage
-from orchestrator.run.tasks import Task, TaskResult
+from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.instant import InstantWorkers
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.driver import Driver, Outcome
+from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search, StudyLog
-from orchestrator.run.tasks import Task, TaskResult
+from orchestrator.run.tasks import Outcome, Task, TaskResult
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
