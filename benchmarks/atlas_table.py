@@ -120,7 +120,7 @@ class Atlas:
         """Read the table; costs and predictions are empty where their files are missing.
 
         Raises:
-            FileNotFoundError: there is no table.
+            FileNotFoundError: the table is missing.
             ValueError: it was made with other spans or blocks of captions.
         """
         table = pq.read_table(folder / TABLE)

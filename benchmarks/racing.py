@@ -16,7 +16,7 @@ degrees of freedom. Scenarios:
 
 A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
 95 % interval (Clopper and Pearson), and must be at most `error_rate`. `gap` is the true distance to the strongest trial
-that was told before, in its closer objective, in standard errors of the paired difference over all captions.
+that had finished before, in its closer objective, in standard errors of the paired difference over all captions.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _follow_the_best(noise: Floats, truth: Floats) -> None:
 
 
 def run_race(simulation: Simulation, race: Race) -> Outcome:
-    """The sweep as the driver runs it: a trial's rivals are those told before it was proposed."""
+    """The sweep as the driver runs it: a trial's rivals are those that finished before it was proposed."""
     stopped = np.zeros(TRIALS, dtype=np.int64)
     for captions in RUNGS:
         measured = [simulation.scores(trial, captions) for trial in range(TRIALS)]

@@ -5,7 +5,7 @@
 The captions of the table are divided into two halves. A strategy sees one: it asks for a setting and a number of
 captions (24, 48 or 96), and pays one unit for each image that it has not seen. After every purchase its front is the
 set of settings that no other one, measured on at least as many captions, beats at the setting's own number of captions.
-That front is judged by what the same settings reach on the other half, so nobody wins by luck: the hypervolume of
+That front is judged by what the same settings reach on the other half, so no strategy wins by luck: the hypervolume of
 speed-up and fid, as a share of the hypervolume that a strategy reaches which buys everything. Half of the seeds
 search the first half, the others the second one. Every strategy begins with vanilla.
 

@@ -81,4 +81,4 @@ def test_presets_are_listed_with_source() -> None:
     ],
 )
 def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
-    error_of(*arguments, code=2)
+    assert error_of(*arguments, code=2)
