@@ -26,13 +26,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.atlas_replay import compare_replay
 from benchmarks.atlas_table import (
     COSTS,
     DATA,
     PREDICTIONS,
-    SPANS,
     Atlas,
-    Floats,
     StepCost,
     caption_texts,
     collect,
@@ -47,8 +46,6 @@ from workers.replay.pool import prediction_table, why_unpredictable
 from workers.replay.replayer import Replayer
 
 SPACE = Path(__file__).with_suffix(".yaml")
-WITHIN = 0.03
-_ERRORS = 2.0  # paired standard errors by which two settings differ beyond noise
 
 
 def run(folder: Path) -> int:
@@ -105,12 +102,12 @@ def _relative_cost(pairs: Sequence[tuple[tuple[float, float], tuple[float, float
     return _cost([(prefill * vanilla / other, own * vanilla / other) for (_, other), (prefill, own) in pairs])
 
 
-def predict(configs: Sequence[DecodingConfig], images: int, folder: Path = DATA) -> None:
+def predict(configs: Sequence[DecodingConfig], images: int, steps: int, folder: Path = DATA) -> None:
     """Record captions that the table does not have, and write the predictions of every setting."""
     torch.set_num_threads(1)
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
     described = [config for config in configs if why_unpredictable(config) is None]
-    table = prediction_table(Replayer(load_folder(), requests), described, [""] * len(described))
+    table = prediction_table(Replayer(load_folder(), requests, max_steps=steps), described, [""] * len(described))
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table.drop_columns(["config", "params"]), folder / PREDICTIONS, compression="zstd")
 
@@ -121,77 +118,22 @@ def _captions() -> dict[str, object]:
     return SweepConfig.read(str(SPACE)).captions.to_mapping()
 
 
-def compare_replay(atlas: Atlas) -> list[str]:
-    """Lines that say how well replay predicted accepted lengths and quality."""
-    predicted, full = atlas.predictions["mean_accepted_length"], SPANS.index((0, atlas.passes.shape[1]))
-    measured = atlas.mean_accepted_length(SPANS[full])[:, 0]
-    error = np.abs(predicted / measured - 1)
-    kinds = [f"{config.drafter.kind} {config.policy.kind}" for config in atlas.configs]
-    lines = [f"{'drafter and tree':24}{'settings':>9}{'within 3 %':>11}{'median':>8}{'9 in 10':>8}"]
-    for kind in [*dict.fromkeys(kinds), "all"]:
-        rows = np.array([~np.isnan(value) and kind in ("all", name) for value, name in zip(error, kinds, strict=True)])
-        if rows.any():
-            part = error[rows]
-            shares = f"{100 * np.mean(part <= WITHIN):9.0f} % {100 * np.median(part):6.1f}%"
-            lines.append(f"{kind:24}{rows.sum():9}{shares} {100 * np.quantile(part, 0.9):6.1f}%")
-    lines.append(f"\n{'Spearman with':24}" + "".join(f"{name:>16}" for name in atlas.quality))
-    for name in measures(atlas):
-        cells = [rank_correlations(atlas, name, metric) for metric in atlas.quality]
-        lines.append(f"{name:24}" + "".join(f"{distinct:8.3f} ({every:.3f})" for distinct, every in cells))
-    return lines
-
-
-def measures(atlas: Atlas) -> dict[str, Floats]:
-    """Candidate predictions of quality by name [S]."""
-    p = atlas.predictions
-    single = [name for name in p if not name.endswith("_error") and name != "mean_accepted_length"]
-    return {name: p[name] for name in single} | {
-        f"{name} x length": p[name] * p["mean_accepted_length"] for name in single
-    }
-
-
-def rank_correlations(atlas: Atlas, measure: str, metric: str) -> tuple[float, float]:
-    """Spearman's correlation over settings that differ beyond noise in the metric, and over all of them."""
-    from scipy.stats import spearmanr
-
-    values = measures(atlas)[measure]
-    rows = np.flatnonzero(~np.isnan(values))
-    measured = atlas.quality[metric][rows, SPANS.index((0, atlas.passes.shape[1]))]
-    distinct = rows[distinct_settings(measured)]
-    every = measured[:, 0]
-    kept = atlas.quality[metric][distinct, SPANS.index((0, atlas.passes.shape[1])), 0]
-    return float(spearmanr(values[distinct], kept)[0]), float(spearmanr(values[rows], every)[0])
-
-
-def distinct_settings(measured: Floats) -> list[int]:
-    """Rows of values [S, 1 + G] of which each is larger than the one before by two paired errors; the first is the
-    lowest."""
-    chain: list[int] = []
-    for row in np.argsort(measured[:, 0], kind="stable"):
-        if chain:
-            left_out = measured[row, 1:] - measured[chain[-1], 1:]
-            groups = len(left_out)
-            error = np.sqrt((groups - 1) / groups * ((left_out - left_out.mean()) ** 2).sum())
-            if measured[row, 0] - measured[chain[-1], 0] <= _ERRORS * error:
-                continue
-        chain.append(int(row))
-    return chain
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "collect"):
         commands.add_parser(name).add_argument("folder", type=Path)
     commands.add_parser("time").add_argument("--images", type=int, default=2)
-    commands.add_parser("predict").add_argument("--images", type=int, default=24)
+    predict_command = commands.add_parser("predict")
+    predict_command.add_argument("--images", type=int, default=96)
+    predict_command.add_argument("--steps", type=int, default=4096, help="of each recording, about")
     commands.add_parser("replay")
     options = parser.parse_args(arguments)
     actions: dict[str, Callable[[], object]] = {
         "run": lambda: sys.exit(run(options.folder)),
         "collect": lambda: collect(str(options.folder)).save(),
         "time": lambda: time_shapes(Atlas.load().configs, options.images),
-        "predict": lambda: predict(Atlas.load().configs, options.images),
+        "predict": lambda: predict(Atlas.load().configs, options.images, options.steps),
         "replay": lambda: print("\n".join(compare_replay(Atlas.load()))),
     }
     actions[options.command]()

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, IntDistribution
 
+from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search import Purchases, Strategy, reference_point
 from orchestrator.results.pareto import nondominated
-from orchestrator.run.predicted_pool import describe_settings
 from orchestrator.run.racing import Race, Scores
 from orchestrator.run.replay_sampler import ReplaySampler
 from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
-from workers.replay.pool import QUANTITIES
 
 ERROR_RATE = 0.05  # of a race
 _SAMPLES = 64  # of the sampler's posterior
@@ -82,7 +80,7 @@ class ReplayProposals:
 
     def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
         problem = purchases.problem
-        described, features, guesses = _features(purchases)
+        described, features, guesses = described_settings(problem.atlas)
         inside = described[described != 0]
         pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], guesses[described != 0])
         study = optuna.create_study(directions=list(DIRECTIONS))
@@ -122,18 +120,6 @@ def _jackknife(values: Floats) -> Floats:
     left_out = values[:, 1:]
     errors: Floats = np.sqrt((left_out.shape[1] - 1) * left_out.var(axis=1))
     return errors
-
-
-def _features(purchases: Purchases) -> tuple[NDArray[np.intp], Floats, Floats]:
-    """Rows that replay describes, vanilla first, their features, and guesses of their objectives."""
-    atlas = purchases.problem.atlas
-    values = {name: atlas.predictions[name].copy() for name in QUANTITIES}
-    for name, column in values.items():
-        column[0] = 1.0 if name == QUANTITIES[0] else 0.0
-    rows = np.flatnonzero(~np.isnan(np.stack(list(values.values()))).any(axis=0))
-    configs = [atlas.configs[row] for row in rows]
-    features, guesses = describe_settings(configs, {name: column[rows].tolist() for name, column in values.items()})
-    return rows, features, guesses
 
 
 OWN_STRATEGIES: dict[str, Strategy] = {

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.atlas import compare_replay, distinct_settings, rank_correlations
 from benchmarks.atlas_table import BLOCKS, HALF, SPANS, Atlas, StepCost, collect
 from tests.fakes.tables import TOKENS, different_settings, make_table
 from workers.data.records import write_shard
@@ -133,24 +132,3 @@ def test_a_speed_up_is_counts_times_costs() -> None:
     assert atlas.speedup(span)[1, 0] == pytest.approx(vanilla / (0.2 + 0.02 * atlas.passes[1, slice(*span)].mean()))
     assert atlas.speedup(span)[2, 1 + 5] == pytest.approx(vanilla / (0.1 + 0.01 * atlas.passes[2, kept].mean()))
     assert atlas.mean_accepted_length(span)[0].tolist() == [1.0] * (1 + BLOCKS)
-
-
-def test_replay_s_errors_and_rank_correlations() -> None:
-    """Predictions that are 2 % too long, two of them 10 %; a measure in the order of fid, and one against it."""
-    count = 30
-    length, fid = np.linspace(1, 3, count), 2 + np.linspace(0, 20, count) ** 1.5
-    atlas = make_table(different_settings(count), length, fid, noise=0.01, shared=3.0)
-    measured = atlas.mean_accepted_length((0, IMAGES))[:, 0]
-    predicted = measured * np.where(np.arange(count) < 2, 1.1, 1.02)
-    predicted[-1] = np.nan
-    atlas = replace(atlas, predictions={"mean_accepted_length": predicted, "excess": fid**2, "surprise": -fid})
-    assert rank_correlations(atlas, "excess", "fid") == (1.0, 1.0)
-    assert rank_correlations(atlas, "surprise", "fid") == (-1.0, -1.0)
-    (line,) = [line for line in compare_replay(atlas) if line.startswith("all")]
-    assert line.split()[1:3] == ["29", "93"], "27 of 29 settings are within 3 %"
-
-
-def test_distinct_settings_differ_by_two_paired_errors() -> None:
-    """What all settings share does not count as noise; the second setting is within noise of the first."""
-    atlas = make_table(different_settings(4), np.ones(4), np.array([5.0, 5.1, 7.0, 9.0]), noise=0.3, shared=8.0)
-    assert distinct_settings(atlas.quality["fid"][:, SPANS.index((0, IMAGES))]) == [0, 2, 3]
