@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def left_out_predictions(atlas: Atlas, metric: str) -> Floats:
     errors = jackknife_error(torch.from_numpy(measured[:, 1:].T)).numpy()
     none = np.zeros((len(rows), 0))
     told = Observations(features, measured[:, :1], errors[:, None], none, ["minimize"])
-    (process,) = Surrogate(told, features).model.models
+    process: Any = next(iter(Surrogate(told, features).model.models))
     process.train()  # its prior
     with torch.no_grad():
         prior = process.likelihood(process(*process.train_inputs), *process.train_inputs)
