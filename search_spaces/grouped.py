@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from search_spaces.neighbourhoods import (
+    CHUNK,
     NEIGHBOURHOODS,
     NO_NEIGHBOURHOOD,
     Neighbourhood,
@@ -18,6 +20,8 @@ from search_spaces.params import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_ROW_WEIGHT = 32  # rows are summed in chunks that stay in a processor's cache
 
 
 @NEIGHBOURHOODS.register
@@ -38,6 +42,7 @@ class Grouped(Neighbourhood):
     kind: ClassVar[str] = "grouped"
     never_stricter: ClassVar[bool] = False
     reads_codebook: ClassVar[bool] = True
+    reads_ranking: ClassVar[bool] = True
     below: Annotated[int, "ranks under the token, towards the less likely, that its window spans", Range(0)] = 7
     above: Annotated[int, "ranks over the token, towards the more likely, that its window spans", Range(0)] = 6
     tolerance: Annotated[float, "largest difference of probs within a group; 0 is exact", Range(0, 1)] = 0.15
@@ -52,47 +57,81 @@ class Grouped(Neighbourhood):
         return NO_NEIGHBOURHOOD
 
     def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
-        order = r.sort(dim=1, stable=True).indices
+        codebook, order = _codebook(tables), _ranking(r, tables)
         rank = (order == x[:, None]).int().argmax(1, keepdim=True)
-        target, proposal = self._sums(r, p, order, rank, tables)
-        return NeighbourhoodMass(target[:, 0], proposal[:, 0])
+        window = rank + (count(rank, self.below + 1 + self.above) - self.below)  # [B, W]
+        inside = (rank >= self.below) & (window < r.shape[1])
+        tokens = order.gather(1, window.clamp(0, r.shape[1] - 1)).long()
+        masses, codes, own = r.gather(1, tokens), codebook[tokens], slice(self.below, self.below + 1)
+        near = (codes - codes[:, own]).square().sum(-1) < self.radius
+        group = inside & near & ((masses - masses[:, own]).abs() < self.tolerance)
+        group[:, own] = True
+        target = (masses * group).sum(1)
+        if p is None:
+            return NeighbourhoodMass(target, target.new_ones(target.shape))
+        masses = p.gather(1, tokens)
+        return NeighbourhoodMass(target, (masses * group).sum(1).masked_fill(masses[:, self.below] <= 0, 0))
 
     def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
-        order = r.sort(dim=1, stable=True).indices
-        assert tables.codebook is not None, "the rule needs the codebook"
-        window = self.below + 1 + self.above
-        ranks = count(order, r.shape[1])
-        target, proposal = r.new_empty(r.shape), r.new_empty(r.shape)
-        for part in chunks(r.shape[1], r.shape[0] * window * tables.codebook.shape[1]):
-            part_ranks = ranks[part].expand(r.shape[0], -1)
-            for masses, sums in zip((target, proposal), self._sums(r, p, order, part_ranks, tables), strict=True):
-                masses.scatter_(1, order[:, part], sums)
+        codebook, order = _codebook(tables), _ranking(r, tables)
+        vocabulary = r.shape[1]
+        near = self._near(codebook) if vocabulary**2 <= CHUNK else None
+        target, proposal = r.new_empty(r.shape), r.new_ones(r.shape)
+        for rows in chunks(r.shape[0], _ROW_WEIGHT * vocabulary):
+            tokens = order[rows].long()
+            ranked = [probs[rows].gather(1, tokens) for probs in (r, p) if probs is not None]
+            sums = self._group_sums(ranked, tokens, codebook, near)
+            target[rows] = sums[0].scatter(1, tokens, sums[0])
+            if p is not None:
+                proposal[rows] = sums[1].scatter(1, tokens, sums[1]).masked_fill(p[rows] <= 0, 0)
         return target, proposal
 
     def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
         """[r - p]_+, token by token, although acceptance was by group."""
         return exact_residual(r, p, x)
 
-    def _sums(
-        self, r: Tensor, p: Tensor | None, order: Tensor, ranks: Tensor, tables: NeighbourTables
-    ) -> tuple[Tensor, Tensor]:
-        """Group sums of r and p, both [B, C], for the tokens at `ranks` [B, C] of the ranking `order` [B, V]."""
-        assert tables.codebook is not None, "the rule needs the codebook"
-        vocabulary = r.shape[1]
-        window = ranks[..., None] + (count(ranks, self.below + 1 + self.above) - self.below)  # [B, C, W]
-        inside = (ranks >= self.below)[..., None] & (window < vocabulary)
-        tokens = order.gather(1, window.clamp(0, vocabulary - 1).flatten(1)).view_as(window)
-        masses = r.gather(1, tokens.flatten(1)).view_as(window)
-        codes = tables.codebook[tokens]  # [B, C, W, d]
-        own = slice(self.below, self.below + 1)
-        near = (codes - codes[..., own, :]).square().sum(-1) < self.radius
-        group = inside & near & ((masses - masses[..., own]).abs() < self.tolerance)
-        group[..., own] = True
-        target = (masses * group).sum(-1)
-        if p is None:
-            return target, target.new_ones(target.shape)
-        p_window = p.gather(1, tokens.flatten(1)).view_as(window)
-        return target, (p_window * group).sum(-1).masked_fill(p_window[..., self.below] <= 0, 0)
+    def _group_sums(
+        self, ranked: Sequence[Tensor], tokens: Tensor, codebook: Tensor, near: Tensor | None
+    ) -> list[Tensor]:
+        """Group sums [B, V] of r and other probs, `ranked` by r, for the `tokens` [B, V] in this order.
+
+        Every pair of ranks is looked at once. near [V * V]: see `_near`; None where it would be too large.
+        """
+        r, vocabulary, sums = ranked[0], tokens.shape[1], [probs.clone() for probs in ranked]
+        short = tokens.int()
+        rows_of_near = short * vocabulary
+        for distance in range(1, min(max(self.below, self.above) + 1, vocabulary)):
+            lower, upper = slice(None, -distance), slice(distance, None)
+            if near is None:
+                squares = (codebook[tokens[:, lower]] - codebook[tokens[:, upper]]).square().sum(-1)
+                close = squares < self.radius
+            else:
+                close = near.index_select(0, (rows_of_near[:, lower] + short[:, upper]).flatten()).view(len(r), -1)
+            weight = (close & (r[:, upper] - r[:, lower] < self.tolerance)).to(r.dtype)
+            for probs, total in zip(ranked, sums, strict=True):
+                if distance <= self.above:
+                    total[:, lower].addcmul_(probs[:, upper], weight)
+                if distance <= self.below:
+                    total[:, upper].addcmul_(probs[:, lower], weight)
+        for probs, total in zip(ranked, sums, strict=True):
+            total[:, : self.below] = probs[:, : self.below]
+        return sums
+
+    def _near(self, codebook: Tensor) -> Tensor:
+        """Whether the codes of two tokens are near, for tokens i and j at i * V + j: bool [V * V]."""
+        squares = codebook.new_zeros(codebook.shape[0], codebook.shape[0])
+        for column in codebook.unbind(1):
+            squares += (column[:, None] - column).square()
+        return (squares < self.radius).flatten()
+
+
+def _codebook(tables: NeighbourTables) -> Tensor:
+    assert tables.codebook is not None, "the rule needs the codebook"
+    return tables.codebook
+
+
+def _ranking(r: Tensor, tables: NeighbourTables) -> Tensor:
+    return r.sort(dim=1, stable=True).indices if tables.ranking is None else tables.ranking
 
 
 def count(like: Tensor, n: int) -> Tensor:

@@ -29,10 +29,12 @@ class NeighbourTables:
 
     neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
     codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec normalises).
+    ranking [B, V], int32 or int64: the tokens of every row of r, least likely first, ties by index, if it is known.
     """
 
     neighbours: Tensor | None = None
     codebook: Tensor | None = None
+    ranking: Tensor | None = None
 
 
 class NeighbourhoodMass(NamedTuple):
@@ -60,11 +62,13 @@ class Neighbourhood(Params, ABC):
     never_stricter: S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget omega >= 1 (see
     `schedules`) no token is accepted less often than by the exact rule.
     reads_codebook: `NeighbourTables.codebook` is needed.
+    reads_ranking: `NeighbourTables.ranking` saves time.
     """
 
     __slots__ = ()
     never_stricter: ClassVar[bool] = True
     reads_codebook: ClassVar[bool] = False
+    reads_ranking: ClassVar[bool] = False
 
     @property
     @abstractmethod

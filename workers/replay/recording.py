@@ -8,7 +8,7 @@ tree of 58 nodes, 21 of them with children, 1.32 MiB (python -m benchmarks.repla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -35,6 +35,9 @@ class RecordedSteps:
     inner slot. proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores
     [S, N]: the log confidence by which a dynamic tree chose its nodes.
 
+    ranking [S, I, V], int32: the tokens by rising target probs, ties by index; kept only for rules that need it, never
+    in files.
+
     code_distance, surprise [S, N]: how far a node's token lies in the mean from a token of the target's: the squared
     distance in code space, and the difference of log probs in nats.
     """
@@ -52,6 +55,7 @@ class RecordedSteps:
     scores: Tensor | None
     code_distance: Tensor
     surprise: Tensor
+    ranking: Tensor | None = None
 
     def __len__(self) -> int:
         return self.image.numel()
@@ -61,6 +65,10 @@ class RecordedSteps:
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         columns = {name: None if column is None else column[rows] for name, column in columns.items()}
         return type(self)(**columns)
+
+    def ranked(self) -> Self:
+        """The steps with their ranking."""
+        return replace(self, ranking=self.target.sort(dim=2, stable=True).indices.int())
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:

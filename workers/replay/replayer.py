@@ -76,7 +76,8 @@ def recording_key(config: DecodingConfig) -> tuple[object, ...]:
 class Replayer:
     """Predictions for settings of one model. requests: the images that are recorded.
 
-    max_steps: about so many steps are kept of a recording, at random, which bounds memory and time of a prediction.
+    max_steps: about so many steps are kept of a recording, at random, which bounds memory and time of a prediction. The
+    first prediction by a rule of groups adds a ranking, half as large as the probs of a step.
     folder: keeps the recordings; those that are there and fit are not recorded again.
     """
 
@@ -117,7 +118,10 @@ class Replayer:
             KeyError: it was not recorded.
             ConfigError: its tree is larger than the recorded ones.
         """
-        recording, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
+        key, tables = recording_key(config), build_tables(config, self.models.target)
+        recording = self._recordings[key]
+        if config.acceptance.neighbourhood.reads_ranking and recording.steps.ranking is None:
+            recording = self._recordings[key] = replace(recording, steps=recording.steps.ranked())
         if isinstance(config.drafter, Jacobi):
             return replace(self._predict_window(recording, config, tables), approximate=True)
         if isinstance(config.policy, Adjacency):
@@ -133,18 +137,19 @@ class Replayer:
 
     def _predict_window(self, recording: _Recording, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
         """Of a Jacobi window: at the speed at which its own rule makes it slide."""
-        steps, length = recording.steps, config.policy.bounds.depth
-        some = torch.arange(0, len(steps), max(1, len(steps) // _SLIDE_STEPS), device=steps.tokens.device)
+        steps, rule, length = recording.steps, config.acceptance, config.policy.bounds.depth
+        step = torch.arange(0, len(steps), max(1, len(steps) // _SLIDE_STEPS), device=steps.tokens.device)
+        some = steps.select(step)
 
-        def mean(outcomes: StepOutcomes, step: Tensor) -> float:
-            return self._prediction(recording, outcomes, step, steps.position[step]).mean_accepted_length.value
+        def mean(outcomes: StepOutcomes) -> float:
+            return self._prediction(recording, outcomes, step, some.position).mean_accepted_length.value
 
         def slide(ratio: float) -> float:
-            return mean(walk(drafts_of_age(steps.select(some), length, ratio), config.acceptance, tables), some) / exact
+            return mean(walk(drafts_of_age(some, length, ratio), rule, tables, costs=False)) / exact
 
-        exact = mean(walk(steps.select(some), EXACT, NeighbourTables()), some)
-        outcomes = walk(drafts_of_age(steps, length, solve_slide(slide)), config.acceptance, tables)
-        return self._prediction(recording, outcomes)
+        exact = mean(walk(some, EXACT, NeighbourTables()))
+        ratio = solve_slide(slide)
+        return self._prediction(recording, walk(drafts_of_age(steps, length, ratio), rule, tables))
 
     def _prediction(
         self,

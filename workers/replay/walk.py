@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.neighbourhoods import NeighbourTables
+from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from workers.decoding.accept import remove_and_renormalise
 from workers.replay.recording import RecordedSteps
 
@@ -59,14 +59,16 @@ def walk(
     *,
     kept: Tensor | None = None,
     levels: Tensor | None = None,
+    costs: bool = True,
 ) -> StepOutcomes:
     """Walk a rule over steps.
 
-    kept [S, N] bool, levels [S]: walk the sub-tree of these nodes, as a tree of so many drafted levels.
+    kept [S, N] bool, levels [S]: walk the sub-tree of these nodes, as a tree of so many drafted levels. costs: also
+    `total_variation`, which takes most of the time of a relaxed rule; otherwise it is not the rule's.
     """
     depth = steps.depth if kept is None else steps.depth * kept
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
-    siblings = _Siblings(steps, rule, tables, eligible, _omegas(rule, steps, levels))
+    siblings = _Siblings(steps, rule, tables, eligible, _omegas(rule, steps, levels), costs)
     for rank in range(steps.children.shape[2]):
         if not siblings.test(rank):
             break
@@ -91,34 +93,46 @@ class _Siblings:
     """
 
     def __init__(
-        self, steps: RecordedSteps, rule: AcceptanceRule, tables: NeighbourTables, eligible: Tensor, omegas: Tensor
+        self,
+        steps: RecordedSteps,
+        rule: AcceptanceRule,
+        tables: NeighbourTables,
+        eligible: Tensor,
+        omegas: Tensor,
+        costs: bool,
     ) -> None:
         self.steps, self.rule, self.tables = steps, rule, tables
         self.eligible, self.omegas = eligible, omegas
         self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(steps.inner.shape[1])
         self.children = steps.children.flatten(0, 1)
-        self.residual = steps.target.flatten(0, 1).clone()
-        self.proposal = None if steps.proposal is None else steps.proposal.flatten(0, 1).clone()
+        self.residual, self.proposal = steps.target.flatten(0, 1), None
+        if steps.proposal is not None:
+            self.proposal = steps.proposal.flatten(0, 1)
+        self.ranks = steps.children.shape[2]
+        if self.ranks > 1 or self.proposal is None:  # a rejection changes them for what comes next
+            self.residual = self.residual.clone()
+            self.proposal = None if self.proposal is None else self.proposal.clone()
         self.tested = torch.zeros(len(self.step), dtype=torch.bool, device=eligible.device)
         self.open = torch.ones(len(self.step), device=eligible.device)  # that no earlier sibling was accepted
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.excess = torch.zeros_like(self.accept)
         self.bias = torch.zeros_like(self.open)
-        is_paper = rule.resampling == "paper" and not rule.neighbourhood.exact
-        self.optimal = replace(rule, resampling="optimal") if is_paper else None
-        # the residual after the last child: to compare with the optimal one, or for the distribution at chosen children
-        self.needs_last = is_paper or self.proposal is None
+        is_paper = costs and rule.resampling == "paper" and not rule.neighbourhood.exact
+        self.optimal = replace(rule, resampling="optimal") if is_paper and self.proposal is not None else None
 
     def test(self, rank: int) -> bool:
         """Test the children of one rank; False if there are none."""
         child = self.children[:, rank]
-        rows = ((child >= 0) & self.eligible[self.step, child.clamp(min=0)]).nonzero()[:, 0]
-        if not len(rows):
+        is_tested = (child >= 0) & self.eligible[self.step, child.clamp(min=0)]
+        if not bool(is_tested.any()):
             return False
+        self.tested |= is_tested
+        rows = (is_tested & (self.open > 0)).nonzero()[:, 0]
         step, node, rule = self.step[rows], child[rows], self.rule
         x, omega, r = self.steps.tokens[step, node], self.omegas[step, node], self.residual[rows]
         p = None if self.proposal is None else self.proposal[rows]
-        mass = rule.neighbourhood.mass(r, p, x, self.tables)
+        tables = self._ranked_tables(rank, rows)
+        mass = rule.neighbourhood.mass(r, p, x, tables)
         prob = rule.acceptance_prob(mass, omega)
         exact = r.gather(1, x[:, None])[:, 0]
         if p is not None:
@@ -126,19 +140,32 @@ class _Siblings:
         self.accept[step, node] = self.open[rows] * prob
         bias = (prob - exact).clamp_min(0)
         self.excess[step, node] = self.open[rows] * bias
-        if self.needs_last or rank + 1 < self.children.shape[1]:
-            after_rejection = rule.residual(r, p, x, omega, mass, self.tables)
-            self.residual[rows] = after_rejection
-            self.tested[rows] = True
-            if self.proposal is not None and p is not None:
-                if self.optimal is not None:
-                    best = self.optimal.residual(r, p, x, omega, mass, self.tables)
-                    bias = bias + (1 - prob) * _total_variation(after_rejection, best)
-                next_proposal = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
-                self.proposal[rows] = next_proposal
         self.bias[rows] += self.open[rows] * bias
         self.open[rows] *= 1 - prob
+        if self.proposal is None or self.optimal is not None or rank + 1 < self.ranks:
+            left = (prob < 1).nonzero()[:, 0]
+            mass = NeighbourhoodMass(*(None if part is None else part[left] for part in mass))  # type: ignore[arg-type]
+            self._reject(rank, rows[left], x[left], omega[left], mass)
         return True
+
+    def _reject(self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass) -> None:
+        """Replace the residuals of rows whose children x of this rank may be rejected."""
+        r, p = self.residual[rows], None if self.proposal is None else self.proposal[rows]
+        tables = self._ranked_tables(rank, rows)
+        after_rejection = self.rule.residual(r, p, x, omega, mass, tables)
+        if self.optimal is not None:
+            best = self.optimal.residual(r, p, x, omega, mass, tables)
+            self.bias[rows] += self.open[rows] * _total_variation(after_rejection, best)
+        if p is None or rank + 1 < self.ranks:
+            self.residual[rows] = after_rejection
+        if self.proposal is not None and p is not None and rank + 1 < self.ranks:
+            self.proposal[rows] = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
+
+    def _ranked_tables(self, rank: int, rows: Tensor) -> NeighbourTables:
+        """The tables, with the ranking of the target's probs if it is recorded and no child was rejected before."""
+        if self.steps.ranking is None or rank > 0:
+            return self.tables
+        return replace(self.tables, ranking=self.steps.ranking.flatten(0, 1)[rows])
 
     def total_variation(self) -> Tensor:
         """Of the token after each slot [S * I]: see `StepOutcomes`."""

@@ -35,6 +35,7 @@ def drafts_of_age(steps: RecordedSteps, length: int, ratio: float) -> RecordedSt
         levels=torch.full_like(steps.levels, length),
         code_distance=steps.code_distance[:, picks],
         surprise=steps.surprise[:, picks],
+        ranking=None if steps.ranking is None else steps.ranking[:, picks],
     )
 
 

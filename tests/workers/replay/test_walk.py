@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 import pytest
@@ -93,6 +93,19 @@ def test_the_emitted_tokens_are_the_enumerated_ones(name: str, resampling: Resam
         expected = sum(len(tokens) * weight for tokens, weight in rounds_after.items())
         mean, error = by_first(outcomes, first, token)
         assert mean == pytest.approx(expected, abs=1e-5 if children == "top" else 5 * error)
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize(("name", "resampling"), SETTINGS)
+def test_a_kept_ranking_changes_nothing_and_lengths_need_no_costs(
+    name: str, resampling: Resampling, children: Children
+) -> None:
+    fast, _ = with_resampling(name, resampling)
+    steps, _ = record(children, Sampling(), 200)
+    outcomes, ranked = walk(steps, fast, LOOKUP), walk(steps.ranked(), fast, LOOKUP)
+    for field in fields(StepOutcomes):
+        torch.testing.assert_close(getattr(ranked, field.name), getattr(outcomes, field.name))
+    assert torch.equal(walk(steps, fast, LOOKUP, costs=False).at_least, outcomes.at_least)
 
 
 @pytest.mark.parametrize("count", [1, 3])
