@@ -62,7 +62,6 @@ class Meter(TorchDispatchMode):
         self._counted = Work()
         self._attention = FusedAttention()
         self._tracked: set[int] = set()
-        self._shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}  # of results, by the call
 
     def __enter__(self) -> Self:
         self._attention.__enter__()  # type: ignore[no-untyped-call]
@@ -84,24 +83,11 @@ class Meter(TorchDispatchMode):
     ) -> Any:
         options = kwargs or {}
         allocates, mutates = _effects(func)
-        result = self._allocate_again(func, args, options) if allocates else func(*args, **options)
+        result = call_on_meta(func, args, options)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)] if allocates else []
         fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or mutates:
             self._count(func, args, options, result, fresh)
-        return result
-
-    def _allocate_again(self, func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """The function's result. A call like an earlier one only allocates: most meta kernels take a millisecond."""
-        key = _signature(func, args, options)
-        if key in self._shapes:
-            size, stride, dtype = self._shapes[key]
-            return torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        result = func(*args, **options)
-        if key is not None and isinstance(result, Tensor) and result.is_meta:
-            inputs = [leaf for leaf in tree_leaves((args, dict(options))) if isinstance(leaf, Tensor)]
-            if _address(result) not in map(_address, inputs):  # some functions may return an argument
-                self._shapes[key] = (result.shape, result.stride(), result.dtype)
         return result
 
     def _track(self, tensor: Tensor) -> bool:
@@ -132,6 +118,31 @@ class Meter(TorchDispatchMode):
         self._counted += Work(flops, moved, 1)
 
 
+# of results, by the call; None: the call changes its first argument's values, and returns it
+_shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
+
+
+def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """The function's result. A call like an earlier one only allocates: most meta kernels take a millisecond.
+
+    func: as `__torch_dispatch__` gets it.
+    """
+    allocates, mutates = _effects(func)
+    key = _signature(func, args, options) if allocates or mutates else None
+    if key in _shapes:
+        shape = _shapes[key]
+        return args[0] if shape is None else torch.empty_strided(*shape[:2], dtype=shape[2], device="meta")
+    result = func(*args, **options)
+    if key is None or not isinstance(result, Tensor) or not result.is_meta:
+        return result
+    inputs = [leaf for leaf in tree_leaves((args, dict(options))) if isinstance(leaf, Tensor)]
+    if mutates and result is args[0] and key == _signature(func, args, options):
+        _shapes[key] = None
+    elif allocates and _address(result) not in map(_address, inputs):  # some functions may return an argument
+        _shapes[key] = (result.shape, result.stride(), result.dtype)
+    return result
+
+
 @cache
 def _effects(func: Any) -> tuple[bool, bool]:
     """Whether a function's results are no views of its arguments, and whether it writes to an argument."""
@@ -140,7 +151,7 @@ def _effects(func: Any) -> tuple[bool, bool]:
 
 def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
     """Everything that the shape of a function's result depends on; None where it may be more than arguments' shapes."""
-    parts: list[object] = [func, *options]
+    parts: list[object] = [func, torch.get_default_dtype(), *options]
     for leaf in tree_leaves((args, dict(options))):
         if isinstance(leaf, Tensor):
             if not leaf.is_meta or not leaf.dim():  # a number's type counts for less than a tensor's

@@ -53,3 +53,18 @@ def test_a_call_on_other_shapes_is_another_call() -> None:
             assert (wide * wide).shape == (rows, 5)
             assert (wide + 1).dtype == dtype
             assert (wide.t() + wide.t()).stride() == (1, 5), "as the kernel's own result"
+
+
+def test_a_repeated_call_in_place_returns_its_tensor() -> None:
+    """In place, and into a tensor of the caller: the result is that tensor, and it keeps the kernel's own shape."""
+    with Meter() as meter:
+        for _ in range(3):
+            a, b = torch.zeros(4, 6, device="meta"), torch.zeros(4, 6, device="meta", dtype=torch.int64)
+            meter.take_work()
+            assert a.add_(1.0) is a
+            assert a.masked_fill_(b > 0, 2.0).scatter_(1, b, a) is a
+            assert torch.mul(a, a, out=a) is a
+            assert meter.take_work().kernels == 5
+            assert a.t_().shape == (6, 4)
+            assert a.resize_(3).shape == (3,), "a change of shape is made each time"
+            assert meter.live == 4 * 24 + 8 * 24
