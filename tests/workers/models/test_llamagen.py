@@ -7,6 +7,7 @@ import gc
 import math
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,14 @@ class Words:
         return features, valid
 
 
-def write_codec(path: Path, codec: VQModel | None = None) -> Path:
+@cache
+def any_codec() -> VQModel:
     with torch.random.fork_rng():
-        codec = codec or VQModel(VQ)
+        return VQModel(VQ)
+
+
+def write_codec(path: Path, codec: VQModel | None = None) -> Path:
+    codec = codec or any_codec()
     torch.save({"model": {**codec.state_dict(), "quantize.codebook_used": torch.zeros(9)}}, path)
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ MODES: dict[str, dict[str, object]] = {
     },
     "jacobi": {"drafter": "jacobi", "tree": {"policy": "chain", "length": 7}},
 }  # fmt: skip
-CAPTIONS = ["a red ball", "a blue cat", "an image of a red cat"]
+CAPTIONS = ("a red ball", "a blue cat", "an image of a red cat")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def reference() -> ChameleonForConditionalGeneration:
     return reference_model()
 
 
+@cache
 def load(folder: Path, size: tuple[int, int]) -> Target:
+    """The target for images of a size, the same for all tests."""
     width, height = size
     entry = Lumina(transformer=str(folder), prompt_tokens=28, width=width, height=height)
     return entry.load(torch.device("cpu"), torch.float32)
@@ -74,7 +77,8 @@ def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:
     return real, start
 
 
-def vanilla_tokens(target: Target, captions: list[str]) -> dict[str, Tensor]:
+@cache
+def vanilla_tokens(target: Target, captions: tuple[str, ...]) -> dict[str, Tensor]:
     results, _ = draw(target, {"sampling": GREEDY}, None, captions, batch=len(captions))
     return {caption: result.tokens for caption, result in results.items()}
 
@@ -144,7 +148,7 @@ def test_row_ends_in_every_mode(
     transformers gives over the official sequence of that path: row ends in their places, at their positions, seen.
     """
     target, caption = load(folder, size), CAPTIONS[0]
-    known = vanilla_tokens(target, [caption])
+    known = vanilla_tokens(target, (caption,))
     setting = {**MODES[mode], "sampling": GREEDY}
     results, engine = draw(target, setting, drafter_for(mode, known, errors=5), [caption])
     assert torch.equal(results[caption].tokens, known[caption])
@@ -198,8 +202,9 @@ def test_row_ends_count_nowhere(folder: Path, size: tuple[int, int]) -> None:
     """
     target = load(folder, size)
     count = target.grid.tokens
-    known = vanilla_tokens(target, [CAPTIONS[0]])
+    known = vanilla_tokens(target, CAPTIONS[:1])
 
+    @cache
     def statistics(mode: str) -> Result:
         results, _ = draw(target, {**MODES[mode], "sampling": GREEDY}, drafter_for(mode, known), [CAPTIONS[0]])
         return results[CAPTIONS[0]]
