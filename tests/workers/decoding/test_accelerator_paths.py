@@ -132,7 +132,8 @@ class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = call_on_meta(func, args, kwargs or {})
         for part in (*args, *(kwargs or {}).values(), out):
             for leaf in part if isinstance(part, list | tuple) else (part,):
-                assert self.setup or not isinstance(leaf, Tensor) or leaf.device == META, f"{func} touches a tensor on {leaf.device}"
+                elsewhere = isinstance(leaf, Tensor) and leaf.device != META
+                assert self.setup or not elsewhere, f"{func} touches a tensor on {leaf.device}"
         return out
 
 
