@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +179,12 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
 ) -> None:
     before = undisturbed[1].records
     numbers = [record.number for record in stopped_of(before)][:2]
-    run(tmp_path / "whole")
+
+    def copy(name: str) -> Path:
+        shutil.copytree(undisturbed[0], tmp_path / name)
+        return tmp_path / name
+
+    copy("whole")
     whole = run(tmp_path / "whole", revive=numbers).records
     for number in numbers:
         record, old = whole[number], before[number]
@@ -189,12 +195,12 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         assert (told.state, told.cause, told.metrics, told.images) == ("stopped", old.cause, old.metrics, old.images)
         assert all(whole[r.number].images == CAPTIONS for r in whole if r.duplicate_of == number)
     for results in range(5):
-        run(tmp_path / f"{results}")
+        folder = copy(f"{results}")
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / f"{results}", CaptionWorkers(tmp_path / f"{results}" / "store", results), numbers)
-        for record in read_trials(Storage(str(tmp_path / f"{results}" / "store"))):
+            run(folder, CaptionWorkers(folder / "store", results), numbers)
+        for record in read_trials(Storage(str(folder / "store"))):
             assert dict(record.history)[before[record.number].images] == before[record.number].metrics
-        resumed = run(tmp_path / f"{results}", revive=numbers)
+        resumed = run(folder, revive=numbers)
         assert without_times(resumed.records) == without_times(whole)
 
 

@@ -19,7 +19,7 @@ from orchestrator.run.cluster import Slots, fit, worker_capacity
 from orchestrator.run.pool import Pool, _WorkerAgreement, diff_facts
 from orchestrator.run.tasks import PoolError, Task, TaskResult
 
-pytestmark = pytest.mark.slow(seconds=40)
+pytestmark = pytest.mark.slow(seconds=100)
 TIMEOUT_S = 240.0  # on a busy machine
 
 
