@@ -37,8 +37,8 @@ def memory() -> float:
 def sweep_of(trials: int, shards: int, sampler: str) -> SweepConfig:
     """The quick start's space with `shards` quality shards a trial."""
     changes = {
-        "budget.trials": trials, "captions.count": shards * 8, "quality.shard": 8, "search.sampler": sampler,
-        "search.parallel": 8,
+        "budget.trials": trials, "captions.count": shards * 8, "quality.shard": 8, "racing": None,
+        "search": {"sampler": sampler, "parallel": 8},
     }  # fmt: skip
     return SweepConfig.read("quickstart", changes)
 

@@ -49,6 +49,7 @@ from workers.replay.prediction import MEASURES, Prediction
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
 
+CHAIN = {"policy": "chain", "length": {"low": 2, "high": 5}}
 DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}
 WITHIN, LARGE_CODEBOOK = 0.03, 16_384
 
@@ -70,10 +71,11 @@ class Row:
 
 
 def read_space(assignments: Sequence[str]) -> SweepConfig:
-    """The quick start's space, with dynamic trees."""
+    """The part of the quick start's space that drafts by EAGLE, with more chains, and with dynamic trees."""
     quickstart = SweepConfig.read("quickstart")
-    trees = [*quickstart.space.source["tree"], DYNAMIC]
-    sweep = SweepConfig.from_mapping(quickstart.to_mapping() | {"space": quickstart.space.source | {"tree": trees}})
+    eagle = quickstart.to_mapping()["space"][0]
+    _, static = eagle["tree"]
+    sweep = SweepConfig.from_mapping(quickstart.to_mapping() | {"space": eagle | {"tree": [CHAIN, static, DYNAMIC]}})
     return SweepConfig.parse(sweep.to_yaml(), "quickstart", parse_assignments(assignments))
 
 

@@ -20,7 +20,7 @@ class SamplerChoice:
     implementation: "module:Class" of the Optuna sampler. defaults: its arguments where `search.options` gives none.
     stateful: it keeps more than the finished trials (a generation, the position in a sequence), so a resumed search
     must ask it for every trial again. max_seed: the largest seed that the class takes. from_pool: it chooses among
-    settings that replay has predicted before the first trial (see `PoolOptions`); its class also takes `pool`.
+    settings that replay predicts beside the first trials (see `PoolOptions`); its class also takes `pool`.
     """
 
     implementation: str

@@ -111,7 +111,7 @@ class Timing(Params):
 
 @dataclass(frozen=True, slots=True)
 class Search(Params):
-    """How configs are proposed. The sampler `replay` chooses among settings that are predicted before the first trial:
+    """How configs are proposed. The sampler `replay` chooses among settings that are predicted beside the first trials:
     its options `pool` and `captions` say how many, and from how many recorded images.
     """
 

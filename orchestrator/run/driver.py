@@ -109,7 +109,7 @@ class Driver:
 
     def _spent_budget(self) -> str | None:
         budget, number = self.sweep.budget, self._next_number
-        if number >= min(budget.trials, self.search.size or math.inf):
+        if number >= budget.trials or self.search.is_exhausted(number):
             return "trials" if number == budget.trials else "space"
         if budget.images is not None and self._images >= budget.images:
             return "images"

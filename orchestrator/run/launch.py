@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,10 @@ from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.pool import Pool
-from orchestrator.run.predicted_pool import sweep_pool
+from orchestrator.run.predicted_pool import prediction_task, read_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
+from orchestrator.run.preparation import PreparedWorkers
+from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import Search, StudyLog
 from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task
 from search_spaces.params import ConfigError
@@ -35,9 +36,10 @@ from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
-from workers.data.shards import Experiment
+from workers.data.shards import PREDICTIONS, Experiment
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
+from workers.metrics.metric import REFERENCE
 
 _KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # of captions and reference: not paths
 # Facts of the workers that identity.json keeps.
@@ -87,9 +89,13 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
-            _run_task(pool, Task(-1, "reference", {"kind": "reference"}))
-            run_task = partial(_run_task, pool)
-            predicted = sweep_pool(sweep, storage, identity.experiment, capabilities, run_task, warn)
+            predict = prediction_task(sweep, storage, capabilities, warn)
+            workers = PreparedWorkers(pool, [Task(-1, REFERENCE, {"kind": REFERENCE}), *([predict] if predict else [])])
+
+            def predicted_pool() -> SettingsPool:
+                workers.wait(PREDICTIONS)
+                return read_pool(sweep, storage, identity.experiment)
+
             study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
@@ -101,9 +107,9 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 sweep,
                 storage,
                 planner,
-                Search(sweep, directions, predicted),
+                Search(sweep, directions, predicted_pool),
                 StudyLog(sweep.name, study_url, directions, names, study_id),
-                pool,
+                workers,
                 check=capabilities.check,
                 emit=emit,
             )
@@ -235,18 +241,3 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
         )
     storage.write(SWEEP, sweep.to_yaml().encode())
     return stored
-
-
-def _run_task(pool: Pool, task: Task) -> None:
-    """Run a single task and wait for it.
-
-    Raises:
-        SweepError: it failed.
-    """
-    pool.submit(task)
-    while True:
-        for result in pool.collect(1.0):
-            if result.task == task:
-                if result.output is None:
-                    raise SweepError(f"{task.name}: {result.cause}")
-                return

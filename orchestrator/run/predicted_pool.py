@@ -1,6 +1,6 @@
 """The pool of a sweep: settings drawn from its space, predicted by replay once, and kept in the store.
 
-The file is written before the first trial and never again, so a resumed sweep chooses from the same pool.
+The file is written once, before the sampler is asked, so a resumed sweep chooses from the same pool.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from orchestrator.run.tasks import Task
 from search_spaces.params import ConfigError
 from search_spaces.samplers import SAMPLERS, PoolOptions
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.records import read_shard
 from workers.data.shards import PREDICTIONS, PredictTask
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
 from workers.replay.pool import LENGTH, QUANTITIES, check_predictable, why_unpredictable
+from workers.replay.replayer import recording_key
 
 _MAX_REPEATS = 50  # draws in a row without a new setting, after which a space counts as exhausted
 _LEVEL_COST = 0.1  # of a pass of the target
@@ -106,46 +107,45 @@ def split_predictable(drawn: Iterator[DrawnSetting]) -> tuple[list[DrawnSetting]
     return settings, left_out
 
 
-def sweep_pool(
-    sweep: SweepConfig,
-    storage: Storage,
-    experiment: str,
-    capabilities: Capabilities,
-    run_task: Callable[[Task], None],
-    log: Callable[[str], None],
-) -> SettingsPool | None:
-    """The pool of a sweep whose sampler needs one: from the store, or predicted now by a worker. Otherwise None.
-
-    sweep: resolved. experiment: digest of what the sweep's results depend on.
+def prediction_task(
+    sweep: SweepConfig, storage: Storage, capabilities: Capabilities, log: Callable[[str], None]
+) -> Task | None:
+    """The task that predicts the pool of a resolved sweep; None if its sampler needs none, or the store has it.
 
     Raises:
-        StudyError: the stored pool is of other weights, captions or seeds, or of another version of the program.
         ValueError: replay can describe no setting of the space.
     """
-    if not SAMPLERS.lookup(sweep.search.sampler).from_pool:
+    if not SAMPLERS.lookup(sweep.search.sampler).from_pool or storage.exists(PREDICTIONS):
         return None
-    if not storage.exists(PREDICTIONS):
-        options = PoolOptions.split(sweep.search.options)[0]
-        settings, left_out = split_predictable(draw_settings(sweep, capabilities, options.pool))
-        task = PredictTask(
-            configs=tuple(setting.config for setting in settings),
-            params=tuple(json.dumps(setting.params) for setting in settings),
-            captions=options.captions,
-            batch=sweep.quality.batch,
-        )
-        for why, count in left_out.items():
-            log(f"the pool lacks {count} settings: {why}")
-        log(f"predicting {len(settings)} settings of the space")
-        run_task(Task(-1, PREDICTIONS, {"kind": task.kind, **task.to_mapping()}))
-    return read_pool(storage, experiment, {entry.config.digest() for entry in sweep.enqueue})
+    options = PoolOptions.split(sweep.search.options)[0]
+    settings, left_out = split_predictable(draw_settings(sweep, capabilities, options.pool))
+    settings = _without_own_recordings(settings)
+    task = PredictTask(
+        configs=tuple(setting.config for setting in settings),
+        params=tuple(json.dumps(setting.params) for setting in settings),
+        captions=options.captions,
+        batch=sweep.quality.batch,
+    )
+    for why, count in left_out.items():
+        log(f"the pool lacks {count} settings: {why}")
+    log(f"predicting {len(settings)} settings of the space")
+    return Task(-1, PREDICTIONS, {"kind": task.kind, **task.to_mapping()})
 
 
-def read_pool(storage: Storage, experiment: str, enqueued: set[str]) -> SettingsPool:
-    """The pool in the store. enqueued: digests of the settings that run in any case.
+def _without_own_recordings(settings: Sequence[DrawnSetting]) -> list[DrawnSetting]:
+    """Without enqueued settings that would need a recording which no setting of the space shares."""
+    drafting = [setting for setting in settings if not isinstance(setting.config.drafter, NoDrafter)]
+    recorded = {recording_key(setting.config) for setting in drafting if setting.params is not None}
+    return [s for s in settings if s not in drafting or recording_key(s.config) in recorded]
+
+
+def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> SettingsPool:
+    """The pool in the store. experiment: digest of what the sweep's results depend on.
 
     Raises:
-        StudyError: see `sweep_pool`.
+        StudyError: it is of other weights, captions or seeds, or of another version of the program.
     """
+    enqueued = {entry.config.digest() for entry in sweep.enqueue}
     columns = ["digest", "config", "params", *QUANTITIES]
     try:
         table, metadata = read_shard(storage, PREDICTIONS, columns, kind=PredictTask.kind)

@@ -22,7 +22,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.results.pareto import nondominated
-from orchestrator.run.settings_pool import ERRORS, FEATURES, Floats, SettingsPool
+from orchestrator.run.settings_pool import ERRORS, FEATURES, SETTING, Floats, SettingsPool
 
 if TYPE_CHECKING:
     from orchestrator.run.surrogate import Observations
@@ -119,6 +119,8 @@ class ReplaySampler(BaseSampler):
     def _describe(self, trial: FrozenTrial) -> Floats | None:
         """Features [d]; None if nothing describes the trial."""
         row, own = self._row(trial), trial.user_attrs.get(FEATURES)
+        if own is None:
+            own = self._pool.outside.get(trial.user_attrs.get(SETTING, ""))
         if row is not None:
             own = self._pool.features[row]
         return None if own is None else np.array(own, dtype=np.float64)

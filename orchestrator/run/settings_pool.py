@@ -18,6 +18,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 ERRORS = "errors"  # attribute of a trial: standard errors of its values, in their order
 FEATURES = "features"  # attribute of a trial whose setting is not in the pool
+SETTING = "setting"  # instead of its features: the digest by which `outside` has them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import optuna
@@ -26,7 +27,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
-from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
+from orchestrator.run.settings_pool import ERRORS, SETTING, SettingsPool
 from orchestrator.run.study_storage import StudyError, open_storage, storage_problem
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
@@ -66,14 +67,20 @@ class Search:
     all trials share, and without any they would sample at random from then on. A sampler with a pool is told them by
     their features.
 
-    pool: of a sampler that chooses from one; None is enough to check the sampler's options.
+    pool: of a sampler that chooses from one; called when the sampler is asked for the first time. None is enough to
+    check the sampler's options.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
     """
 
-    def __init__(self, sweep: SweepConfig, directions: Sequence[Direction], pool: SettingsPool | None = None) -> None:
-        self._pool = pool or SettingsPool.empty()
+    def __init__(
+        self,
+        sweep: SweepConfig,
+        directions: Sequence[Direction],
+        pool: Callable[[], SettingsPool] = SettingsPool.empty,
+    ) -> None:
+        self._pool = cache(pool)
         self._space: Space = sweep.space
         self._enqueued = list(sweep.enqueue)
         self._options, self._seed = sweep.search.options, sweep.search.seed
@@ -92,12 +99,12 @@ class Search:
         """Whether a resumed search asks its sampler for every trial again, so finished trials must not change."""
         return self._choice.stateful
 
-    @property
-    def size(self) -> int | None:
-        """Maximum number of trials: enqueued configs and the points of a grid, or those of a pool. None: no limit."""
+    def is_exhausted(self, number: int) -> bool:
+        """Whether trial `number` comes after all enqueued configs and all points of a grid, or of a pool."""
+        sampled = number - len(self._enqueued)
         if self._choice.from_pool:
-            return len(self._enqueued) + len(self._pool) - self._pool.enqueued
-        return None if self._points is None else len(self._enqueued) + self._points
+            return sampled >= 0 and sampled >= len(self._pool()) - self._pool().enqueued
+        return self._points is not None and sampled >= self._points
 
     def propose(self, number: int, stored_params: Mapping[str, Any] | None = None) -> Proposal:
         """The config of trial `number`; numbers must be in order. `stored_params`: of a trial that has finished.
@@ -121,7 +128,7 @@ class Search:
             fixed = next(self._grid)
         else:
             fixed = None if self.is_stateful else stored_params
-        self._study.sampler = self._make_sampler(number) if fixed is None else RandomSampler(seed=0)
+        self._study.sampler = self._make_sampler(number, self._pool()) if fixed is None else RandomSampler(seed=0)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
         trial = self._live[number] = self._study.ask()
@@ -140,10 +147,9 @@ class Search:
 
     def _ask_outside(self, number: int, config: DecodingConfig) -> None:
         """Start a trial without parameters if the sampler can use its features."""
-        features = self._pool.outside.get(config.digest())
-        if features is not None:
+        if self._choice.from_pool:
             trial = self._live[number] = self._study.ask()
-            trial.set_user_attr(FEATURES, list(features))
+            trial.set_user_attr(SETTING, config.digest())
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
         """Tell Optuna the result of a trial. Trials must be told in the order of their numbers."""
@@ -160,14 +166,14 @@ class Search:
         trial.set_user_attr(ERRORS, [math.nan if error is None else error for error in errors])
         self._study.tell(trial, values)
 
-    def _make_sampler(self, number: int) -> BaseSampler:
+    def _make_sampler(self, number: int, pool: SettingsPool | None = None) -> BaseSampler:
         """The sampler of one ask, seeded by the search's seed and the trial's number."""
         digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
         sampler_class = load_object(self._choice.implementation)
         arguments = {**self._choice.defaults, **self._options}
         if self._choice.from_pool:
-            arguments = {**PoolOptions.split(arguments)[1], "pool": self._pool}
+            arguments = {**PoolOptions.split(arguments)[1], "pool": pool or SettingsPool.empty()}
         try:
             sampler: BaseSampler = sampler_class(**arguments, seed=seed)
         except (TypeError, ValueError) as error:

@@ -360,11 +360,28 @@ def test_seeds_are_what_64_bits_hold(key: str) -> None:
         read(SHORT, {key: LARGEST + 1})
 
 
-def test_the_quick_start_drafts_little() -> None:
+def test_the_quick_start_drafts_little_by_every_method() -> None:
     sweep = SweepConfig.read("quickstart")
-    configs = [entry.config for entry in sweep.enqueue]
-    configs += [sweep.space.suggest(Trial(seed), BASELINE) for seed in range(200)]
-    assert max(config.policy.bounds.nodes for config in configs) <= 8
+    enqueued = [entry.config for entry in sweep.enqueue]
+    configs = [*enqueued, *(sweep.space.suggest(Trial(seed), BASELINE) for seed in range(200))]
+    largest = {config.drafter.kind: 0 for config in configs}
+    for config in configs:
+        largest[config.drafter.kind] = max(largest[config.drafter.kind], config.policy.bounds.nodes)
+    assert largest == {"none": 0, "eagle": 6, "jacobi": 11}
+    methods = {
+        (c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind, c.acceptance.is_relaxed) for c in enqueued
+    }
+    assert methods == {
+        ("none", "none", "none", False),
+        ("eagle", "chain", "none", False),
+        ("eagle", "chain", "none", True),
+        ("eagle", "chain", "additive", True),
+        ("eagle", "chain", "multiplicative", True),
+        ("eagle", "adjacency", "additive", True),
+        ("jacobi", "chain", "none", False),
+        ("jacobi", "chain", "grouped", True),
+    }
+    assert sweep.search.options["pool"] + len(enqueued) >= 40
 
 
 def test_a_methods_own_preset_lies_in_its_space() -> None:

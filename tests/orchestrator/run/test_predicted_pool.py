@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.run.predicted_pool import describe_settings, draw_settings, sweep_pool
+from orchestrator.run.predicted_pool import describe_settings, draw_settings, prediction_task, read_pool
+from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study_storage import StudyError
 from orchestrator.run.tasks import Task
 from search_spaces.params import ConfigError
@@ -64,15 +65,19 @@ class Worker:
         write_shard(self.storage, PREDICTIONS, pa.table(columns), metadata)
 
 
+def sweep_pool(sweep: SweepConfig, storage: Storage, experiment: str, worker: Worker) -> SettingsPool:
+    if (task := prediction_task(sweep, storage, EVERYTHING, lambda line: None)) is not None:
+        worker(task)
+    return read_pool(sweep, storage, experiment)
+
+
 def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
     storage, sweep = Storage(str(tmp_path)), read()
     worker = Worker(storage)
-    first = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda line: None)
-    again = sweep_pool(sweep, storage, "e1", EVERYTHING, worker, lambda line: None)
+    first = sweep_pool(sweep, storage, "e1", worker)
+    again = sweep_pool(sweep, storage, "e1", worker)
     (task,) = worker.tasks
     assert (task.captions, task.batch) == (4, sweep.quality.batch)
-    assert first is not None
-    assert again is not None
     assert len(first) == 31, "30 settings, and the enqueued one that the space contains"
     assert first.enqueued == 1
     assert set(first.outside) == {sweep.enqueue[0].config.digest(), sweep.enqueue[2].config.digest()}
@@ -84,28 +89,37 @@ def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
         assert set(params) <= set(sweep.space.parameters())
 
 
+def test_no_recording_is_made_for_enqueued_settings_alone(tmp_path: Path) -> None:
+    chains = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 6}}}
+    other = {"label": "tree", "drafter": "eagle", "tree": {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4}}
+    sweep = read(
+        {"space": chains, "enqueue": ["vanilla", other, {"drafter": "eagle", "tree": {"policy": "chain", "length": 9}}]}
+    )
+    worker = Worker(Storage(str(tmp_path)))
+    pool = sweep_pool(sweep, worker.storage, "e1", worker)
+    assert set(pool.outside) == {sweep.enqueue[0].config.digest(), sweep.enqueue[2].config.digest()}
+
+
 def test_a_pool_of_other_weights_is_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
-    sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda line: None)
+    sweep_pool(read(), storage, "e1", Worker(storage))
     with pytest.raises(StudyError, match=rf"{PREDICTIONS}.*other weights"):
-        sweep_pool(read(), storage, "e2", EVERYTHING, Worker(storage), lambda line: None)
+        sweep_pool(read(), storage, "e2", Worker(storage))
     storage.write(PREDICTIONS, b"no table")
     with pytest.raises(StudyError, match=PREDICTIONS):
-        sweep_pool(read(), storage, "e1", EVERYTHING, Worker(storage), lambda line: None)
+        sweep_pool(read(), storage, "e1", Worker(storage))
 
 
 def test_other_samplers_have_no_pool(tmp_path: Path) -> None:
     sweep = read({"search.sampler": "tpe", "search.options": {}})
-    worker = Worker(Storage(str(tmp_path)))
-    assert sweep_pool(sweep, worker.storage, "e1", EVERYTHING, worker, lambda line: None) is None
-    assert not worker.tasks
+    assert prediction_task(sweep, Storage(str(tmp_path)), EVERYTHING, lambda line: None) is None
 
 
 def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     worker = Worker(Storage(str(tmp_path)))
     greedy = {"sampling": {"temperature": 0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}}
     with pytest.raises(ValueError, match=r"^space: replay can describe none of its settings \(.*temperature"):
-        sweep_pool(read(greedy), worker.storage, "e1", EVERYTHING, worker, lambda line: None)
+        sweep_pool(read(greedy), worker.storage, "e1", worker)
     assert not worker.tasks
 
 

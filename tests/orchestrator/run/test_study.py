@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def pool_of(config: SweepConfig) -> SettingsPool:
 
 def drive(config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
     """Ask and tell with `parallel` trials in flight; `stored`: the finished trials of an earlier run."""
-    pool = pool_of(config) if SAMPLERS[config.search.sampler].from_pool else None
+    pool = partial(pool_of, config) if SAMPLERS[config.search.sampler].from_pool else SettingsPool.empty
     search, done, pending = Search(config, DIRECTIONS, pool), [], []
     for number in range(trials):
         before = stored[number] if number < len(stored) else None
@@ -195,15 +196,17 @@ def test_a_sampler_with_a_pool_is_told_every_trial(tmp_path: Path) -> None:
     """Also those outside of the space, by their features; with the errors of their values."""
     config = sweep(tmp_path, "replay", {"search.options": {"startup": 3}})
     pool = pool_of(config)
-    search = Search(config, DIRECTIONS, pool)
+    search = Search(config, DIRECTIONS, lambda: pool)
     proposals = [search.propose(number) for number in range(4)]
     for proposal in proposals:
         search.tell(record(proposal), NAMES)
     trials = search._study.trials
     assert [trial.user_attrs["errors"] for trial in trials] == [[0.1, 0.1]] * 4
-    assert [list(trial.user_attrs.get("features", [])) for trial in trials] == [[0.0, 0.0], [], [9.0, 0.0], []]
+    found = [pool.outside.get(trial.user_attrs.get("setting", "")) for trial in trials]
+    assert [None if entry is None else entry.tolist() for entry in found] == [[0.0, 0.0], None, [9.0, 0.0], None]
     assert proposals[3].params in pool.params
-    assert search.size == 3 + len(pool) - 1
+    size = 3 + len(pool) - 1
+    assert [search.is_exhausted(number) for number in (0, size - 1, size)] == [False, False, True]
 
 
 def test_options_reach_the_sampler(tmp_path: Path) -> None:
