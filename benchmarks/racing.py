@@ -1,6 +1,6 @@
 """How often racing stops the wrong candidate, and what it saves: simulated sweeps whose truth is known.
 
-    python -m benchmarks.racing [--sweeps 1000]
+    python -m benchmarks.racing [--sweeps 1000] [--scenarios spread]
 
 Every simulated sweep has 48 trials with 192 captions each, rungs of 24, 48 and 96 captions, and 4 trials in flight. An
 image has a cost (a mean, as the speed is) and 8 features; the second objective is the squared distance of the features'
@@ -13,6 +13,8 @@ degrees of freedom. Scenarios:
  half tied  every trial is far better in one objective than all later ones and ties in the other: the worst case
  skewed     half tied, with lognormal noise
  searched   half tied; a new trial is a variant of the best one so far by measured values, with half of its noise
+ spread     half tied in a Frechet distance with 21 features: at 24 captions its covariance is barely measured, and trials
+            that differ from the reference by their mean tie with others that differ by their spread
 
 A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
 95 % interval (Clopper and Pearson), and must be at most `error_rate`. `gap` is the true distance to the strongest trial
@@ -34,20 +36,28 @@ from orchestrator.run.racing import Race, Scores
 
 Floats = NDArray[np.float64]
 
-SCENARIOS = ("front", "ties", "half tied", "skewed", "searched")
+SPREAD = "spread"
+SCENARIOS = ("front", "ties", "half tied", "skewed", "searched", SPREAD)
 RUNGS, CAPTIONS, TRIALS, PARALLEL, BLOCKS = (24, 48, 96), 192, 48, 4, 24
 ERROR_RATE = 0.05
 GAPS = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, np.inf)
 _DIM, _GROUPS, _SHARED = 8, 6, 0.5
 _SPREAD = 0.15  # of an image's cost and features
+_CAPTIONS_SPREAD = 0.2  # of what a caption adds to all trials
+_FRECHET_DIM, _REFERENCE_SPREAD, _FRECHET = 21, 0.3, 1.1  # of the scenario SPREAD, with the distance of all trials
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """truth: [trials, 2]. images: [captions, trials, 1 + _DIM], an image's cost and features."""
+    """truth: [trials, 2]. images: [captions, trials, 1 + features], an image's cost and features.
+
+    frechet: the second objective is the Frechet distance to a normal distribution with the mean 0 and _REFERENCE_SPREAD
+    in all features.
+    """
 
     truth: Floats
     images: Floats
+    frechet: bool = False
 
     @property
     def better(self) -> NDArray[np.bool_]:
@@ -62,9 +72,18 @@ class Simulation:
 
     def replicates(self, trial: int, captions: int) -> tuple[Floats, Floats]:
         """The two objectives, [2], and their replicates without each block, [2, BLOCKS]."""
-        rows = self.images[:captions, trial].reshape(-1, BLOCKS, 1 + _DIM)
-        total, left_out = rows.sum(axis=(0, 1)), captions - len(rows)
-        return _objectives(total / captions), _objectives((total - rows.sum(axis=0)) / left_out)
+        rows = self.images[:captions, trial].reshape(-1, BLOCKS, self.images.shape[2])
+        sums, counts = _with_left_out(rows.sum(axis=0)), np.array([captions, *[captions - len(rows)] * BLOCKS])
+        means = sums / counts[:, None]
+        distances = (means[:, 1:] ** 2).sum(axis=1)
+        if self.frechet:
+            products = _with_left_out(np.einsum("cbi,cbj->bij", rows[..., 1:], rows[..., 1:]))
+            outer = np.einsum("bi,bj->bij", means[:, 1:], means[:, 1:])
+            covariances = (products - counts[:, None, None] * outer) / (counts - 1)[:, None, None]
+            spreads = np.sqrt(np.linalg.eigvalsh(covariances).clip(min=0))
+            distances += ((spreads - _REFERENCE_SPREAD) ** 2).sum(axis=1)
+        values = np.stack([means[:, 0], distances])
+        return values[:, 0], values[:, 1:]
 
     def gaps(self) -> Floats:
         """[trials] the gap to the strongest rival (see above), 0 where none is better."""
@@ -95,9 +114,10 @@ class Outcome:
         return float(1 - np.where(self.stopped > 0, self.stopped, CAPTIONS).mean() / CAPTIONS)
 
 
-def _objectives(means: Floats) -> Floats:
-    """Mean cost and squared distance, [2, ...], of means over images [..., 1 + _DIM]."""
-    return np.stack([means[..., 0], (means[..., 1:] ** 2).sum(axis=-1)])
+def _with_left_out(sums: Floats) -> Floats:
+    """Sums [1 + BLOCKS, ...] over all blocks, and over all but each, from sums over each block."""
+    total = sums.sum(axis=0, keepdims=True)
+    return np.concatenate([total, total - sums])
 
 
 def simulate(scenario: str, seed: int) -> Simulation:
@@ -109,26 +129,47 @@ def simulate(scenario: str, seed: int) -> Simulation:
     if scenario not in SCENARIOS:
         raise ValueError(f"use one of {', '.join(SCENARIOS)}, got {scenario!r}")
     rng = np.random.default_rng([SCENARIOS.index(scenario), seed])
+    truth = _truth(scenario, rng)
+    if scenario == SPREAD:
+        return _simulate_spread(truth, rng)
     shape = (CAPTIONS, TRIALS, 1 + _DIM)
     own = np.exp(rng.standard_normal(shape)) - np.exp(0.5) if scenario == "skewed" else rng.standard_t(5, shape)
     own /= np.sqrt(np.e * (np.e - 1)) if scenario == "skewed" else np.sqrt(5 / 3)
-    group = rng.standard_normal((CAPTIONS, _GROUPS, 1 + _DIM))[:, rng.integers(_GROUPS, size=TRIALS)]
-    noise = np.sqrt(_SHARED) * group + np.sqrt(1 - _SHARED) * own
-    noise *= _SPREAD * rng.uniform(0.7, 1.4, (TRIALS, 1))  # other covariances, so other biases
-    noise += 0.2 * rng.standard_normal((CAPTIONS, 1, 1 + _DIM))
-    truth = _truth(scenario, rng)
+    noise = _SPREAD * rng.uniform(0.7, 1.4, (TRIALS, 1)) * _shared(own, _GROUPS, _SHARED, rng)  # covariances, so biases
+    noise += _CAPTIONS_SPREAD * rng.standard_normal((CAPTIONS, 1, 1 + _DIM))
     if scenario == "searched":
         _follow_the_best(noise, truth)
-    direction = np.full(_DIM, 1 / np.sqrt(_DIM))
-    mean = np.concatenate([truth[:, :1], np.sqrt(truth[:, 1:]) * direction], axis=1)
-    return Simulation(truth, noise + mean)
+    return Simulation(truth, noise + _means(truth, truth[:, 1], _DIM))
+
+
+def _simulate_spread(truth: Floats, rng: np.random.Generator) -> Simulation:
+    """Two kinds of trials, with features of half and of twice the spread: what is missing to `truth` is their mean."""
+    scales = rng.choice([0.5, 2.0], (TRIALS, 1))
+    own = rng.standard_t(5, (CAPTIONS, TRIALS, 1 + _FRECHET_DIM)) / np.sqrt(5 / 3)
+    noise = _SPREAD * scales * _shared(own, 1, 0.9, rng)
+    by_spread = _FRECHET_DIM * (_SPREAD * scales[:, 0] - _REFERENCE_SPREAD) ** 2
+    return Simulation(truth, noise + _means(truth, truth[:, 1] - by_spread, _FRECHET_DIM), frechet=True)
+
+
+def _shared(own: Floats, groups: int, share: float, rng: np.random.Generator) -> Floats:
+    """Noise of which groups of trials share a part: `own` [captions, trials, d] is the rest."""
+    captions, trials, width = own.shape
+    group = rng.standard_normal((captions, groups, width))[:, rng.integers(groups, size=trials)]
+    mixed: Floats = np.sqrt(share) * group + np.sqrt(1 - share) * own
+    return mixed
+
+
+def _means(truth: Floats, squared: Floats, dim: int) -> Floats:
+    """[trials, 1 + dim] the mean cost and features, whose squared norm is `squared` [trials]."""
+    return np.concatenate([truth[:, :1], np.tile(np.sqrt(squared / dim)[:, None], dim)], axis=1)
 
 
 def _truth(scenario: str, rng: np.random.Generator) -> Floats:
     if scenario == "ties":
         return np.ones((TRIALS, 2))
     if scenario != "front":
-        return np.stack([np.arange(1.0, TRIALS + 1), np.ones(TRIALS)], axis=1)
+        tied = np.full(TRIALS, _FRECHET if scenario == SPREAD else 1.0)
+        return np.stack([np.arange(1.0, TRIALS + 1), tied], axis=1)
     x = rng.random(TRIALS)
     behind = np.where(rng.random(TRIALS) < 0.7, rng.exponential(0.15, TRIALS), 0.0)
     truth = np.stack([1 + x, 2 - np.sqrt(x)], axis=1) + behind[:, None]
@@ -188,10 +229,12 @@ def _print_power(outcomes: Sequence[Outcome]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=1000, help="simulated sweeps of each scenario")
-    sweeps = parser.parse_args().sweeps
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    given = parser.parse_args()
+    sweeps = given.sweeps
     print(f"error_rate {ERROR_RATE}\n{'scenario':<11} {'wrong':>6} {'rate':>7}  {'95 % interval':>15} {'saved':>6}")
     front: list[Outcome] = []
-    for scenario in SCENARIOS:
+    for scenario in given.scenarios:
         outcomes = list(run_sweeps(scenario, sweeps))
         wrong = sum(outcome.is_wrong for outcome in outcomes)
         low, high = interval(wrong, sweeps)

@@ -6,8 +6,9 @@ in all objectives:
 
  - One objective: Student's t with G - 1 degrees of freedom, on the differences of the two by block; with fewer if noise
    of few measurements is added (Welch 1947, Satterthwaite 1946). What items share cancels. A statistic that is no mean
-   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the jackknife's
-   bias of order 1 / n is gone.
+   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the bias of order
+   1 / n is gone. The jackknife takes a bias of order 1 / n^k off k times. So, as long as its parts have one sign, the truth
+   is between the value with and without this correction, and a rival must be better by both.
  - All objectives: the largest of their p-values (intersection-union test, Berger 1982). It needs no correction, and a
    rival that ties in one objective never stops a candidate, whatever it does in the others.
  - The whole search: the share of the error rate for candidate i at each of `rungs` looks is fixed in advance,
@@ -41,13 +42,15 @@ class Scores:
 
     blocks: [G, m] each objective on each block of items; the objective is their mean. noise: [m] the standard error
     that does not come from the items, such as a clock's, estimated with noise_dof degrees of freedom. Candidates with
-    the same `source` share it, at the same share of their values; others have independent noise.
+    the same `source` share it, at the same share of their values; others have independent noise. bias: [m] what the
+    jackknife took off the values.
     """
 
     blocks: Floats
     noise: Floats = field(default_factory=lambda: np.zeros(1))
     source: Hashable = None
     noise_dof: float = np.inf
+    bias: Floats = field(default_factory=lambda: np.zeros(1))
 
     @classmethod
     def from_replicates(
@@ -70,7 +73,8 @@ class Scores:
             )
         count = left_out.shape[1]
         blocks = count * value - (count - 1) * left_out.T
-        return cls(blocks, np.broadcast_to(np.asarray(noise, dtype=np.float64), value.shape), source, noise_dof)
+        errors = np.broadcast_to(np.asarray(noise, dtype=np.float64), value.shape)
+        return cls(blocks, errors, source, noise_dof, value - blocks.mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ class Race:
             )
         differences = (scores.blocks - others) * signs
         mean = differences.mean(axis=1)
+        mean += np.minimum((scores.bias - np.stack([rival.bias for rival in rivals])) * signs, 0.0)
         by_items = differences.std(axis=1, ddof=1) / np.sqrt(count)
         noise = np.stack([_shared_noise(scores, rival) for rival in rivals])  # [K, 2, m]
         noise_dof = np.array([[scores.noise_dof, rival.noise_dof] for rival in rivals])[:, :, None]

@@ -102,6 +102,21 @@ def test_the_bias_of_small_samples_stops_nobody() -> None:
     assert min(rival) > 1e-4
 
 
+def test_a_rival_must_be_better_with_and_without_the_correction_of_bias(own: Scores) -> None:
+    """The rival is 5 standard errors ahead; without the correction it is 2, 5 or 8 ahead."""
+    rival = shifted(own, 5.0, 5.0)
+    error = (own.blocks - rival.blocks).std(axis=0, ddof=1) / np.sqrt(len(own.blocks))
+    for direction, sign in (("minimize", 1), ("maximize", -1)):
+        race = Race((direction, direction), 0.05, 1)
+        for ahead, expected in ((-3, 2), (0, 5), (3, 5)):
+            candidate = Scores(sign * own.blocks, bias=sign * ahead * error)
+            (p,) = race.p_values(candidate, [Scores(sign * rival.blocks)])
+            assert p == pytest.approx(stats.t.sf(expected, len(own.blocks) - 1), rel=1e-6)
+    values = np.array([3.0, 4.0])
+    left_out = values[:, None] + np.array([[0.5], [-0.25]]) + np.zeros((2, 4))
+    assert Scores.from_replicates(values, left_out).bias.tolist() == [1.5, -0.75], "(G - 1) (mean replicate - value)"
+
+
 def test_noise_that_is_not_the_items_widens_a_difference_unless_the_two_share_it() -> None:
     rng = np.random.default_rng(5)
     base = rng.standard_normal((2, G))
