@@ -13,8 +13,8 @@ degrees of freedom. Scenarios:
  half tied  every trial is far better in one objective than all later ones and ties in the other: the worst case
  skewed     half tied, with lognormal noise
  searched   half tied; a new trial is a variant of the best one so far by measured values, with half of its noise
- spread     half tied in a Frechet distance with 21 features: at 24 captions its covariance is barely measured, and trials
-            that differ from the reference by their mean tie with others that differ by their spread
+ spread     half tied in a Frechet distance with 21 features: 24 captions barely measure a covariance, and trials that
+            differ from the reference by their mean tie with others that differ by their spread
 
 A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
 95 % interval (Clopper and Pearson), and must be at most `error_rate`. `gap` is the true distance to the strongest trial

@@ -35,6 +35,10 @@ Examples:
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
 """
+_EXHAUSTED = {
+    "space": "all points of the space are done",
+    "pool": "all settings of the pool are done (search.options.pool is its size)",
+}
 _LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
 _MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
 _MLFLOW_UNREACHABLE_TIMEOUT_S = 5.0  # if the server did not respond before
@@ -271,7 +275,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     found = front_of([sweep])
     marks = {"knee": found.knee()}
     front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
-    reason = "all points of the space are done" if stopped_by == "space" else f"the budget of {stopped_by} is spent"
+    reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])

@@ -73,8 +73,8 @@ def predict(
     from workers.decoding.engine import DecodingError
 
     chosen = o.pick_device(device)
-    with ends_with(FAILED), in_memory("; try fewer --captions, or another --device"):
-        try:
+    try:
+        with in_memory("; try fewer --captions, or another --device"), ends_with(WRONG_USAGE):
             predicted = predict_space(
                 sweep,
                 count=settings,
@@ -84,8 +84,9 @@ def predict(
                 recordings=Path(recordings) if recordings else None,
                 trials=finished,
             )
-        except DecodingError as error:
-            raise CommandError(str(error), FAILED) from error
+    except DecodingError as error:
+        raise CommandError(str(error), FAILED) from error
+    with ends_with(FAILED):
         _write(predicted, folder)
     typer.echo(json.dumps(_to_mapping(predicted), indent=2) if as_json else _describe(predicted, folder))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 
+_TIMING_SHARD = "timing-"  # prefix of the names of shards with timings
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
@@ -20,28 +21,42 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
     from scipy.special import stdtr  # the import takes a part of a second
 
     checked = []
-    for sentence, a, b, freedom in _comparisons(records, int(timing.get("batch", 1))):
-        error = math.hypot(a.error or 0, b.error or 0)
-        if error > 0 and freedom > 0:
-            checked.append((sentence, 2 * float(stdtr(freedom, -abs(a.value - b.value) / error))))
+    for sentence, difference, error, dof in _comparisons(records, int(timing.get("batch", 1))):
+        if error > 0 and dof > 0:
+            checked.append((sentence, 2 * float(stdtr(dof, -abs(difference) / error))))
     found = [(sentence, p) for sentence, p in checked if p * len(checked) < LEVEL]
     return [f"{sentence} (p = {p:.1g}): speed-ups of its shape are less certain than stated" for sentence, p in found]
 
 
-def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, Measured, Measured, int]]:
-    """What two values that should agree would say if they do not, both values, and their degrees of freedom."""
+def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, float, float, int]]:
+    """What two values that should agree would say if they do not, their difference, its standard error and its degrees
+    of freedom."""
     first: dict[str, tuple[int, Measured]] = {}
     for record in records:
         metrics, number = record.metrics, record.number
         if record.state != COMPLETE or record.duplicate_of is not None or "speedup_timed" not in metrics:
             continue
-        if "speedup" in metrics:  # the error of the few timed captions is the larger by far
+        if "speedup" in metrics:
             exact, timed = metrics["speedup"], metrics["speedup_timed"]
             sentence = f"trial {number}: speedup is {exact.value:.3g}, but {timed.value:.3g} where it was timed"
-            yield sentence, exact, timed, timed.n // batch - 1
+            yield sentence, exact.value - timed.value, *_speed_error(record, exact, timed, timed.n // batch - 1)
         if "step_cost" in metrics:
             cost = metrics["step_cost"]
             other, shared = first.setdefault(record.shape, (number, cost))
             if other != number:
                 costs = f"a step costs {cost.value:.3g} of vanilla's, but {shared.value:.3g} in trial {other}"
-                yield f"trial {number}: {costs}, whose costs it shares", cost, shared, min(cost.n, shared.n) - 1
+                sentence = f"trial {number}: {costs}, whose costs it shares"
+                error = math.hypot(cost.error or 0, shared.error or 0)
+                yield sentence, cost.value - shared.value, error, min(cost.n, shared.n) - 1
+
+
+def _speed_error(record: TrialRecord, exact: Measured, timed: Measured, dof: int) -> tuple[float, int]:
+    """Standard error of speedup - speedup_timed, at most, and its degrees of freedom.
+
+    The timed captions are among those of `speedup`, so only the errors of the timed ones count. The clock's noise is in
+    both if both are from the same timing files, and adds if not.
+    """
+    files = {name for name in record.shards if name.rpartition("/")[2].startswith(_TIMING_SHARD)}
+    if not exact.noise or files <= set(record.shape.split(",")):
+        return timed.error or 0, dof
+    return math.hypot(exact.noise, timed.error or 0), min(dof, exact.noise_dof or dof)

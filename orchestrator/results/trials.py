@@ -92,6 +92,11 @@ class TrialRecord:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
 
     @property
+    def is_revived(self) -> bool:
+        """Whether it went on after racing had stopped it."""
+        return self.stop is not None and self.images != self.stop.images
+
+    @property
     def image_shards(self) -> list[str]:
         """The shard files that have one row per image."""
         return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]

@@ -6,8 +6,6 @@ to the search. So a resumed sweep runs the same loop on a store that is not empt
 
 from __future__ import annotations
 
-import math
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +14,7 @@ from orchestrator.results.describe import describe
 from orchestrator.results.store import Axis, write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
+from orchestrator.run.limits import Limits
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
@@ -56,14 +55,14 @@ class Driver:
         self._timings = ShapeTimings(planner, self.shards)
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
-        self._told: list[TrialRecord] = []  # the records with which the search was told
-        self._racing = EarlyStopping(sweep, list(map(Axis, study.objectives, search.directions)), self._told)
+        self._finished: list[TrialRecord] = []  # as the search knows them: revived ones as they were when they stopped
+        self._racing = EarlyStopping(sweep, list(map(Axis, study.objectives, search.directions)), self._finished)
         self._baseline: PendingTrial | None = None
-        self._images, self._workers_alive = 0, -1
+        self._limits, self._workers_alive = Limits(sweep.budget, search.is_exhausted, search.source), -1
         self._lost: set[int] = set()
         self._first_trials: dict[str, int] = {}  # by the config's digest
         self._stored: dict[int, TrialRecord] = {}
-        self._next_number, self._start_time = 0, time.monotonic()
+        self._next_number = 0
 
     def run(self, stored: Sequence[TrialRecord] = (), revive: Collection[int] = ()) -> Outcome:
         """Run until the budget is spent, then go on with stopped trials that may be on the front.
@@ -96,28 +95,15 @@ class Driver:
     def _start_trials(self) -> str | None:
         """Start trials until `parallel` are in flight; returns the limit that is reached (see `Outcome`), or None."""
         while len(self._pending) < self.sweep.search.parallel:
-            stopped_by = self._spent_budget()
-            if stopped_by:
-                return stopped_by
             record = self._stored.get(self._next_number)
+            if stopped_by := self._limits.reached(self._next_number, is_stored=record is not None):
+                return stopped_by
             proposal = self.search.propose(self._next_number, record.params if record else None)
             self._next_number += 1
             self.study.add(proposal)
             self._pending.append(PendingTrial(proposal))
             self._start(self._pending[-1], record)
         return None
-
-    def _spent_budget(self) -> str | None:
-        budget, number = self.sweep.budget, self._next_number
-        if number >= budget.trials or self.search.is_exhausted(number):
-            return "trials" if number == budget.trials else "space"
-        if budget.images is not None and self._images >= budget.images:
-            return "images"
-        return "hours" if number not in self._stored and self._is_time_spent() else None
-
-    def _is_time_spent(self) -> bool:
-        hours = self.sweep.budget.hours
-        return hours is not None and time.monotonic() - self._start_time >= hours * 3600
 
     def _start(self, pending: PendingTrial, record: TrialRecord | None) -> None:
         """Plan a trial and submit its missing shards. record: of the trial, if the store has one."""
@@ -132,7 +118,7 @@ class Driver:
             pending.duplicate_of = first
             return
         tasks = self.planner.plan(pending, self.shards) + self._timings.assign(pending)
-        self._images += pending.images
+        self._limits.images += pending.images
         if self._baseline is None:
             self._baseline = pending  # all trials need its images: its missing shards run even if it has a record
         elif record is not None:
@@ -237,19 +223,21 @@ class Driver:
         if pending.record is None:
             return
         self._pending.popleft()
-        told = with_constraints(self._racing.before_revival(pending.record), self.sweep.constraints, self._told)
+        finished = with_constraints(self._racing.before_revival(pending.record), self.sweep.constraints, self._finished)
         is_new = pending.number not in self._stored
-        record = told if is_new else pending.record
+        record = finished if is_new else pending.record
         self._records.append(record)
-        self._told.append(told)
-        if told.state == STOPPED and told.duplicate_of is None:
-            self._images -= pending.images - told.images
-        expected = at_full_size(told, self._told[0])
+        self._finished.append(finished)
+        if finished.state == STOPPED and finished.duplicate_of is None:
+            self._limits.images -= pending.images - finished.images
+        expected = at_full_size(finished, self._finished[0])
         self.search.tell(expected, self.study.objectives)
         if record.number not in self._lost:
             if is_new:
                 write_trial(self.storage, record)
-            self.study.finish(told, expected)
+            self.study.finish(finished, expected)
+            if record.is_revived:
+                self.study.revive(record)
         self.emit(finished_event("trial_finished", record, self._summary(pending.proposal)) | {"new": is_new})
 
     def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
@@ -262,37 +250,49 @@ class Driver:
             raise SweepError(
                 f"trial {missing[0]} is not among the {len(self._records)} of the budget; raise budget.trials"
             )
-        racing, budget = self.sweep.racing, self.sweep.budget.images or math.inf
+        racing, budget = self.sweep.racing, self.sweep.budget.images
         threshold = 1.0 if racing is None or stopped_by == "hours" else racing.revive_above
-        for number in revivals(self._records, self.storage, self._racing.objectives, numbers, threshold, budget):
-            if number not in numbers and self._is_time_spent():
-                return
-            pending = self._run_next_rung(number)
+        for queue in revivals(self._records, self.storage, self._racing.objectives, numbers, threshold, budget):
+            number = queue[0]
+            if number not in numbers and self._limits.is_time_spent:
+                break
+            pending = self._run_next_rung(queue)
             if pending.record is None or pending.record.state == FAILED:
                 cause = pending.record.cause if pending.record else "withdrawn"
                 if number in numbers:
                     raise SweepError(f"trial {number} could not go on: {cause}")
-                self.emit(
-                    {"event": "revival_failed", "trial": number, "note": f"trial {number} stays stopped: {cause}"}
-                )
+                note = f"trial {number} stays stopped: {cause}"
+                self.emit({"event": "revival_failed", "trial": number, "note": note})
                 continue
             record = with_constraints(pending.record, self.sweep.constraints, self._records)
             replace_record(self._records, self.storage, record)
+            self.study.revive(self._records[number])
             self.emit(finished_event("trial_revived", self._records[number], self._summary(pending.proposal)))
+        for pending in self._pending:
+            self.workers.withdraw(pending.number)
+        self._pending.clear()
 
-    def _run_next_rung(self, number: int) -> PendingTrial:
-        """Measure a stopped trial at the rung after its last one."""
-        pending = resume(self._records[number])
-        tasks = self.planner.plan(pending, self.shards)
-        while pending.rung_images <= self._records[number].images:
-            tasks = self.planner.advance(pending, self.shards)
-        tasks += self._timings.assign(pending)
-        self._pending.append(pending)
-        self._submit(tasks)
-        self._submit_ready()
-        while pending.is_running:
+    def _run_next_rung(self, queue: Sequence[int]) -> PendingTrial:
+        """Measure the first of these stopped trials at the rung after its last one, while the next ones draw theirs."""
+        running = {pending.number: pending for pending in self._pending}
+        for number in queue:
+            if number not in running and len(running) < self.sweep.search.parallel:
+                running[number] = self._resume(self._records[number])
+        trial = running[queue[0]]
+        while trial.is_running:
             self._collect()
-        self._pending.popleft()
+        self._pending = deque(pending for pending in self._pending if pending is not trial)
+        return trial
+
+    def _resume(self, record: TrialRecord) -> PendingTrial:
+        """Start the next rung of a stopped trial."""
+        pending = resume(record)
+        tasks = self.planner.plan(pending, self.shards)
+        while pending.rung_images <= record.images:
+            tasks = self.planner.advance(pending, self.shards)
+        self._submit(tasks + self._timings.assign(pending))
+        self._pending.append(pending)
+        self._submit_ready()
         return pending
 
     def _submit(self, tasks: Iterable[Task]) -> None:

@@ -21,13 +21,14 @@ Metrics = Mapping[str, Measured]
 class EarlyStopping:
     """The rule of a sweep with a section `racing`.
 
-    told: the records that the search was told, in the order of their numbers; the driver adds to it. A decision depends
-    on those alone that were told before the trial was proposed, so it is the same for any number of workers.
+    finished: the records of finished trials in the order of their numbers, as the search knows them; the driver adds to
+    it. A decision depends on those alone that had finished before the trial was proposed, so it is the same for any
+    number of workers.
     """
 
     sweep: SweepConfig
     objectives: Sequence[Axis]
-    told: Sequence[TrialRecord]
+    finished: Sequence[TrialRecord]
 
     def decide(self, number: int, images: int, metrics: Metrics, shape: str) -> EarlyStop | None:
         """Whether trial `number`, measured on `images` images, stops.
@@ -41,7 +42,7 @@ class EarlyStopping:
         race = Race([axis.direction for axis in self.objectives], racing.error_rate, len(racing.rungs))
         eligible = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
-        for record in self.told[:eligible]:
+        for record in self.finished[:eligible]:
             rival = self._rival(record, images)
             if rival is not None and rival.blocks.shape == scores.blocks.shape:
                 rivals[record.number] = rival
@@ -74,9 +75,9 @@ class EarlyStopping:
         )
 
     def before_revival(self, record: TrialRecord) -> TrialRecord:
-        """The record with which the trial was told to the search: a revived one as it was when it stopped."""
+        """The record as the search knows it: that of a revived trial as it was when the trial stopped."""
         stop = record.stop
-        if stop is None or record.images == stop.images:
+        if stop is None or not record.is_revived:
             return record
         history = tuple((images, metrics) for images, metrics in record.history if images <= stop.images)
         stopped = replace(record, state=STOPPED, images=stop.images, cause=self.reason(stop))

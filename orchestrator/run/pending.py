@@ -122,8 +122,7 @@ class PendingTrial:
         self.seconds += output.get("seconds", 0.0)
         measured = parse_metrics(output["metrics"])
         metrics = {name: entry for name, entry in measured.items() if math.isfinite(entry.value)}
-        if len(self.rungs) == 1:
-            self.history |= dict(parse_history(output.get("history", ())))
+        self.history |= dict(parse_history(output.get("history", ())))
         self.history[self.rung_images] = metrics
         skipped = output.get("skipped", {})
         problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
@@ -227,6 +226,7 @@ class Planner:
             own_timing=tuple(pending.files["own_timing"]),
             baseline_quality=tuple(baseline.files["quality"]),
             metrics=self.metrics,
+            halfway=len(pending.rungs) == 1,
         )
         return Task(pending.number, task.name(), {"kind": "measure", **task.to_mapping()}, urgent=True)
 

@@ -6,9 +6,9 @@ in all objectives:
 
  - One objective: Student's t with G - 1 degrees of freedom, on the differences of the two by block; with fewer if noise
    of few measurements is added (Welch 1947, Satterthwaite 1946). What items share cancels. A statistic that is no mean
-   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the bias of order
-   1 / n is gone. The jackknife takes a bias of order 1 / n^k off k times. So, as long as its parts have one sign, the truth
-   is between the value with and without this correction, and a rival must be better by both.
+   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the bias of
+   order 1 / n is gone. The jackknife takes a bias of order 1 / n^k off about k times. So, as long as its parts have one
+   sign, the truth is between the values with and without this correction, and a rival must be better by both.
  - All objectives: the largest of their p-values (intersection-union test, Berger 1982). It needs no correction, and a
    rival that ties in one objective never stops a candidate, whatever it does in the others.
  - The whole search: the share of the error rate for candidate i at each of `rungs` looks is fixed in advance,

@@ -5,14 +5,15 @@
     trial = study.ask()  # its suggestions are those of one setting of the pool, which no other trial gets
 
 A choice depends on the finished trials, on the parameters of the running ones, and on the seed. It is kept in the
-trial's attributes, so that other processes with the same study see it before all parameters are suggested.
+trial's attributes, so that other processes with the same study see it before all parameters are suggested. If two
+choose the same setting at the same moment, each one that sees it chooses again.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,8 +56,9 @@ class ReplaySampler(BaseSampler):
         reference: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
-        if startup < 1 or samples < 1:
-            raise ValueError(f"startup and samples must be at least 1, got {startup} and {samples}")
+        for name, value in (("startup", startup), ("samples", samples)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         self._pool, self._startup, self._samples, self._seed = pool, startup, samples, seed
         self._reference = None if reference is None else np.array(reference, dtype=np.float64)
         self._lock = threading.Lock()
@@ -81,8 +83,7 @@ class ReplaySampler(BaseSampler):
         with self._lock:
             row = trial.system_attrs.get(_CHOICE)
             if row is None:
-                row = self._choose(study, trial)
-                study._storage.set_trial_system_attr(trial._trial_id, _CHOICE, row)
+                row = self._claim(study, trial)
         params = self._pool.params[row]
         if param_name in params and param_distribution._contains(
             param_distribution.to_internal_repr(params[param_name])
@@ -93,10 +94,29 @@ class ReplaySampler(BaseSampler):
             f"setting is {dict(params)}"
         )
 
-    def _choose(self, study: Study, trial: FrozenTrial) -> int:
-        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-        rows = {other.number: self._row(other) for other in others}
-        free = np.setdiff1d(np.arange(len(self._pool)), [row for row in rows.values() if row is not None])
+    def _claim(self, study: Study, trial: FrozenTrial) -> int:
+        """A row of the pool that no other trial keeps.
+
+        Of two trials that write the same row, the one that reads later sees the other. Every trial that sees one gives
+        the row up. The k-th of them takes its k-th best other row, so that they do not meet again.
+        """
+        given_up: set[int] = set()
+        places = 1
+        while True:
+            for _ in range(places):
+                row = self._choose(study, trial, given_up)
+                given_up.add(row)
+            study._storage.set_trial_system_attr(trial._trial_id, _CHOICE, row)
+            same = [other.number for other in _others(study, trial) if self._row(other) == row]
+            if not same:
+                return row
+            places = 1 + sum(number < trial.number for number in same)
+
+    def _choose(self, study: Study, trial: FrozenTrial, given_up: Collection[int]) -> int:
+        """The best row that is neither another trial's nor given up."""
+        others = _others(study, trial)
+        taken = [row for other in others if (row := self._row(other)) is not None]
+        free = np.setdiff1d(np.arange(len(self._pool)), [*taken, *given_up])
         if not len(free):
             raise PoolExhausted(f"all {len(self._pool)} settings of the pool have been proposed; draw a larger pool")
         finished = [t for t in others if t.state == TrialState.COMPLETE and self._describe(t) is not None]
@@ -146,6 +166,11 @@ class ReplaySampler(BaseSampler):
             directions=[direction.name.lower() for direction in study.directions],
             reference=self._reference,
         )
+
+
+def _others(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
+    """The study's other trials as they are now, without a cache."""
+    return [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
 
 
 def _stack(rows: Sequence[Floats | None], width: int) -> Floats:

@@ -53,32 +53,38 @@ def revivals(
     objectives: Sequence[Axis],
     numbers: Collection[int],
     threshold: float,
-    budget: float,
-) -> Iterator[int]:
-    """The stopped trials that go on to their next rung, one after the other; the caller replaces their records.
+    budget: int | None,
+) -> Iterator[list[int]]:
+    """Stopped trials in the order in which they would go on to their next rungs; the caller replaces the record of the
+    first one before it asks again. The others may draw images at the same time, as they are probably next.
 
     First the trials `numbers`, to the end. Then always the one that is most probably on the front, until no probability
-    is above `threshold` or `budget` images are spent. A trial whose record stays the same is not chosen again.
+    is above `threshold` or `budget` images (None: no limit) are spent. A trial whose record stays the same is not
+    chosen again. With a budget of images no others follow the first one: they may not be needed.
     """
     for record in [record for record in records if record.stop and record.duplicate_of is None]:
         replace_record(records, storage, record)  # completes a step that was cut off
     passed: set[int] = set()
 
-    def run(number: int) -> Iterator[int]:
-        before = records[number]
-        yield number
-        if records[number] is before:
-            passed.add(number)
+    def run(queue: list[int]) -> Iterator[list[int]]:
+        before = records[queue[0]]
+        yield queue if budget is None else queue[:1]
+        if records[queue[0]] is before:
+            passed.add(queue[0])
 
-    for number in sorted(numbers):
-        while records[number].state == STOPPED and number not in passed:
-            yield from run(number)
-    while threshold < 1 and sum(record.images for record in records if record.duplicate_of is None) < budget:
+    while named := [n for n in sorted(numbers) if records[n].state == STOPPED and n not in passed]:
+        yield from run(named)
+    while threshold < 1 and (budget is None or _drawn(records) < budget):
         shares = front_probabilities(records, objectives)
         uncertain = [number for number, share in shares.items() if share > threshold and number not in passed]
         if not uncertain:
             return
-        yield from run(max(uncertain, key=lambda number: shares[number]))
+        yield from run(sorted(uncertain, key=lambda number: -shares[number]))
+
+
+def _drawn(records: Sequence[TrialRecord]) -> int:
+    """Images of all trials."""
+    return sum(record.images for record in records if record.duplicate_of is None)
 
 
 def resume(record: TrialRecord) -> PendingTrial:

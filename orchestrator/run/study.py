@@ -37,6 +37,9 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
 
+_STOPPED_EARLY = "stopped early"  # a constraint in the study
+
+
 class ParameterTPESampler(TPESampler):
     """TPE that uses only the parameters of a running trial.
 
@@ -90,6 +93,7 @@ class Search:
         self._points = self._space.size() if is_grid else None
         self._grid = self._space.grid() if is_grid else None
         self.directions = tuple(directions)
+        self._check_reference()
         self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
         self._asked = 0
@@ -98,6 +102,11 @@ class Search:
     def is_stateful(self) -> bool:
         """Whether a resumed search asks its sampler for every trial again, so finished trials must not change."""
         return self._choice.stateful
+
+    @property
+    def source(self) -> str:
+        """What proposals are drawn from: "space" or "pool"."""
+        return "pool" if self._choice.from_pool else "space"
 
     def is_exhausted(self, number: int) -> bool:
         """Whether trial `number` comes after all enqueued configs and all points of a grid, or of a pool."""
@@ -165,6 +174,15 @@ class Search:
         errors = [record.metrics[name].error for name in objectives]
         trial.set_user_attr(ERRORS, [math.nan if error is None else error for error in errors])
         self._study.tell(trial, values)
+
+    def _check_reference(self) -> None:
+        """The reference point of a sampler with a pool. Raises StudyError unless it has a number for each objective."""
+        given, count = self._options.get("reference"), len(self.directions)
+        if not self._choice.from_pool or given is None:
+            return
+        values = given if isinstance(given, list | tuple) else []
+        if len(values) != count or not all(isinstance(value, int | float) for value in values):
+            raise StudyError(f"search.options.reference: give {count} numbers, one for each objective, got {given!r}")
 
     def _make_sampler(self, number: int, pool: SettingsPool | None = None) -> BaseSampler:
         """The sampler of one ask, seeded by the search's seed and the trial's number."""
@@ -246,7 +264,8 @@ class StudyLog:
         """Write the result of a trial, unless the study has it.
 
         expected: the record with the values to tell. Optuna has no pruning for several objectives: a stopped trial is
-        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`.
+        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`, and it
+        violates the constraint `stopped early`, so it is not among the study's best trials.
         """
         if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
             return
@@ -258,10 +277,19 @@ class StudyLog:
             if record.cause:
                 trial.set_user_attr("stopped" if record.state == STOPPED else "cause", record.cause)
             values = objective_values(expected, self.objectives)
-            for name, violation in record.constraints.items() if values else ():
+            stopped = {_STOPPED_EARLY: 1.0} if record.state == STOPPED else {}
+            for name, violation in {**record.constraints, **stopped}.items() if values else ():
                 trial.set_constraint(name, violation)
             self._study.tell(trial, values, state=None if values else TrialState.FAIL)
             self._states[record.number] = TrialState.COMPLETE
+
+    def revive(self, record: TrialRecord) -> None:
+        """Add a revived trial's metrics to the study's user attribute `revived`. Optuna changes no finished trial."""
+        with self._keep_problem():
+            metrics = {name: entry.value for name, entry in record.metrics.items()}
+            facts = {"state": record.state, "images": record.images, "metrics": metrics}
+            revived = self._study.user_attrs.get("revived", {})
+            self._study.set_user_attr("revived", revived | {str(record.number): facts})
 
     @contextmanager
     def _keep_problem(self) -> Iterator[None]:

@@ -151,7 +151,8 @@ class TimingShard(Serializable):
 class MeasureTask(Serializable):
     """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's.
 
-    timing: of a config of the same shape. own_timing: of this one; empty if it was not timed itself.
+    timing: of a config of the same shape. own_timing: of this one; empty if it was not timed itself. halfway: measure
+    also at half of the quality shards.
     """
 
     config: DecodingConfig
@@ -160,6 +161,7 @@ class MeasureTask(Serializable):
     baseline_quality: tuple[str, ...]
     metrics: tuple[str, ...]
     own_timing: tuple[str, ...] = ()
+    halfway: bool = True
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:

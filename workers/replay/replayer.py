@@ -106,10 +106,11 @@ class Replayer:
         for config in configs:
             if not isinstance(config.drafter, NoDrafter):
                 groups.setdefault(recording_key(config), []).append(config)
+        found = {
+            key: self._find(key, group) for key, group in groups.items()
+        }  # checks all files before the first image
         for key, group in groups.items():
-            present = self._recordings.get(key)
-            if present is None or not present.serves(group):
-                self._recordings[key] = self._read(key, group) or self._record(key, group)
+            self._recordings[key] = found[key] or self._record(key, group)
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -171,14 +172,20 @@ class Replayer:
         engine = Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
         return list(engine.run(requests))
 
-    def _read(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording | None:
-        """The recording in the folder, if its trees contain those of all these settings."""
+    def _find(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording | None:
+        """The recording here or in the folder, if its trees contain those of all these settings."""
+        recording = self._recordings.get(key)
+        if recording is None or not recording.serves(configs):
+            recording = self._read(key, configs[0])
+        return recording if recording and recording.serves(configs) else None
+
+    def _read(self, key: tuple[object, ...], config: DecodingConfig) -> _Recording | None:
+        """The recording in the folder."""
         if self.folder is None:
             return None
-        identity = recording_identity(self.models, configs[0], self.requests, self.seed)
-        found = read_recording(self._path(key, configs[0]), identity, self.models.target.device)
-        recording = self._with_blocks(*found) if found else None
-        return recording if recording and recording.serves(configs) else None
+        identity = recording_identity(self.models, config, self.requests, self.seed)
+        found = read_recording(self._path(key, config), identity, self.models.target.device)
+        return self._with_blocks(*found) if found else None
 
     def _record(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording:
         config = replace(configs[0], policy=union_policy([config.policy for config in configs]), acceptance=EXACT)

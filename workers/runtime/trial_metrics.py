@@ -88,7 +88,7 @@ def compute_trial_metrics(
     references: Mapping[str, ReferenceFeatures],
     classifier: Classifier | None,
 ) -> dict[str, Any]:
-    """The named metrics of a task, their history at half of the shards and at all of them, and why others are skipped.
+    """The named metrics of a task, their history (see `MeasureTask`), and why others are skipped.
 
     references: the real images by the column of their features.
 
@@ -116,7 +116,7 @@ def compute_trial_metrics(
     for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
         skipped[name] = f"its value is {estimates.pop(name).value}"
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
-    if len(parts) > 1:
+    if task.halfway and len(parts) > 1:
         half = inputs((len(parts) + 1) // 2)
         image_metrics = [name for name in estimates if OWN_TIMINGS not in registered_metrics()[name].needs]
         history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))

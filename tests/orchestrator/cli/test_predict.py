@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
-from orchestrator.errors import FAILED, WRONG_USAGE
+from orchestrator.errors import WRONG_USAGE
 from orchestrator.results.store import Axis, Identity, write_identity, write_trial
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
@@ -96,18 +97,18 @@ def test_the_front_has_no_setting_that_another_beats(predicted: tuple[Path, Comm
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "code"),
+    ("change", "words"),
     [
-        (("eagle\n", "eagel\n"), ["space.yaml", "drafter", "eagle"], WRONG_USAGE),
-        (("temperature: 1.0", "temperature: 0"), ["temperature"], FAILED),
-        (("WEIGHTS", "nowhere"), ["models", "nowhere"], FAILED),
+        (("eagle\n", "eagel\n"), ["space.yaml", "drafter", "eagle"]),
+        (("temperature: 1.0", "temperature: 0"), ["temperature"]),
+        (("WEIGHTS", "nowhere"), ["models", "nowhere"]),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(
-    change: tuple[str, str], words: list[str], code: int, weights: Path, tmp_path: Path
+    change: tuple[str, str], words: list[str], weights: Path, tmp_path: Path
 ) -> None:
     space = write_space(tmp_path, weights, SPACE.replace(*change))
-    error = error_of("predict", space, "--out", str(tmp_path / "out"), code=code)
+    error = error_of("predict", space, "--out", str(tmp_path / "out"), code=WRONG_USAGE)
     assert all(word in error for word in words)
 
 
@@ -139,5 +140,13 @@ def test_a_sweep_of_the_same_weights_corrects_predictions(
     rows = {row["label"]: row for row in pq.read_table(tmp_path / "out" / TABLE).to_pylist()}
     assert 0.8 * row["mean_accepted_length"] < rows["exact chain"]["mean_accepted_length"] < row["mean_accepted_length"]
     other = write_sweep(tmp_path / "other", dict.fromkeys(hashes, "0" * 16), row, 0.8)
-    error = error_of("predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=FAILED)
+    error = error_of("predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=WRONG_USAGE)
     assert all(word in error for word in (other, "weights"))
+    changed = shutil.copytree(weights, tmp_path / "changed")
+    target = changed / "target.safetensors"
+    target.write_bytes(target.read_bytes()[:-4] + bytes(4))
+    write_space(tmp_path, changed)
+    recorded = specfrontier("predict", *common, "--out", str(tmp_path / "out"))
+    assert recorded.code == WRONG_USAGE
+    assert "recorded with other weights" in recorded.err
+    assert "Traceback" not in recorded.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,19 @@ def test_a_batch_counts_once() -> None:
     assert speed_warnings([trial(3, 2.0, 2.5)])
     assert not speed_warnings([trial(3, 2.0, 2.5)], batch=4)
     assert not speed_warnings([trial(3, 2.0, 2.5)], batch=8)
+
+
+def test_noise_counts_unless_both_speeds_have_it_from_the_same_timings() -> None:
+    """With 7 degrees of freedom the quantile is 3.499: 0.35 for an error of 0.1, 0.78 with noise of 0.2."""
+    own, others = ("shards/quality-q", "shards/timing-a"), ("shards/timing-a", "shards/timing-b")
+
+    def warned(difference: float, shards: tuple[str, ...]) -> bool:
+        record = trial(3, 2.0, 2.0 + difference, shape="shards/timing-a", shards=shards)
+        exact = Measured(2.0, 0.3, 192, noise=0.2, noise_dof=15)
+        return bool(speed_warnings([replace(record, metrics={**record.metrics, "speedup": exact})]))
+
+    assert [warned(difference, own) for difference in (0.34, 0.36)] == [False, True]
+    assert [warned(difference, others) for difference in (0.36, 0.77, 0.79)] == [False, False, True]
 
 
 def costed(number: int, cost: float, shape: str = "a", units: int = 8) -> TrialRecord:

@@ -143,6 +143,10 @@ def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Pat
         assert record.config is not None
         on_all = workers.values(record.config).mean(axis=0)  # captions' noise, 0.1 a metric, cancels against vanilla
         assert trial.values == pytest.approx(on_all.tolist(), abs=0.15)
+        assert any(violation > 0 for violation in trial.constraints.values())
+    best = {trial.number for trial in study.best_trials}
+    assert best
+    assert all(outcome.records[number].state == "complete" for number in best)
     complete = [record for record in outcome.records if record.state == "complete"]
     assert all("stopped" not in study.trials[record.number].user_attrs for record in complete)
 
@@ -194,6 +198,14 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         told = EarlyStopping(sweep(tmp_path), AXES, ()).before_revival(record)
         assert (told.state, told.cause, told.metrics, told.images) == ("stopped", old.cause, old.metrics, old.images)
         assert all(whole[r.number].images == CAPTIONS for r in whole if r.duplicate_of == number)
+    study = optuna.load_study(
+        study_name="tested", storage=open_storage(str(tmp_path / "whole" / "store" / "study.log"))
+    )
+    revived = study.user_attrs["revived"]
+    assert set(revived) >= set(map(str, numbers))
+    for number in numbers:
+        values = {name: entry.value for name, entry in whole[number].metrics.items()}
+        assert revived[str(number)] == {"state": "complete", "images": CAPTIONS, "metrics": values}
     for results in range(5):
         folder = copy(f"{results}")
         with pytest.raises(KeyboardInterrupt):
@@ -294,19 +306,44 @@ def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_pat
     far = replace(synthetic(5.0, 0.1)[2], number=3)
     records.append(far)
 
-    def run_all(threshold: float, budget: float, numbers: Collection[int] = ()) -> list[int]:
+    def run_all(threshold: float, budget: int | None, numbers: Collection[int] = ()) -> list[int]:
         found, current = [], list(records)
-        for number in revivals(current, storage, AXES, numbers, threshold, budget):
+        for number, *_ in revivals(current, storage, AXES, numbers, threshold, budget):
             found.append(number)
             current[number] = replace(current[number], state="complete", images=CAPTIONS)
         return found
 
-    assert run_all(0.05, np.inf) == [2]
-    assert run_all(0.05, np.inf, [3]) == [3, 2]
-    assert run_all(0.99, np.inf) == []
+    assert run_all(0.05, None) == [2]
+    assert run_all(0.05, None, [3]) == [3, 2]
+    assert run_all(0.99, None) == []
     assert run_all(0.05, 1) == []
-    stuck = revivals(list(records), storage, AXES, (), 0.05, np.inf)
-    assert list(stuck) == [2], "a trial that cannot be measured is not chosen again"
+    stuck = revivals(list(records), storage, AXES, (), 0.05, None)
+    assert list(stuck) == [[2]], "a trial that cannot be measured is not chosen again"
+    both = [next(revivals(list(records), storage, AXES, (2, 3), 1.0, budget)) for budget in (None, 1)]
+    assert both == [[2, 3], [2]], "with a budget of images no trial draws ahead"
+
+
+def test_revived_trials_draw_at_the_same_time(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
+) -> None:
+    """The records are those of trials that go on one by one, as with a budget of images."""
+
+    class Watched(CaptionWorkers):
+        most = 0
+
+        def collect(self, timeout: float) -> list[TaskResult]:
+            self.most = max(self.most, len({task.trial for task in self.waiting if task.kind == "quality"}))
+            return super().collect(timeout)
+
+    numbers = [record.number for record in stopped_of(undisturbed[1].records)][:3]
+    found = []
+    for images in (None, 10**9):
+        folder = tmp_path / str(images)
+        run(folder)
+        workers = Watched(folder / "store")
+        found.append((without_times(run(folder, workers, numbers, budget__images=images).records), workers.most))
+    assert [most for _, most in found] == [3, 1]
+    assert found[0][0] == found[1][0]
 
 
 def test_a_stopped_trials_values_are_moved_by_vanillas_difference() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from orchestrator.results.indicators import hypervolume
 from orchestrator.results.store import Direction
 from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
 from orchestrator.run.settings_pool import Floats, SettingsPool
+from orchestrator.run.study_storage import open_storage
 from orchestrator.run.surrogate import Observations, Surrogate, _Outcome
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -140,6 +144,35 @@ def test_a_waiting_trial_keeps_its_setting() -> None:
     assert trial.suggest_float("a", 0, 1) != pool.params[first]["a"]
 
 
+def test_processes_that_choose_at_the_same_moment_take_different_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of them, each with a sampler and a connection of its own, make their first choices in step."""
+    count, pool = 3, problem()[0]
+    path = str(tmp_path / "study.log")
+    optuna.create_study(study_name="shared", storage=open_storage(path), directions=DIRECTIONS)
+    barrier, choose = threading.Barrier(count), ReplaySampler._choose
+    first = threading.local()
+
+    def in_step(self: ReplaySampler, *arguments: Any) -> int:
+        row = choose(self, *arguments)
+        if not hasattr(first, "row"):
+            first.row = row
+            barrier.wait(timeout=60)
+        return row
+
+    def search(_: int) -> tuple[int, int]:
+        study = optuna.load_study(study_name="shared", storage=open_storage(path), sampler=ReplaySampler(pool))
+        row = ask(study, pool)[1]
+        return first.row, row
+
+    monkeypatch.setattr(ReplaySampler, "_choose", in_step)
+    with ThreadPoolExecutor(count) as executor:
+        chosen = list(executor.map(search, range(count)))
+    assert len({before for before, _ in chosen}) == 1, "all would take the same one"
+    assert len({row for _, row in chosen}) == count
+
+
 def test_a_pool_of_another_space_is_refused() -> None:
     pool, _ = problem()
     study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool))
@@ -218,7 +251,7 @@ def test_noise_counts() -> None:
     assert spread[0] < 0.02 < 0.1 < spread[1]
 
 
-@pytest.mark.parametrize("options", [{"startup": 0}, {"samples": 0}])
+@pytest.mark.parametrize("options", [{"startup": 0}, {"samples": 0}, {"samples": "many"}, {"startup": 2.5}])
 def test_unusable_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ReplaySampler(problem()[0], **options)

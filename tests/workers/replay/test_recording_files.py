@@ -98,6 +98,17 @@ def test_other_weights_and_captions_are_refused(models: Models, tmp_path: Path) 
         assert "delete" in str(refused.value)
 
 
+def test_a_file_is_refused_before_any_image_of_others(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, dynamic = SETTINGS[0], SETTINGS[2]
+    replayer(models, tmp_path).record([dynamic])
+    changed = replace(models, hashes=dict.fromkeys(models.hashes, "0" * 16))
+    forbid_runs(monkeypatch)
+    with pytest.raises(WeightsError, match="weights"):
+        replayer(changed, tmp_path).record([chain, dynamic])
+
+
 def test_a_file_that_is_no_recording_is_refused(models: Models, tmp_path: Path) -> None:
     replayer(models, tmp_path).record(SETTINGS[:1])
     (path,) = tmp_path.iterdir()
