@@ -15,10 +15,11 @@ from orchestrator.results.trials import TrialRecord
 Facts = list[tuple[str, list[str]]]  # a name and its lines
 
 NOTES = (
-    "± is one standard error over images: how far the value would vary with other captions of the same kind. Two "
-    "values are within error of each other if their difference is at most 1.96 times its standard error.",
-    "All trials use the same captions and random numbers. The errors are taken as independent here, so a difference "
-    "between two trials is usually more certain than its error suggests.",
+    "± is one standard error over images: how far the value would vary with other captions of the same kind.",
+    "All trials use the same captions and random numbers, so much of their errors cancels in a difference. Two values "
+    "are within error of each other if their difference is within Student's t of what does not cancel (95 %).",
+    "A trial that stopped early has values of fewer images. They are not compared with those of complete trials: it is "
+    "on no front and in no plot, and comes last where the table is sorted by a metric.",
     "The front consists of the trials that meet all constraints and that no other such trial dominates in both "
     "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The "
     "dominated region is tinted.",

@@ -36,7 +36,6 @@ from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 
-
 _STOPPED_EARLY = "stopped early"  # a constraint in the study
 
 

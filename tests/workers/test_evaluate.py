@@ -165,6 +165,9 @@ def test_measuring_reads_what_was_drawn(evaluator: Evaluator, shards: list[Quali
     assert found["history"][0][1]["clip_score"]["value"] == pytest.approx(sum(cosines[:8]) / 8)
     stored = json.loads((home / task.name()).read_text())
     assert stored["metrics"] == metrics
+    once = replace(task, halfway=False)
+    assert evaluator.measure(once)["history"] == [(16, metrics)], "a rung of a race"
+    assert once.name() != task.name()
     assert evaluator.measure(task)["ran"] is False
 
 

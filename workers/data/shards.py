@@ -167,6 +167,8 @@ class MeasureTask(Serializable):
     def name(self) -> str:
         """The file of its result, relative to the storage's root: measures/<20 hex>.json."""
         identity = {"format": FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
+        if self.halfway:
+            del identity["halfway"]  # stores of earlier versions have names without it
         return f"{_MEASURES}/{digest(identity)}.json"
 
 

@@ -82,6 +82,9 @@ def test_a_measure_task_names_the_shards_of_the_trial_and_of_vanilla(planner: Pl
     assert list(task.payload["metrics"]) == ["fid", "speedup"]
     assert task.name.startswith("measures/")
     assert planner.measure(vanilla, vanilla).name != task.name
+    assert task.payload["halfway"]
+    trial.rungs = (20, 40)
+    assert not planner.measure(trial, vanilla).payload["halfway"], "a race measures at its rungs"
 
 
 def test_the_record_of_a_measured_trial(planner: Planner) -> None:

@@ -182,6 +182,10 @@ def test_enqueued_configs_inside_the_space_are_told_to_the_sampler(tmp_path: Pat
         ("grid", {"search_space": {}}, r"search\.options: the grid sampler refused"),
         ("gp", {"seed": 5}, r"search\.options: the gp sampler refused.*seed"),
         ("replay", {"startup": 0}, r"search\.options: the replay sampler refused.*startup"),
+        ("replay", {"samples": "x"}, r"search\.options: the replay sampler refused.*samples"),
+        ("replay", {"reference": [1.0]}, r"search\.options\.reference: give 2 numbers"),
+        ("replay", {"reference": ["a", 2.0]}, r"search\.options\.reference: give 2 numbers"),
+        ("replay", {"reference": 3}, r"search\.options\.reference: give 2 numbers"),
         ("replay", {"pol": 5}, r"search\.options: the replay sampler refused.*pol"),
     ],
 )
@@ -207,6 +211,7 @@ def test_a_sampler_with_a_pool_is_told_every_trial(tmp_path: Path) -> None:
     assert proposals[3].params in pool.params
     size = 3 + len(pool) - 1
     assert [search.is_exhausted(number) for number in (0, size - 1, size)] == [False, False, True]
+    assert search.source == "pool"
 
 
 def test_options_reach_the_sampler(tmp_path: Path) -> None:

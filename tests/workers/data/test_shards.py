@@ -104,9 +104,9 @@ def test_all_that_matters_moves_the_name() -> None:
     assert len(names) == len(shards) * len(experiments)
     changes: tuple[dict[str, Any], ...] = (
         {"config": vanilla}, {"quality": ()}, {"timing": ("shards/a",)}, {"baseline_quality": ()},
-        {"metrics": ("fid",)}, {"own_timing": ("shards/b",)},
+        {"metrics": ("fid",)}, {"own_timing": ("shards/b",)}, {"halfway": False},
     )  # fmt: skip
-    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 7
+    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 8
 
 
 def test_the_batch_does_not_move_the_name_of_images() -> None:
