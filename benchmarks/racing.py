@@ -240,8 +240,10 @@ def main() -> None:
         low, high = interval(wrong, sweeps)
         saved = float(np.mean([outcome.saved for outcome in outcomes]))
         print(f"{scenario:<11} {wrong:6} {wrong / sweeps:7.2%}  {low:6.2%} - {high:5.2%} {saved:6.0%}", flush=True)
-        front = front or outcomes  # the first scenario's
-    _print_power(front)
+        if scenario == "front":
+            front = outcomes
+    if front:
+        _print_power(front)
 
 
 if __name__ == "__main__":
