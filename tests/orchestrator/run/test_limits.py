@@ -20,7 +20,7 @@ def test_the_limit_that_is_reached_is_named(source: str) -> None:
 
 
 def test_stored_trials_take_no_time() -> None:
-    limits = Limits(Budget(trials=5, hours=1e-9), lambda number: False, "space")
+    limits = Limits(Budget(trials=5, hours=1e-15), lambda number: False, "space")
     assert limits.is_time_spent
     assert limits.reached(1, is_stored=True) is None
     assert limits.reached(1, is_stored=False) == "hours"
