@@ -56,7 +56,8 @@ class ReplaySampler(BaseSampler):
         reference: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
-        for name, value in (("startup", startup), ("samples", samples)):
+        counts: dict[str, Any] = {"startup": startup, "samples": samples}
+        for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         self._pool, self._startup, self._samples, self._seed = pool, startup, samples, seed

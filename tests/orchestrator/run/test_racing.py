@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from orchestrator.results.store import Direction
 from orchestrator.run.racing import Race, Scores
 
 RACE = Race(("minimize", "minimize"), 0.05, 3)
@@ -107,7 +109,7 @@ def test_a_rival_must_be_better_with_and_without_the_correction_of_bias(own: Sco
     rival = shifted(own, 5.0, 5.0)
     error = (own.blocks - rival.blocks).std(axis=0, ddof=1) / np.sqrt(len(own.blocks))
     for direction, sign in (("minimize", 1), ("maximize", -1)):
-        race = Race((direction, direction), 0.05, 1)
+        race = Race(cast("tuple[Direction, ...]", (direction, direction)), 0.05, 1)
         for ahead, expected in ((-3, 2), (0, 5), (3, 5)):
             candidate = Scores(sign * own.blocks, bias=sign * ahead * error)
             (p,) = race.p_values(candidate, [Scores(sign * rival.blocks)])
