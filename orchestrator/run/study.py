@@ -136,7 +136,7 @@ class Search:
             fixed = next(self._grid)
         else:
             fixed = None if self.is_stateful else stored_params
-        self._study.sampler = self._make_sampler(number, self._pool()) if fixed is None else RandomSampler(seed=0)
+        self._study.sampler = self._make_sampler(number, self._pool) if fixed is None else RandomSampler(seed=0)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
         trial = self._live[number] = self._study.ask()
@@ -183,14 +183,14 @@ class Search:
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             raise StudyError(f"search.options.reference: give {count} numbers, one for each objective, got {given!r}")
 
-    def _make_sampler(self, number: int, pool: SettingsPool | None = None) -> BaseSampler:
-        """The sampler of one ask, seeded by the search's seed and the trial's number."""
+    def _make_sampler(self, number: int, pool: Callable[[], SettingsPool] = SettingsPool.empty) -> BaseSampler:
+        """The sampler of one ask, seeded by the search's seed and the trial's number. pool: of one that needs it."""
         digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
         sampler_class = load_object(self._choice.implementation)
         arguments = {**self._choice.defaults, **self._options}
         if self._choice.from_pool:
-            arguments = {**PoolOptions.split(arguments)[1], "pool": pool or SettingsPool.empty()}
+            arguments = {**PoolOptions.split(arguments)[1], "pool": pool()}
         try:
             sampler: BaseSampler = sampler_class(**arguments, seed=seed)
         except (TypeError, ValueError) as error:

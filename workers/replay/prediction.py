@@ -49,6 +49,22 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
     return Prediction(length, dict(zip(MEASURES, costs, strict=True)))
 
 
+def interpolate(first: Prediction, second: Prediction, weight: float) -> Prediction:
+    """Between two predictions from recordings of the same captions, with this weight of the second: linear in the costs
+    and in the log of the accepted length.
+    """
+    length = _between(first.mean_accepted_length, second.mean_accepted_length, weight, log=True)
+    cost = {name: _between(first.cost[name], second.cost[name], weight) for name in first.cost}
+    return Prediction(length, cost, first.approximate or second.approximate)
+
+
+def _between(first: Estimate, second: Estimate, weight: float, *, log: bool = False) -> Estimate:
+    columns = torch.tensor([(entry.value, *entry.replicates) for entry in (first, second)], dtype=torch.float64)
+    columns = columns.log() if log else columns
+    values = (1 - weight) * columns[0] + weight * columns[1]
+    return Estimate.from_replicates(values.exp() if log else values, first.n)
+
+
 def _per_token(sums: Tensor) -> Tensor:
     """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 + measures]."""
     steps, emitted = sums[..., :1], sums[..., 1:2]

@@ -21,16 +21,15 @@ from workers.decoding.rng import image_keys
 from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.metrics.estimate import BLOCKS
-from workers.replay.prediction import Prediction, predict
+from workers.replay.prediction import Prediction, interpolate, predict
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.recording_files import read_recording, recording_identity, write_recording
 from workers.replay.simulation import simulate
 from workers.replay.subtrees import contains, subtree, union_policy
 from workers.replay.walk import StepOutcomes, walk
-from workers.replay.windows import drafts_of_age, solve_slide
+from workers.replay.windows import RECORDED_RULES, neighbours, relaxed_weight, window_lengths
 
 _MAX_STEPS = 512  # of a recording, about
-_SLIDE_STEPS = 128  # about so many of a Jacobi window find how fast it slides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +54,37 @@ class _Trees:
         steps = self.recording.steps
         kept, levels = subtree(steps, self.recording.policy, tree)
         return walk(steps, self.rule, self.tables, kept=kept, levels=levels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A setting that is recorded for others. key: of the recording."""
+
+    key: tuple[object, ...]
+    config: DecodingConfig
+    settings: Sequence[DecodingConfig]
+
+    @property
+    def file(self) -> str:
+        """The recording's name in a folder. Its trees are not part of it: a larger recording replaces a smaller one."""
+        mapping, kind = self.config.to_mapping(), self.key[2]
+        parts = [mapping["drafter"], mapping["sampling"], kind]
+        if len(self.key) > 3:
+            parts += [self.config.policy.to_mapping(), self.config.acceptance.to_mapping()]
+        return f"{self.config.drafter.kind}-{kind}-{digest(parts, 8)}.safetensors"
+
+
+def _runs(key: tuple[object, ...], settings: Sequence[DecodingConfig]) -> list[_Run]:
+    """The runs to record for settings with one `recording_key`."""
+    config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
+    if not isinstance(config.drafter, Jacobi):
+        return [_Run(key, config, settings)]
+    runs = []
+    for length in window_lengths(setting.policy.bounds.depth for setting in settings):
+        for rule in RECORDED_RULES:
+            window = replace(config, policy=replace(config.policy, length=length), acceptance=rule)
+            runs.append(_Run((*key, length, rule), window, [window]))
+    return runs
 
 
 def recording_key(config: DecodingConfig) -> tuple[object, ...]:
@@ -94,6 +124,7 @@ class Replayer:
         self.folder = folder
         self.models, self.requests, self.seed, self.batch, self.max_steps = models, requests, seed, batch, max_steps
         self._recordings: dict[tuple[object, ...], _Recording] = {}
+        self._window_lengths: dict[tuple[object, ...], list[int]] = {}  # by recording key
 
     def record(self, configs: Iterable[DecodingConfig]) -> None:
         """Run the exact rule for every recording that these settings need, or read it.
@@ -106,11 +137,13 @@ class Replayer:
         for config in configs:
             if not isinstance(config.drafter, NoDrafter):
                 groups.setdefault(recording_key(config), []).append(config)
-        found = {
-            key: self._find(key, group) for key, group in groups.items()
-        }  # checks all files before the first image
-        for key, group in groups.items():
-            self._recordings[key] = found[key] or self._record(key, group)
+        runs = [run for key, group in groups.items() for run in _runs(key, group)]
+        found = [self._find(run) for run in runs]  # checks all files before the first image
+        for run, recording in zip(runs, found, strict=True):
+            self._recordings[run.key] = recording or self._record(run)
+            if isinstance(run.config.drafter, Jacobi):
+                lengths = self._window_lengths.setdefault(run.key[:3], [])
+                lengths.append(run.config.policy.bounds.depth)
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -120,11 +153,9 @@ class Replayer:
             ConfigError: its tree is larger than the recorded ones.
         """
         key, tables = recording_key(config), build_tables(config, self.models.target)
-        recording = self._recordings[key]
-        if config.acceptance.neighbourhood.reads_ranking and recording.steps.ranking is None:
-            recording = self._recordings[key] = replace(recording, steps=recording.steps.ranked())
         if isinstance(config.drafter, Jacobi):
-            return replace(self._predict_window(recording, config, tables), approximate=True)
+            return replace(self._predict_window(key, config, tables), approximate=True)
+        recording = self._recording(key, config)
         if isinstance(config.policy, Adjacency):
             policy, trees = config.policy, _Trees(recording, config.acceptance, tables)
             simulated = simulate(
@@ -136,21 +167,29 @@ class Replayer:
             return replace(self._prediction(recording, *simulated), approximate=True)
         return self._prediction(recording, _Trees(recording, config.acceptance, tables).walk(config.policy))
 
-    def _predict_window(self, recording: _Recording, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
-        """Of a Jacobi window: at the speed at which its own rule makes it slide."""
-        steps, rule, length = recording.steps, config.acceptance, config.policy.bounds.depth
-        step = torch.arange(0, len(steps), max(1, len(steps) // _SLIDE_STEPS), device=steps.tokens.device)
-        some = steps.select(step)
+    def _recording(self, key: tuple[object, ...], config: DecodingConfig) -> _Recording:
+        """A recording, ranked if the setting's rule needs it."""
+        recording = self._recordings[key]
+        if config.acceptance.neighbourhood.reads_ranking and recording.steps.ranking is None:
+            recording = self._recordings[key] = replace(recording, steps=recording.steps.ranked())
+        return recording
 
-        def mean(outcomes: StepOutcomes) -> float:
-            return self._prediction(recording, outcomes, step, some.position).mean_accepted_length.value
+    def _predict_window(self, key: tuple[object, ...], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+        """Of a Jacobi window; see `windows`."""
+        low, high, weight = neighbours(config.policy.bounds.depth, self._window_lengths[key])
+        ends = [self._at_own_speed((*key, length), config, tables) for length in dict.fromkeys((low, high))]
+        return interpolate(ends[0], ends[-1], weight)
 
-        def slide(ratio: float) -> float:
-            return mean(walk(drafts_of_age(some, length, ratio), rule, tables, costs=False)) / exact
-
-        exact = mean(walk(some, EXACT, NeighbourTables()))
-        ratio = solve_slide(slide)
-        return self._prediction(recording, walk(drafts_of_age(steps, length, ratio), rule, tables))
+    def _at_own_speed(self, key: tuple[object, ...], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+        """Of a window of one of the recorded lengths."""
+        walked, speeds = [], []
+        for rule in RECORDED_RULES:
+            recording = self._recording((*key, rule), config)
+            own = self._prediction(recording, walk(recording.steps, rule, NeighbourTables(), costs=False))
+            speeds.append(own.mean_accepted_length.value)
+            walked.append(self._prediction(recording, walk(recording.steps, config.acceptance, tables)))
+        emitted = [prediction.mean_accepted_length.value for prediction in walked]
+        return interpolate(*walked, relaxed_weight((speeds[0], speeds[1]), (emitted[0], emitted[1])))
 
     def _prediction(
         self,
@@ -172,34 +211,33 @@ class Replayer:
         engine = Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
         return list(engine.run(requests))
 
-    def _find(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording | None:
-        """The recording here or in the folder, if its trees contain those of all these settings."""
-        recording = self._recordings.get(key)
-        if recording is None or not recording.serves(configs):
-            recording = self._read(key, configs[0])
-        return recording if recording and recording.serves(configs) else None
+    def _find(self, run: _Run) -> _Recording | None:
+        """The recording here or in the folder, if its trees contain those of all the run's settings."""
+        recording = self._recordings.get(run.key)
+        if recording is None or not recording.serves(run.settings):
+            recording = self._read(run)
+        return recording if recording and recording.serves(run.settings) else None
 
-    def _read(self, key: tuple[object, ...], config: DecodingConfig) -> _Recording | None:
+    def _read(self, run: _Run) -> _Recording | None:
         """The recording in the folder."""
         if self.folder is None:
             return None
-        identity = recording_identity(self.models, config, self.requests, self.seed)
-        found = read_recording(self._path(key, config), identity, self.models.target.device)
+        identity = recording_identity(self.models, run.config, self.requests, self.seed)
+        found = read_recording(self.folder / run.file, identity, self.models.target.device)
         return self._with_blocks(*found) if found else None
 
-    def _record(self, key: tuple[object, ...], configs: Sequence[DecodingConfig]) -> _Recording:
-        config = replace(configs[0], policy=union_policy([config.policy for config in configs]), acceptance=EXACT)
-        assert config.sampling is not None
-        # an exact round emits at least one token, and two or three in the mean
+    def _record(self, run: _Run) -> _Recording:
+        assert run.config.sampling is not None
+        # a round emits at least one token, and two or three in the mean
         most = len(self.requests) * self.models.target.grid.tokens
-        recorder = StepRecorder(config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most))
-        self.run(config, self.requests, self.batch, recorder)
+        recorder = StepRecorder(run.config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most))
+        self.run(run.config, self.requests, self.batch, recorder)
         steps = recorder.steps()
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            identity = recording_identity(self.models, config, self.requests, self.seed)
-            write_recording(self._path(key, configs[0]), config.policy, steps, identity)
-        return self._with_blocks(config.policy, steps)
+            identity = recording_identity(self.models, run.config, self.requests, self.seed)
+            write_recording(self.folder / run.file, run.config.policy, steps, identity)
+        return self._with_blocks(run.config.policy, steps)
 
     def _with_blocks(self, policy: TreePolicy, steps: RecordedSteps) -> _Recording:
         captions = [request.caption_id for request in self.requests]
@@ -207,9 +245,3 @@ class Replayer:
         place = {caption: index % BLOCKS for index, caption in enumerate(dict.fromkeys(captions))}
         blocks = torch.tensor([place[caption] for caption in captions], device=keys.device)
         return _Recording(policy, steps, blocks[(steps.image[:, None] == keys).long().argmax(1)])
-
-    def _path(self, key: tuple[object, ...], config: DecodingConfig) -> Path:
-        assert self.folder is not None
-        mapping = config.to_mapping()
-        name = digest([mapping["drafter"], mapping["sampling"], key[-1]], 8)
-        return self.folder / f"{config.drafter.kind}-{key[-1]}-{name}.safetensors"

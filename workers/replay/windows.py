@@ -1,47 +1,52 @@
-"""Jacobi windows in replay: recorded drafts of the same age stand for those of other rules and window lengths.
+"""Jacobi windows in replay: what a rule emits depends on how fast it makes the window slide.
 
-A draft gets better with every pass that it waits in the window. In a window of N drafts that slides by m tokens a pass,
-the draft at position i (from 0) has waited (N - i) / m passes. So it is replaced by the recorded draft that has waited
-equally long, at position L - (N - i) m_L / m of the recorded window; m is what the walk gives: a fixed point.
+A draft gets better with every pass that it waits in the window, and the more a rule accepts, the fewer passes that is.
+So a window is recorded at two speeds, that of the exact rule and that of a relaxed one, and at a few lengths. A
+setting's rule is walked over the recordings of the lengths next to its own; between the two speeds, the logs of the
+tokens it emits per pass are interpolated linearly in the log of the speed, and between two lengths in the log of the
+length. Its own speed is where it emits as many tokens per pass as the window slides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Iterable
 
-import torch
+from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.schedules import Constant
 
-from workers.replay.recording import RecordedSteps
-
-_ITERATIONS = 3
-
-
-def drafts_of_age(steps: RecordedSteps, length: int, ratio: float) -> RecordedSteps:
-    """Steps of a window of `length` drafts that slides `ratio` times as fast as the recorded one."""
-    recorded, device = steps.tokens.shape[1], steps.tokens.device
-    position = torch.arange(length, device=device)
-    picks = (recorded - (length - position) / ratio).round().long().clamp(0, recorded - 1)
-    assert steps.proposal is not None, "a window's drafts are sampled"
-    count = len(steps)
-    return replace(
-        steps,
-        tokens=steps.tokens[:, picks],
-        depth=(position + 1).expand(count, -1),
-        inner=position.expand(count, -1),
-        children=position.expand(count, -1)[..., None],
-        target=steps.target[:, picks],
-        proposal=steps.proposal[:, picks],
-        levels=torch.full_like(steps.levels, length),
-        code_distance=steps.code_distance[:, picks],
-        surprise=steps.surprise[:, picks],
-        ranking=None if steps.ranking is None else steps.ranking[:, picks],
-    )
+RELAXED = AcceptanceRule(schedule=Constant(4.0))
+RECORDED_RULES = (EXACT, RELAXED)
+_RATIO = 2.0  # of neighbouring recorded lengths, at most
+_MARGIN = 0.5  # of the distance between the two speeds, to which they are extrapolated
 
 
-def solve_slide(slide: Callable[[float], float]) -> float:
-    """The ratio of a rule's mean accepted length to the recorded one, where `slide` gives it for an assumed ratio."""
-    ratio = 1.0
-    for _ in range(_ITERATIONS):
-        ratio = slide(ratio)
-    return ratio
+def window_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
+    """The lengths to record for windows of these lengths: the shortest, the longest, and some between."""
+    low, high = min(lengths := list(lengths)), max(lengths)
+    steps = max(1, math.ceil(math.log(high / low, _RATIO)))
+    return tuple(sorted({round(low * (high / low) ** (step / steps)) for step in range(steps + 1)}))
+
+
+def neighbours(length: int, recorded: Iterable[int]) -> tuple[int, int, float]:
+    """The recorded lengths next to a length, and the weight of the second.
+
+    Raises:
+        ValueError: it is not between two of them.
+    """
+    recorded = list(recorded)
+    low = max(entry for entry in recorded if entry <= length)
+    high = min(entry for entry in recorded if entry >= length)
+    return low, high, math.log(length / low) / math.log(high / low) if high > low else 0.0
+
+
+def relaxed_weight(speeds: tuple[float, float], emitted: tuple[float, float]) -> float:
+    """The weight of the relaxed recording at a rule's own speed. speeds: of the exact rule's recording and the relaxed
+    one's. emitted: tokens per pass of the rule over both.
+    """
+    between, change = math.log(speeds[1] / speeds[0]), math.log(emitted[1] / emitted[0])
+    # log speed = log emitted[0] + weight * change, and weight = (log speed - log speeds[0]) / between
+    slack = between - change
+    if slack <= 0 or between == 0:  # the rule makes any speed faster: the fastest recorded one is next to it
+        return 1.0
+    return min(max(math.log(emitted[0] / speeds[0]) / slack, -_MARGIN), 1 + _MARGIN)

@@ -214,6 +214,17 @@ def test_a_sampler_with_a_pool_is_told_every_trial(tmp_path: Path) -> None:
     assert search.source == "pool"
 
 
+def test_only_a_sampler_with_a_pool_reads_one(tmp_path: Path) -> None:
+    def missing() -> SettingsPool:
+        raise FileNotFoundError("predictions.parquet")
+
+    search = Search(sweep(tmp_path, "tpe"), DIRECTIONS, missing)
+    assert [search.propose(number).params == {} for number in range(5)] == [True, False, True, False, False]
+    assert not search.is_exhausted(99)
+    with pytest.raises(FileNotFoundError):
+        Search(sweep(tmp_path, "replay"), DIRECTIONS, missing).is_exhausted(99)
+
+
 def test_options_reach_the_sampler(tmp_path: Path) -> None:
     search = Search(sweep(tmp_path, "tpe", {"search.options": {"n_startup_trials": 3}}), DIRECTIONS)
     assert search._make_sampler(0)._n_startup_trials == 3  # type: ignore[attr-defined]

@@ -1,51 +1,60 @@
-"""Drafts of equal age in recorded Jacobi windows."""
+"""Interpolation between recorded Jacobi windows."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
-import torch
 
-from search_spaces.acceptance import EXACT
-from search_spaces.neighbourhoods import NeighbourTables
-from workers.replay.recording import RecordedSteps
-from workers.replay.walk import walk
-from workers.replay.windows import drafts_of_age, solve_slide
-
-STEPS, LENGTH, CODES = 5, 4, 3
-
-
-def window() -> RecordedSteps:
-    """A window whose token at position i is i modulo the codes, accepted with chance (i + 1) / 10."""
-    generator = torch.Generator().manual_seed(0)
-    position = torch.arange(LENGTH).expand(STEPS, -1)
-    target = torch.rand(STEPS, LENGTH, CODES, generator=generator).softmax(2)
-    proposal = torch.rand(STEPS, LENGTH, CODES, generator=generator).softmax(2)
-    full = torch.full((STEPS,), LENGTH)
-    nothing = torch.zeros(STEPS, LENGTH)
-    return RecordedSteps(
-        torch.arange(STEPS), torch.ones(STEPS, dtype=torch.int64), full * 10, full, position % CODES, position + 1,
-        position, position[..., None], target, proposal, None, nothing, nothing,
-    )  # fmt: skip
-
-
-def test_the_recorded_window_at_its_own_speed_is_itself() -> None:
-    steps = window()
-    same = drafts_of_age(steps, LENGTH, 1.0)
-    assert torch.equal(walk(same, EXACT, NeighbourTables()).at_least, walk(steps, EXACT, NeighbourTables()).at_least)
+from workers.metrics.estimate import Estimate
+from workers.replay.prediction import Prediction, interpolate
+from workers.replay.windows import neighbours, relaxed_weight, window_lengths
 
 
 @pytest.mark.parametrize(
-    ("length", "ratio", "picks"),
-    [(2, 1.0, [2, 3]), (4, 2.0, [2, 2, 3, 3]), (3, 0.5, [0, 0, 2]), (6, 1.0, [0, 0, 0, 1, 2, 3])],
+    ("lengths", "recorded"), [([5], (5,)), ([3, 6], (3, 6)), ([3, 4, 11], (3, 6, 11)), ([15, 3], (3, 5, 9, 15))]
 )
-def test_drafts_have_waited_as_long_as_their_substitutes(length: int, ratio: float, picks: list[int]) -> None:
-    """A draft at i has waited (length - i) / ratio passes of the recorded window, whose draft at j has 4 - j."""
-    steps = window()
-    found = drafts_of_age(steps, length, ratio)
-    assert found.tokens[0].tolist() == [pick % CODES for pick in picks]
-    assert torch.equal(found.target, steps.target[:, picks])
-    assert found.depth[0].tolist() == list(range(1, length + 1))
+def test_recorded_lengths_span_all_and_at_most_double(lengths: list[int], recorded: tuple[int, ...]) -> None:
+    assert window_lengths(lengths) == recorded
 
 
-def test_the_speed_is_a_fixed_point() -> None:
-    assert solve_slide(lambda ratio: 1 + 0.1 * ratio) == pytest.approx(1 / 0.9, rel=1e-3)
+def test_a_length_is_between_its_neighbours() -> None:
+    assert neighbours(6, [3, 6, 11]) == (6, 6, 0.0)
+    low, high, weight = neighbours(8, [11, 6, 3])
+    assert (low, high, weight) == (6, 11, pytest.approx(math.log(8 / 6) / math.log(11 / 6)))
+    with pytest.raises(ValueError, match="empty"):
+        neighbours(12, [3, 11])
+
+
+def test_a_rule_s_own_speed_is_what_it_emits_there() -> None:
+    """The recorded rules are at their own speeds; another one is where its line meets the diagonal."""
+    speeds = (2.0, 5.0)
+    assert relaxed_weight(speeds, (2.0, 1.5)) == 0
+    assert relaxed_weight(speeds, (6.0, 5.0)) == 1
+    emitted = (4.0, 3.0)
+    weight = relaxed_weight(speeds, emitted)
+    speed = speeds[0] * (speeds[1] / speeds[0]) ** weight
+    assert emitted[0] * (emitted[1] / emitted[0]) ** weight == pytest.approx(speed)
+
+
+def test_speeds_are_hardly_extrapolated() -> None:
+    assert relaxed_weight((2.0, 2.2), (9.0, 8.9)) == 1.5
+    assert relaxed_weight((2.0, 2.2), (0.9, 0.8)) == -0.5
+    assert relaxed_weight((2.0, 3.0), (2.1, 4.0)) == 1, "emits more the faster it slides, at any speed"
+    assert relaxed_weight((2.0, 2.0), (2.0, 2.0)) == 1
+
+
+def test_predictions_are_interpolated_with_their_replicates() -> None:
+    """Two blocks; lengths in logs. What both recordings share does not average out."""
+    first = Prediction(Estimate(2.0, 0.1, 12, (1.9, 2.1)), {"excess": Estimate(0.0, 0.0, 12, (0.0, 0.0))})
+    second = Prediction(Estimate(8.0, 0.4, 12, (7.6, 8.4)), {"excess": Estimate(0.2, 0.1, 12, (0.1, 0.3))}, True)
+    found = interpolate(first, second, 0.5)
+    assert found.mean_accepted_length.value == pytest.approx(4.0)
+    assert found.mean_accepted_length.replicates == pytest.approx((3.8, 4.2))
+    assert found.mean_accepted_length.error == pytest.approx(0.2)
+    assert (found.cost["excess"].value, found.cost["excess"].replicates) == (
+        pytest.approx(0.1),
+        pytest.approx((0.05, 0.15)),
+    )
+    assert found.approximate
+    assert interpolate(first, second, 0.0).mean_accepted_length.value == pytest.approx(2.0)
