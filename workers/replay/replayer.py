@@ -79,6 +79,7 @@ def _runs(key: tuple[object, ...], settings: Sequence[DecodingConfig]) -> list[_
     config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
     if not isinstance(config.drafter, Jacobi):
         return [_Run(key, config, settings)]
+    assert isinstance(config.policy, Chain), "a window is a chain"
     runs = []
     for length in window_lengths(setting.policy.bounds.depth for setting in settings):
         for rule in RECORDED_RULES:
@@ -182,14 +183,15 @@ class Replayer:
 
     def _at_own_speed(self, key: tuple[object, ...], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
         """Of a window of one of the recorded lengths."""
-        walked, speeds = [], []
+        speeds, walked = [], []
         for rule in RECORDED_RULES:
             recording = self._recording((*key, rule), config)
             own = self._prediction(recording, walk(recording.steps, rule, NeighbourTables(), costs=False))
             speeds.append(own.mean_accepted_length.value)
             walked.append(self._prediction(recording, walk(recording.steps, config.acceptance, tables)))
-        emitted = [prediction.mean_accepted_length.value for prediction in walked]
-        return interpolate(*walked, relaxed_weight((speeds[0], speeds[1]), (emitted[0], emitted[1])))
+        exact, relaxed = walked
+        emitted = exact.mean_accepted_length.value, relaxed.mean_accepted_length.value
+        return interpolate(exact, relaxed, relaxed_weight((speeds[0], speeds[1]), emitted))
 
     def _prediction(
         self,
