@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
-from search_spaces.trial import DecodingConfig, Jacobi, NoDrafter
+from search_spaces.trial import DecodingConfig, DrafterChoice, Jacobi, NoDrafter, Sampling
 from workers.data.shards import digest
 from workers.decoding.build import build_tables, drafter_class
 from workers.decoding.engine import Engine, Observer, Result
@@ -27,7 +28,7 @@ from workers.replay.recording_files import read_recording, recording_identity, w
 from workers.replay.simulation import simulate
 from workers.replay.subtrees import contains, subtree, union_policy
 from workers.replay.walk import StepOutcomes, walk
-from workers.replay.windows import RECORDED_RULES, neighbours, relaxed_weight, window_lengths
+from workers.replay.windows import RECORDED_RULES, RELAXED, neighbours, relaxed_weight, window_lengths
 
 _MAX_STEPS = 512  # of a recording, about
 
@@ -56,25 +57,41 @@ class _Trees:
         return walk(steps, self.rule, self.tables, kept=kept, levels=levels)
 
 
+class RecordingKey(NamedTuple):
+    """Settings with one key share recordings. trees: how the children of a chain or a static tree are chosen, or the
+    kind of another tree.
+    """
+
+    drafter: DrafterChoice
+    sampling: Sampling
+    trees: str
+
+
+_RecordingId = tuple[RecordingKey, int, AcceptanceRule]  # the length of a Jacobi window, 0 for trees; the recorded rule
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A setting that is recorded for others. key: of the recording."""
+    """A setting that is recorded for others with its key."""
 
-    key: tuple[object, ...]
+    key: RecordingKey
     config: DecodingConfig
     settings: Sequence[DecodingConfig]
 
     @property
+    def id(self) -> _RecordingId:
+        is_window = isinstance(self.config.drafter, Jacobi)
+        return self.key, self.config.policy.bounds.depth if is_window else 0, self.config.acceptance
+
+    @property
     def file(self) -> str:
         """The recording's name in a folder. Its trees are not part of it: a larger recording replaces a smaller one."""
-        mapping, kind = self.config.to_mapping(), self.key[2]
-        parts = [mapping["drafter"], mapping["sampling"], kind]
-        if len(self.key) > 3:
-            parts += [self.config.policy.to_mapping(), self.config.acceptance.to_mapping()]
-        return f"{self.config.drafter.kind}-{kind}-{digest(parts, 8)}.safetensors"
+        mapping, (key, window, rule) = self.config.to_mapping(), self.id
+        parts = [mapping["drafter"], mapping["sampling"], key.trees, *([window, rule.to_mapping()] if window else [])]
+        return f"{self.config.drafter.kind}-{key.trees}-{digest(parts, 8)}.safetensors"
 
 
-def _runs(key: tuple[object, ...], settings: Sequence[DecodingConfig]) -> list[_Run]:
+def _runs(key: RecordingKey, settings: Sequence[DecodingConfig]) -> list[_Run]:
     """The runs to record for settings with one `recording_key`."""
     config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
     if not isinstance(config.drafter, Jacobi):
@@ -84,12 +101,12 @@ def _runs(key: tuple[object, ...], settings: Sequence[DecodingConfig]) -> list[_
     for length in window_lengths(setting.policy.bounds.depth for setting in settings):
         for rule in RECORDED_RULES:
             window = replace(config, policy=replace(config.policy, length=length), acceptance=rule)
-            runs.append(_Run((*key, length, rule), window, [window]))
+            runs.append(_Run(key, window, [window]))
     return runs
 
 
-def recording_key(config: DecodingConfig) -> tuple[object, ...]:
-    """Settings with one key share a recording.
+def recording_key(config: DecodingConfig) -> RecordingKey:
+    """The key of a setting's recordings.
 
     Raises:
         ConfigError: replay cannot describe the setting.
@@ -101,7 +118,8 @@ def recording_key(config: DecodingConfig) -> tuple[object, ...]:
         raise ConfigError(("drafter",), problem)
     policy = config.policy
     union_policy([policy])
-    return config.drafter, config.sampling, policy.children if isinstance(policy, Chain | Static) else policy.kind
+    trees = policy.children if isinstance(policy, Chain | Static) else policy.kind
+    return RecordingKey(config.drafter, config.sampling, trees)
 
 
 class Replayer:
@@ -124,27 +142,24 @@ class Replayer:
     ) -> None:
         self.folder = folder
         self.models, self.requests, self.seed, self.batch, self.max_steps = models, requests, seed, batch, max_steps
-        self._recordings: dict[tuple[object, ...], _Recording] = {}
-        self._window_lengths: dict[tuple[object, ...], list[int]] = {}  # by recording key
+        self._recordings: dict[_RecordingId, _Recording] = {}
+        self._speeds: dict[_RecordingId, float] = {}  # of recorded windows, in tokens per pass
 
     def record(self, configs: Iterable[DecodingConfig]) -> None:
-        """Run the exact rule for every recording that these settings need, or read it.
+        """Make every recording that these settings need, or read it.
 
         Raises:
             ConfigError: replay cannot describe one of them; see also `Engine`.
             WeightsError: a file in `folder` is damaged, or was recorded with other weights, captions or seed.
         """
-        groups: dict[tuple[object, ...], list[DecodingConfig]] = {}
+        groups: dict[RecordingKey, list[DecodingConfig]] = {}
         for config in configs:
             if not isinstance(config.drafter, NoDrafter):
                 groups.setdefault(recording_key(config), []).append(config)
         runs = [run for key, group in groups.items() for run in _runs(key, group)]
         found = [self._find(run) for run in runs]  # checks all files before the first image
         for run, recording in zip(runs, found, strict=True):
-            self._recordings[run.key] = recording or self._record(run)
-            if isinstance(run.config.drafter, Jacobi):
-                lengths = self._window_lengths.setdefault(run.key[:3], [])
-                lengths.append(run.config.policy.bounds.depth)
+            self._recordings[run.id] = recording or self._record(run)
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -156,7 +171,7 @@ class Replayer:
         key, tables = recording_key(config), build_tables(config, self.models.target)
         if isinstance(config.drafter, Jacobi):
             return replace(self._predict_window(key, config, tables), approximate=True)
-        recording = self._recording(key, config)
+        recording = self._recording((key, 0, EXACT), config)
         if isinstance(config.policy, Adjacency):
             policy, trees = config.policy, _Trees(recording, config.acceptance, tables)
             simulated = simulate(
@@ -168,30 +183,39 @@ class Replayer:
             return replace(self._prediction(recording, *simulated), approximate=True)
         return self._prediction(recording, _Trees(recording, config.acceptance, tables).walk(config.policy))
 
-    def _recording(self, key: tuple[object, ...], config: DecodingConfig) -> _Recording:
+    def _recording(self, place: _RecordingId, config: DecodingConfig) -> _Recording:
         """A recording, ranked if the setting's rule needs it."""
-        recording = self._recordings[key]
+        recording = self._recordings[place]
         if config.acceptance.neighbourhood.reads_ranking and recording.steps.ranking is None:
-            recording = self._recordings[key] = replace(recording, steps=recording.steps.ranked())
+            recording = self._recordings[place] = replace(recording, steps=recording.steps.ranked())
         return recording
 
-    def _predict_window(self, key: tuple[object, ...], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+    def _predict_window(self, key: RecordingKey, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
         """Of a Jacobi window; see `windows`."""
-        low, high, weight = neighbours(config.policy.bounds.depth, self._window_lengths[key])
-        ends = [self._at_own_speed((*key, length), config, tables) for length in dict.fromkeys((low, high))]
+        recorded = {length for other, length, _ in self._recordings if other == key}
+        low, high, weight = neighbours(config.policy.bounds.depth, recorded)
+        ends = [self._at_own_speed(key, length, config, tables) for length in dict.fromkeys((low, high))]
         return interpolate(ends[0], ends[-1], weight)
 
-    def _at_own_speed(self, key: tuple[object, ...], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+    def _at_own_speed(
+        self, key: RecordingKey, length: int, config: DecodingConfig, tables: NeighbourTables
+    ) -> Prediction:
         """Of a window of one of the recorded lengths."""
-        speeds, walked = [], []
-        for rule in RECORDED_RULES:
-            recording = self._recording((*key, rule), config)
-            own = self._prediction(recording, walk(recording.steps, rule, NeighbourTables(), costs=False))
-            speeds.append(own.mean_accepted_length.value)
-            walked.append(self._prediction(recording, walk(recording.steps, config.acceptance, tables)))
-        exact, relaxed = walked
+        exact, relaxed = (
+            self._prediction(recording, walk(recording.steps, config.acceptance, tables))
+            for recording in (self._recording((key, length, rule), config) for rule in RECORDED_RULES)
+        )
         emitted = exact.mean_accepted_length.value, relaxed.mean_accepted_length.value
-        return interpolate(exact, relaxed, relaxed_weight((speeds[0], speeds[1]), emitted))
+        speeds = self._speed((key, length, EXACT)), self._speed((key, length, RELAXED))
+        return interpolate(exact, relaxed, relaxed_weight(speeds, emitted))
+
+    def _speed(self, place: _RecordingId) -> float:
+        """Tokens per pass of the recorded rule in its own recording."""
+        if place not in self._speeds:
+            recording = self._recordings[place]
+            outcomes = walk(recording.steps, place[2], NeighbourTables(), costs=False)
+            self._speeds[place] = self._prediction(recording, outcomes).mean_accepted_length.value
+        return self._speeds[place]
 
     def _prediction(
         self,
@@ -215,7 +239,7 @@ class Replayer:
 
     def _find(self, run: _Run) -> _Recording | None:
         """The recording here or in the folder, if its trees contain those of all the run's settings."""
-        recording = self._recordings.get(run.key)
+        recording = self._recordings.get(run.id)
         if recording is None or not recording.serves(run.settings):
             recording = self._read(run)
         return recording if recording and recording.serves(run.settings) else None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.params import ConfigError
 from search_spaces.schedules import Constant
 
 RELAXED = AcceptanceRule(schedule=Constant(4.0))
@@ -32,9 +33,11 @@ def neighbours(length: int, recorded: Iterable[int]) -> tuple[int, int, float]:
     """The recorded lengths next to a length, and the weight of the second.
 
     Raises:
-        ValueError: it is not between two of them.
+        ConfigError: it is not between two of them.
     """
-    recorded = list(recorded)
+    recorded = sorted(recorded)
+    if not recorded or not recorded[0] <= length <= recorded[-1]:
+        raise ConfigError(("tree", "length"), f"{length} is not between the recorded lengths, {recorded}")
     low = max(entry for entry in recorded if entry <= length)
     high = min(entry for entry in recorded if entry >= length)
     return low, high, math.log(length / low) / math.log(high / low) if high > low else 0.0

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from search_spaces.params import ConfigError
 from workers.metrics.estimate import Estimate
 from workers.replay.prediction import Prediction, interpolate
 from workers.replay.windows import neighbours, relaxed_weight, window_lengths
@@ -23,8 +24,9 @@ def test_a_length_is_between_its_neighbours() -> None:
     low, high, weight = neighbours(8, [11, 6, 3])
     assert (low, high) == (6, 11)
     assert weight == pytest.approx(math.log(8 / 6) / math.log(11 / 6))
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ConfigError) as refused:
         neighbours(12, [3, 11])
+    assert refused.value.path == ("tree", "length")
 
 
 def test_a_rule_s_own_speed_is_what_it_emits_there() -> None:
