@@ -18,7 +18,7 @@ from workers.replay.pool import LENGTH, QUANTITIES
 from workers.replay.prediction import MEASURES, Prediction
 
 WITHIN = 0.03
-CORRECTED = "Gaussian process"  # of the replay sampler, told all other settings
+MODEL = "sampler's model"  # the replay sampler's Gaussian process, fitted to all other settings
 _EVERYTHING = SPANS[3]  # all captions
 _ERRORS = 2.0  # paired standard errors by which two settings differ beyond noise
 
@@ -86,20 +86,20 @@ def described_settings(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
 def measures(atlas: Atlas) -> dict[str, Mapping[str, Floats]]:
     """Candidate predictions of quality [S] by name and by the metric that they are compared with."""
     own = {name: dict.fromkeys(atlas.quality, atlas.predictions[name]) for name in MEASURES}
-    return {**own, CORRECTED: {metric: left_out_predictions(atlas, metric) for metric in atlas.quality}}
+    return {**own, MODEL: {metric: left_out_predictions(atlas, metric) for metric in atlas.quality}}
 
 
 def left_out_predictions(atlas: Atlas, metric: str) -> Floats:
-    """What the sampler's Gaussian process predicts of each setting's metric [S], told all others but it. The values are
-    those that the process is fitted to: scaled, and in logs.
+    """What the sampler's Gaussian process, fitted to all other settings, predicts of each setting's metric [S]. The
+    values are those that the process is fitted to: scaled, and in logs.
     """
     rows, features, _ = described_settings(atlas)
     rows, features = rows[1:], features[1:]
     measured = atlas.quality[metric][rows, SPANS.index(_EVERYTHING)]
     errors = jackknife_error(torch.from_numpy(measured[:, 1:].T)).numpy()
     none = np.zeros((len(rows), 0))
-    told = Observations(features, measured[:, :1], errors[:, None], none, ["minimize"])
-    process: Any = next(iter(Surrogate(told, features).model.models))
+    observations = Observations(features, measured[:, :1], errors[:, None], none, ["minimize"])
+    process: Any = next(iter(Surrogate(observations, features).model.models))
     process.train()  # its prior
     with torch.no_grad():
         prior = process.likelihood(process(*process.train_inputs), *process.train_inputs)

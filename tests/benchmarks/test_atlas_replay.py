@@ -61,9 +61,9 @@ def test_rank_correlations(atlas: Atlas, excess: Floats) -> None:
     assert rank_correlations(atlas, -excess, "fid") == (-1.0, -every)
 
 
-def test_the_sampler_s_model_predicts_what_it_was_not_told(atlas: Atlas) -> None:
-    """It finds the one predicted quantity that matters among four. Were a setting's own value told, too, a value far
-    off its neighbours' would change its own prediction as well as theirs.
+def test_the_sampler_s_model_predicts_settings_that_it_was_not_fitted_to(atlas: Atlas) -> None:
+    """It finds the one predicted quantity that matters among four. A setting's own value, far off its neighbours',
+    hardly changes its own prediction: it is left out.
     """
     predicted = left_out_predictions(atlas, "fid")
     assert np.isnan(predicted[[0, -1]]).all()

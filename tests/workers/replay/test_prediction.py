@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.build import build_tables
@@ -15,6 +16,7 @@ from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import MetricUnavailable
 from workers.replay.prediction import Prediction, predict
 from workers.replay.recording import StepRecorder
+from workers.replay.replayer import Replayer
 from workers.replay.subtrees import subtree
 from workers.replay.walk import StepOutcomes, walk
 from workers.scenes.images import sample_captions
@@ -23,9 +25,17 @@ IMAGES, RECORDED = 8, Chain(5)
 REQUESTS = [Request(index, text) for index, text in enumerate(sample_captions(1, IMAGES))]
 
 
-def config(length: int, acceptance: object) -> DecodingConfig:
+@pytest.fixture(scope="module")
+def windows() -> Replayer:
+    """Recordings of Jacobi windows of 3 and of 6 drafts, all their steps."""
+    replayer = Replayer(load_folder(), REQUESTS, max_steps=10**6)
+    replayer.record([config(length, "exact", "jacobi") for length in (3, 6)])
+    return replayer
+
+
+def config(length: int, acceptance: object, drafter: str = "eagle") -> DecodingConfig:
     tree = {"policy": "chain", "length": length}
-    mapping = {"drafter": "eagle", "tree": tree, "acceptance": acceptance}
+    mapping = {"drafter": drafter, "tree": tree, "acceptance": acceptance}
     return DecodingConfig.from_mapping(mapping).with_sampling(Sampling())
 
 
@@ -52,6 +62,26 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
         assert predicted.value == pytest.approx(measured, rel=0.05)
         assert 0 < predicted.error < 0.05 * predicted.value
+
+
+@pytest.mark.slow(seconds=8)
+@pytest.mark.parametrize(
+    ("length", "acceptance"),
+    [(3, "exact"), (6, {"schedule": "constant", "budget": 4.0}), (4, {"schedule": "constant", "budget": 1.8})],
+)
+def test_accepted_lengths_of_windows_are_those_of_a_run(windows: Replayer, length: int, acceptance: object) -> None:
+    """The two recorded rules at recorded lengths, and a rule and a length between them. Within 5 %, as above."""
+    setting = config(length, acceptance, "jacobi")
+    results = [result.statistics for result in windows.run(setting, REQUESTS, IMAGES)]
+    measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
+    assert windows.predict(setting).mean_accepted_length.value == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.slow(seconds=8)
+def test_a_window_longer_than_the_recorded_ones_is_refused(windows: Replayer) -> None:
+    with pytest.raises(ConfigError) as refused:
+        windows.predict(config(7, "exact", "jacobi"))
+    assert refused.value.path == ("tree", "length")
 
 
 def outcomes_of(emitted: list[float], excess: list[float]) -> StepOutcomes:
