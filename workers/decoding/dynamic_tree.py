@@ -12,6 +12,8 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, shape_from_parents
 from workers.models.target import Target
 
+_Candidates = tuple[Tensor, Tensor, Tensor]  # tokens, scores and parents (candidates, -1 for the root) [B, C]
+
 
 class DynamicTree(TreeDrafting):
     """A node's confidence is the product of the drafter's probabilities along its path. Children are top tokens and not
@@ -54,7 +56,7 @@ class DynamicTree(TreeDrafting):
                 parents, frontier = best // width, created + best
                 created += width * width
         candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat(all_parents, 1)
-        return self._prune(*candidates, depth, width, row_depth)
+        return self._prune(candidates, depth, width, row_depth)
 
     def _top_children(self, logits: Tensor, row_width: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
         """Log probabilities and tokens [B, F, width] of the drafter's top tokens; -inf beyond a row's own width."""
@@ -64,19 +66,31 @@ class DynamicTree(TreeDrafting):
             log_probs = log_probs.masked_fill(_beyond(row_width, width)[:, None], -torch.inf)
         return log_probs, tokens
 
-    def _prune(
-        self, tokens: Tensor, scores: Tensor, parents: Tensor, depth: int, width: int, row_depth: Tensor | None
-    ) -> DraftTree:
-        """Keep the best nodes of all candidates [B, C], in creation order."""
-        batch, candidates = tokens.shape
-        nodes = min(self.max_nodes, candidates)
+    def _prune(self, candidates: _Candidates, depth: int, width: int, row_depth: Tensor | None) -> DraftTree:
+        """Keep the best nodes of all candidates, in creation order."""
+        scores = candidates[1]
+        nodes = min(self.max_nodes, scores.shape[1])
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
+        return self._assemble(candidates, order, level, depth, width, row_depth)
+
+    def _assemble(
+        self,
+        candidates: _Candidates,
+        order: Tensor,
+        level: Tensor,
+        depth: int,
+        width: int,
+        row_depth: Tensor | None = None,
+    ) -> DraftTree:
+        """The tree of the candidates at indices `order` [B, N], which are at levels [B, N] up to `depth`."""
+        tokens, scores, parents = candidates
+        batch, nodes = order.shape
         node_of_candidate = torch.full_like(tokens, -1).scatter_(
             1, order, torch.arange(nodes, device=order.device).expand(batch, nodes)
         )
         parent = parents.gather(1, order)
         parent = torch.where(parent < 0, -1, node_of_candidate.gather(1, parent.clamp(min=0)))
-        level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
         kept_scores = scores.gather(1, order)
         exists = kept_scores > -torch.inf
         shape = shape_from_parents(parent, level, exists, max_depth=depth, width=min(width, nodes))

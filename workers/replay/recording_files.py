@@ -17,6 +17,7 @@ from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.models.checkpoint_files import WeightsError, load_tensors
 from workers.models.own_files import read_config, save
+from workers.replay.nested_trees import NestedTrees
 from workers.replay.recording import RecordedSteps
 
 _FIX = "delete it, or give another folder"
@@ -59,7 +60,8 @@ def read_recording(
     config = read_config(path)
     try:
         stored, tree = config["identity"], dict(config["tree"])
-        policy = POLICIES.lookup(tree.pop("policy")).from_mapping(tree)
+        kind = tree.pop("policy")
+        policy = (NestedTrees if kind == NestedTrees.kind else POLICIES.lookup(kind)).from_mapping(tree)
     except (KeyError, TypeError, ConfigError) as error:
         raise WeightsError(f"{path}: not a recording; {_FIX}") from error
     changed = [key for key in identity if stored.get(key) != identity[key]]

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy, static_tree
+from workers.replay.nested_trees import NestedTrees, surest
 from workers.replay.recording import RecordedSteps
-
-# a dynamic tree that contains all narrower and shallower ones has many nodes that are hardly in any of them
-_RECORDED_SHARE, _MAX_RECORDED_NODES = 4, 256
 
 
 def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
@@ -28,11 +26,9 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
         paths = {path for policy in fixed for path in static_tree(policy).paths}
         return Static(paths=tuple(paths), children=fixed[0].children)
     for kind in (Dynamic, Adjacency):
-        if all(isinstance(policy, kind) for policy in policies):
-            nodes = max(policy.bounds.nodes for policy in policies)
-            widest = max(policy.widest if isinstance(policy, Adjacency) else policy.bounds.width for policy in policies)
-            depth = max(policy.bounds.depth for policy in policies)
-            return Dynamic(depth, widest, min(_RECORDED_SHARE * nodes, _MAX_RECORDED_NODES))
+        sized = [policy for policy in policies if isinstance(policy, kind)]
+        if len(sized) == len(policies):
+            return NestedTrees.of(sized)
     kinds = ", ".join(sorted({policy.kind for policy in policies}))
     problem = (
         f"replay cannot describe {kinds} by one recording; it can for chain and static, dynamic or adjacency trees"
@@ -41,10 +37,10 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
 
 
 def contains(recorded: TreePolicy, policy: TreePolicy) -> bool:
-    """Whether the recorded policy's trees contain (most of) the policy's."""
+    """Whether the recorded policy's trees contain the policy's."""
     union = union_policy([policy])
-    if isinstance(union, Dynamic) and isinstance(recorded, Dynamic):
-        return union.depth <= recorded.depth and union.width <= recorded.width and union.nodes <= recorded.nodes
+    if isinstance(union, NestedTrees) and isinstance(recorded, NestedTrees):
+        return recorded.contains(union)
     if isinstance(union, Chain | Static) and isinstance(recorded, Chain | Static):
         return union.children == recorded.children and {*static_tree(union).paths} <= {*static_tree(recorded).paths}
     return False
@@ -53,15 +49,12 @@ def contains(recorded: TreePolicy, policy: TreePolicy) -> bool:
 def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:
     """The nodes [S, N] of the policy's own trees in recorded ones, and their drafted levels [S].
 
-    A dynamic tree's nodes are those that its policy would choose among the recorded ones: of these it may lack some of
-    the least likely.
-
     Raises:
         ConfigError: the recorded policy does not contain this one.
     """
     levels = torch.full_like(steps.levels, policy.bounds.depth)
-    if isinstance(policy, Dynamic) and isinstance(recorded, Dynamic):
-        if policy.depth <= recorded.depth and policy.width <= recorded.width:
+    if isinstance(policy, Dynamic) and isinstance(recorded, NestedTrees):
+        if contains(recorded, policy):
             return _dynamic_nodes(steps, policy), levels
     elif isinstance(policy, Chain | Static) and isinstance(recorded, Chain | Static):
         paths, own = static_tree(recorded).paths, set(static_tree(policy).paths)
@@ -87,13 +80,7 @@ def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
         level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
         level = level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
         candidates |= level
-        surest = _surest(steps.scores, level, policy.width)
-        expanded = torch.where(level.gather(1, surest), surest + 1, no_slot)
-    surest = _surest(steps.scores, candidates, policy.nodes)
-    return torch.zeros_like(candidates).scatter_(1, surest, True) & candidates
-
-
-def _surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
-    """The `count` nodes of the highest scores, the earlier one on a tie, those not `among` them last."""
-    order = scores.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    return order[:, :count]
+        best = surest(steps.scores, level, policy.width)
+        order = (~best).int().sort(dim=1, stable=True).indices[:, : policy.width]
+        expanded = torch.where(best.gather(1, order), order + 1, no_slot)
+    return surest(steps.scores, candidates, policy.nodes)

@@ -8,7 +8,7 @@ import torch
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.schedules import Constant
-from search_spaces.trees import Adjacency, Dynamic
+from search_spaces.trees import Adjacency, Dynamic, TreePolicy
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import tabular
 from workers.models.target import Grid
@@ -22,7 +22,7 @@ RELAXED = AcceptanceRule(schedule=Constant(2.0))
 
 
 @torch.inference_mode()
-def rounds(policy: Adjacency | Dynamic, rule: AcceptanceRule) -> tuple[RecordedSteps, float]:
+def rounds(policy: TreePolicy, rule: AcceptanceRule) -> tuple[RecordedSteps, float]:
     """Recorded rounds of whole images, and the tokens of a pass."""
     target = tabular.random_logits(CODES, GRID.tokens + 1, 3)
     draft = target + 0.5 * tabular.random_logits(CODES, GRID.tokens + 1, 4)
@@ -39,7 +39,7 @@ def rounds(policy: Adjacency | Dynamic, rule: AcceptanceRule) -> tuple[RecordedS
     return steps, IMAGES * (GRID.tokens - 1) / passes
 
 
-def simulated_length(steps: RecordedSteps, recorded: Dynamic, policy: Adjacency, rule: AcceptanceRule) -> float:
+def simulated_length(steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule) -> float:
     def walk_size(depth: int, width: int) -> StepOutcomes:
         kept, levels = subtree(steps, recorded, Dynamic(depth, width, policy.nodes))
         return walk(steps, rule, NeighbourTables(), kept=kept, levels=levels)
@@ -72,7 +72,6 @@ def test_simulated_lengths_are_those_of_a_run(initialisation: str) -> None:
         depth_range=(1, 3), width_range=(1, 3), depth_step=1, width_step=1, start_depth=2, start_width=2, nodes=4,
     )  # fmt: skip
     recorded = union_policy([policy])
-    assert isinstance(recorded, Dynamic)
     steps, _ = rounds(recorded, AcceptanceRule())
     for rule, tolerance in ((AcceptanceRule(), 0.03), (RELAXED, 0.08)):
         _, measured = rounds(policy, rule)
