@@ -1,8 +1,8 @@
 """Strategies of this project that `benchmarks.search` replays: the replay sampler, racing, and both.
 
 A search has a proposer (random order, or the replay sampler) and a rule that decides after each rung whether a setting
-goes on. A setting that stopped is told to the sampler as a sweep tells it: vanilla's values on all captions plus its
-difference to vanilla on those that both have.
+goes on. As in a sweep, the sampler gets a stopped setting's values as vanilla's on all captions plus its difference to
+vanilla on those that both have.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _scores(purchases: Purchases, row: int, level: int) -> Scores:
 class ReplayProposals:
     """Proposals of the replay sampler; at last, in random order, what replay cannot describe.
 
-    paired: the sampler is told the errors of differences to vanilla, not of the values themselves.
+    paired: the sampler gets the errors of differences to vanilla, not of the values themselves.
     """
 
     paired: bool = False

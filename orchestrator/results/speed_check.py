@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from workers.data.shards import TimingShard, shard_kind
 
-_TIMING_SHARD = "timing-"  # prefix of the names of shards with timings
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
@@ -56,7 +56,7 @@ def _speed_error(record: TrialRecord, exact: Measured, timed: Measured, dof: int
     The timed captions are among those of `speedup`, so only the errors of the timed ones count. The clock's noise is in
     both if both are from the same timing files, and adds if not.
     """
-    files = {name for name in record.shards if name.rpartition("/")[2].startswith(_TIMING_SHARD)}
+    files = {name for name in record.shards if shard_kind(name) == TimingShard.kind}
     if not exact.noise or files <= set(record.shape.split(",")):
         return timed.error or 0, dof
     return math.hypot(exact.noise, timed.error or 0), min(dof, exact.noise_dof or dof)

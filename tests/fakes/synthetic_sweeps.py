@@ -212,10 +212,10 @@ def _record(
 
 
 def _events(record: TrialRecord) -> list[dict[str, Any]]:
-    """What the driver tells of a trial."""
+    """The events of a trial."""
     about = {"trial": record.number, "label": record.label}
     asked = {"at": record.started, "event": "trial_started", **about, "summary": "", "config": {}}
-    told = {
+    ended = {
         "at": record.finished,
         "event": "trial_finished",
         **about,
@@ -224,7 +224,7 @@ def _events(record: TrialRecord) -> list[dict[str, Any]]:
         "cause": record.cause,
     }
     metrics = {name: entry.value for name, entry in record.metrics.items()}
-    return [asked, {**told, "images": record.images, "metrics": metrics}]
+    return [asked, {**ended, "images": record.images, "metrics": metrics}]
 
 
 def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator) -> TrialRecord:

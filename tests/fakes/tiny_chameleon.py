@@ -128,7 +128,7 @@ def write_sharded(folder: Path, state: State) -> Path:
 
 
 def write_tokenizer(folder: Path, named: dict[str, int] | None = None) -> Path:
-    """A tokenizer.json of a few words; like Chameleon's own, it puts <s> before a text unless told not to."""
+    """A tokenizer.json of a few words; like Chameleon's own, it puts <s> before a text unless it is asked not to."""
     words = models.WordLevel({**NAMED, **WORD_IDS, **(named or {})}, unk_token="<unk>")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -26,7 +26,7 @@ TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level 
 
 @dataclass
 class DrafterInputs:
-    """What a drafter was told. By transformer row (captions, then their unconditional streams): the prompt's own
+    """What a drafter received. By transformer row (captions, then their unconditional streams): the prompt's own
     features [P, D], and the target's feature before every token; by caption, the tokens so far.
     """
 

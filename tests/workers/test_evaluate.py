@@ -117,12 +117,12 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
 def test_a_shard_is_drawn_once(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
     name = shards[0].name(evaluator.experiment)
     before = (home / name).stat().st_mtime_ns
-    told = evaluator.run({"kind": "quality", **shards[0].to_mapping()})
+    answer = evaluator.run({"kind": "quality", **shards[0].to_mapping()})
     assert (home / name).stat().st_mtime_ns == before
-    assert told["ran"] is False
-    assert told["images"] == 8
-    assert told["seconds"] > 0
-    assert told["worker"] == "worker"
+    assert answer["ran"] is False
+    assert answer["images"] == 8
+    assert answer["seconds"] > 0
+    assert answer["worker"] == "worker"
     table, meta = read_shard(evaluator.storage, name)
     assert table.num_rows == 8
     assert table.column("caption").to_pylist() == [caption.text for caption in evaluator.captions[:8]]
@@ -136,11 +136,11 @@ def test_images_do_not_depend_on_the_batch_or_the_worker(
 ) -> None:
     other = Evaluator(spec(tmp_path, weights, worker="another"))
     piece = replace(shards[0], batch=3)
-    told = other.quality(piece)
-    assert told["worker"] == "another"
-    assert told["name"] == shards[0].name(evaluator.experiment)
+    answer = other.quality(piece)
+    assert answer["worker"] == "another"
+    assert answer["name"] == shards[0].name(evaluator.experiment)
     columns = ["tokens", "score.clip_score"]
-    one, two = (read_shard(e.storage, told["name"], columns)[0] for e in (evaluator, other))
+    one, two = (read_shard(e.storage, answer["name"], columns)[0] for e in (evaluator, other))
     assert torch.equal(tokens_of(one), tokens_of(two))
     scores = [table.column("score.clip_score").to_pylist() for table in (one, two)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
@@ -249,15 +249,15 @@ def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[QualityShard]) -> None:
     shard = TimingShard(CONFIG, VANILLA, 0, 2, 1, 2)
-    told = evaluator.run({"kind": "timing", **shard.to_mapping()})
-    assert told["ran"] is True
-    assert evaluator.timing(shard) == told | {"ran": False}
-    rows = read_shard(evaluator.storage, told["name"], kind="timing")[0].to_pylist()
+    answer = evaluator.run({"kind": "timing", **shard.to_mapping()})
+    assert answer["ran"] is True
+    assert evaluator.timing(shard) == answer | {"ran": False}
+    rows = read_shard(evaluator.storage, answer["name"], kind="timing")[0].to_pylist()
     assert [(row["caption_ids"], row["repetition"]) for row in rows] == [([0], 0), ([1], 0), ([0], 1), ([1], 1)]
     assert all(0 < row["prefill" + side] < row["seconds" + side] for row in rows for side in ("", "_vanilla"))
     assert {row["passes_vanilla"] for row in rows} == {35}
     files, wanted = names(evaluator, shards), ("speedup", "speedup_timed", "latency", "target_passes")
-    task = MeasureTask(CONFIG, files, (told["name"],), (), wanted, (told["name"],))
+    task = MeasureTask(CONFIG, files, (answer["name"],), (), wanted, (answer["name"],))
     metrics = evaluator.measure(task)["metrics"]
     sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "caption_ids"}
     assert metrics["speedup_timed"]["value"] == pytest.approx(sums["seconds_vanilla"] / sums["seconds"])
@@ -298,10 +298,10 @@ def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkey
 
     monkeypatch.setattr(CancellableEngine, "step", step)
     limit = 2
-    told = evaluator.quality(QualityShard(CONFIG, 16, 20, 1, 4))
+    answer = evaluator.quality(QualityShard(CONFIG, 16, 20, 1, 4))
     assert sizes[0] == 4
     assert max(sizes[1:]) == 2
-    assert set(read_shard(evaluator.storage, told["name"])[0].column("batch").to_pylist()) == {2}
+    assert set(read_shard(evaluator.storage, answer["name"])[0].column("batch").to_pylist()) == {2}
     limit = 0
     with pytest.raises(OutOfMemory, match="at batch 2"):
         evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
@@ -328,14 +328,14 @@ def test_reading_and_drawing_pictures_halve_as_well(
     other = Evaluator(spec(tmp_path, weights))
     monkeypatch.setattr(type(target), "decode", decode)
     limit = 4
-    told = other.quality(shards[0])
+    answer = other.quality(shards[0])
     assert sizes == [8, 4, 4]
     columns = ["tokens", "score.clip_score", "features.scenes"]
-    halved, whole = (read_shard(e.storage, told["name"], columns)[0] for e in (other, evaluator))
+    halved, whole = (read_shard(e.storage, answer["name"], columns)[0] for e in (other, evaluator))
     assert torch.equal(tokens_of(halved), tokens_of(whole))
     torch.testing.assert_close(features_of(halved, "scenes"), features_of(whole, "scenes"), rtol=0, atol=1e-2)
     sizes.clear()
-    task = MeasureTask(CONFIG, (told["name"],), (), (), ("clip_score",))
+    task = MeasureTask(CONFIG, (answer["name"],), (), (), ("clip_score",))
     pictures = other.measure(task)["pictures"]
     assert sizes == [8, 4, 4]
     assert Image.open(tmp_path / pictures[0]).size == (4 * 48 + 6, 2 * 48 + 2)

@@ -53,11 +53,11 @@ def test_files_stay_of_their_kind(source: str, shown: str) -> None:
     def facts(address: str) -> dict[str, Any]:
         return {"reference": {"source": address, "count": 9}, "metrics": ["fid", address], "seed": 0}
 
-    told = redact_file("identity.json", json.dumps(facts(source), separators=(",", ":")).encode())
-    assert json.loads(told) == facts(shown)
+    redacted = redact_file("identity.json", json.dumps(facts(source), separators=(",", ":")).encode())
+    assert json.loads(redacted) == facts(shown)
     for flow in (True, False):
-        told = redact_file("sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode())
-        assert yaml.safe_load(told) == facts(shown)
+        redacted = redact_file("sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode())
+        assert yaml.safe_load(redacted) == facts(shown)
     broken = redact_file("identity.json", f'{{"source": "{source}'.encode()).decode()
     assert broken == f'{{"source": "{shown}'
 

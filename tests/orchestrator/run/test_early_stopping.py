@@ -1,4 +1,4 @@
-"""Racing in the driver: trials grow by rungs, stop, are told and revived; the same for any order and after a kill."""
+"""Racing in the driver: trials grow, stop and are revived; the same for any order and after a kill."""
 
 from __future__ import annotations
 
@@ -195,8 +195,13 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         assert (record.state, record.cause, record.stop) == ("complete", None, old.stop)
         assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
         assert dict(record.history)[old.images] == old.metrics
-        told = EarlyStopping(sweep(tmp_path), AXES, ()).before_revival(record)
-        assert (told.state, told.cause, told.metrics, told.images) == ("stopped", old.cause, old.metrics, old.images)
+        past = EarlyStopping(sweep(tmp_path), AXES, ()).before_revival(record)
+        assert (past.state, past.cause, past.metrics, past.images) == (
+            "stopped",
+            old.cause,
+            old.metrics,
+            old.images,
+        )
         assert all(whole[r.number].images == CAPTIONS for r in whole if r.duplicate_of == number)
     study = optuna.load_study(
         study_name="tested", storage=open_storage(str(tmp_path / "whole" / "store" / "study.log"))

@@ -1,4 +1,4 @@
-"""A user's own images: every layout is read, every mistake is told, and all components train on twelve tiny images."""
+"""A user's own images: every layout is read, mistakes are reported, and all components train on twelve tiny images."""
 
 from __future__ import annotations
 

@@ -425,7 +425,7 @@ def test_broken_shards_are_refused_in_words(language: State, tmp_path: Path, att
         attempt(folder)
     shard.write_bytes(whole)
     lost = next(name for name, file in listing["weight_map"].items() if file == shard.name and "o_proj" in name)
-    listing["weight_map"].pop(lost)  # an index that forgot an entry: the tensor is there, but nobody is told
+    listing["weight_map"].pop(lost)  # an index that forgot an entry: the tensor is there, and nothing else shows it
     index.write_text(json.dumps(listing))
     with pytest.raises(WeightsError, match=rf"(missing weights|lacks).*{lost}"):
         attempt(folder)
