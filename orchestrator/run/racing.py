@@ -150,7 +150,10 @@ class Race:
         mean = differences.mean(axis=1)
         mean += np.minimum((scores.bias - np.stack([rival.bias for rival in rivals])) * signs, 0.0)
         by_items = differences.std(axis=1, ddof=1) / np.sqrt(count)
-        noise = np.stack([_shared_noise(scores, rival) for rival in rivals])  # [K, 2, m]
+        noise = np.zeros((len(rivals), 2, len(signs)))
+        for entry, rival in zip(noise, rivals, strict=True):
+            shared = scores.source is not None and scores.source == rival.source
+            entry[0], entry[1] = (scores.noise - rival.noise, 0.0) if shared else (scores.noise, rival.noise)
         noise_dof = np.array([[scores.noise_dof, rival.noise_dof] for rival in rivals])[:, :, None]
         variance = by_items**2 + np.square(noise).sum(axis=1)
         spread = by_items**4 / (count - 1) + (noise**4 / noise_dof).sum(axis=1)
@@ -159,10 +162,3 @@ class Race:
         tie = np.abs(mean) <= _ROUNDING * scale
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(tie, 0.0, mean / np.sqrt(variance)), degrees
-
-
-def _shared_noise(a: Scores, b: Scores) -> Floats:
-    """Standard errors [2, m] that the noise of two candidates adds to a difference; the first has what they share."""
-    same = a.source is not None and a.source == b.source
-    errors: Floats = np.stack([a.noise - b.noise, np.zeros_like(b.noise)] if same else [a.noise, b.noise])
-    return np.broadcast_to(errors, (2, a.blocks.shape[1]))

@@ -82,7 +82,7 @@ SETTINGS = {
     "jacobi window": PRESETS["sjd"],
 }
 Drawn = Callable[[str], dict[int, Result]]
-IMAGES = 16
+IMAGES = 8
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def surprise(models: Models, tokens: Tensor, captions: list[str]) -> Tensor:
 
 @pytest.mark.slow
 def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(models: Models, drawn: Drawn) -> None:
-    """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 16 captions;
+    """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 8 captions;
     |t| > 4 has a false-alarm rate of 1e-3 per comparison, and the seed is fixed.
     """
     captions = [request.caption for request in requests_for(models, IMAGES)]
