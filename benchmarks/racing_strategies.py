@@ -122,11 +122,14 @@ def _jackknife(values: Floats) -> Floats:
     return errors
 
 
-OWN_STRATEGIES: dict[str, Strategy] = {
+MODELLED_STRATEGIES: dict[str, Strategy] = {
     "replay sampler": search_with(ReplayProposals(), None),
-    "racing": search_with(random_order, race_stops),
     "replay sampler and racing": search_with(ReplayProposals(), race_stops),
     "the same, paired errors": search_with(ReplayProposals(paired=True), race_stops),
     "replay sampler, stops whatever is behind": search_with(ReplayProposals(paired=True), is_behind),
+}
+OWN_STRATEGIES: dict[str, Strategy] = {
+    "racing": search_with(random_order, race_stops),
     "random order, stops whatever is behind": search_with(random_order, is_behind),
+    **MODELLED_STRATEGIES,
 }

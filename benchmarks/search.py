@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -148,20 +150,39 @@ class Outcome:
     images: Mapping[float, Floats]
     seconds: float
 
+    @classmethod
+    def of(cls, replays: Sequence[tuple[Sequence[float], float]]) -> Outcome:
+        """From what `replay_seed` gave for each seed."""
+        needed, seconds = zip(*replays, strict=True)
+        return cls(dict(zip(TARGETS, np.array(needed).T, strict=True)), sum(seconds) / len(seconds))
 
-def replay_strategy(strategy: Strategy, problems: Sequence[Problem], seeds: int, limit: float = 1.0) -> Outcome:
-    """Replay a strategy; seed s searches problem s modulo their number. limit: share of the table's images."""
-    needed: dict[float, list[float]] = {target: [] for target in TARGETS}
+
+def replay_seed(
+    strategy: Strategy, problems: Sequence[Problem], seed: int, limit: float = 1.0
+) -> tuple[list[float], float]:
+    """Replay a strategy on problem `seed` modulo their number: the images needed for each target, and seconds. limit:
+    share of the table's images that it may buy.
+    """
     start = time.perf_counter()
-    for seed in range(seeds):
-        problem = problems[seed % len(problems)]
-        purchases = Purchases(problem, limit * problem.images)
-        with suppress(BudgetSpent):
-            strategy(purchases, seed)
-        for target in TARGETS:
-            needed[target].append(images_needed(purchases.curve, target * problem.exhaustive))
-    seconds = (time.perf_counter() - start) / seeds
-    return Outcome({target: np.array(values) for target, values in needed.items()}, seconds)
+    problem = problems[seed % len(problems)]
+    purchases = Purchases(problem, limit * problem.images)
+    with suppress(BudgetSpent):
+        strategy(purchases, seed)
+    needed = [images_needed(purchases.curve, target * problem.exhaustive) for target in TARGETS]
+    return needed, time.perf_counter() - start
+
+
+@lru_cache(maxsize=1)
+def _problems() -> tuple[Problem, ...]:
+    atlas = Atlas.load()
+    return tuple(Problem.of(atlas, half) for half in (0, 1))
+
+
+def _replay_named(name: str, seed: int, limit: float) -> tuple[list[float], float]:
+    """In a process of its own."""
+    from benchmarks.strategies import STRATEGIES
+
+    return replay_seed(STRATEGIES[name], _problems(), seed, limit)
 
 
 def table(outcomes: Mapping[str, Outcome], problems: Sequence[Problem]) -> str:
@@ -187,28 +208,44 @@ def _quartiles(images: Floats, total: int) -> str:
     return f"{median:.0f} ({low:.0f} to {last}), {100 * median / total:.1f} %"
 
 
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    from benchmarks.strategies import STRATEGIES
+    from benchmarks.strategies import MODELLED, STRATEGIES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--limit", type=float, default=1.0, help="share of the table's images that a strategy may buy")
+    parser.add_argument(
+        "--limit", type=float, default=0.3, help="share of the table's images that a strategy with a model may buy"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args(arguments)
-    atlas = Atlas.load()
-    problems = [Problem.of(atlas, half) for half in (0, 1)]
+    problems = _problems()
     outcomes: dict[str, Outcome] = {}
-    for name in options.strategies:
-        outcomes[name] = replay_strategy(STRATEGIES[name], problems, options.seeds, options.limit)
-        print(
-            name, {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}, flush=True
-        )
+    with ProcessPoolExecutor(options.processes, initializer=_use_one_thread) as pool:
+        replays = {
+            name: [
+                pool.submit(_replay_named, name, seed, options.limit if name in MODELLED else 1.0)
+                for seed in range(options.seeds)
+            ]
+            for name in options.strategies
+        }
+        for name, futures in replays.items():
+            outcomes[name] = Outcome.of([future.result() for future in futures])
+            shares = {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}
+            print(name, shares, flush=True)
     points = "; ".join(f"speed-up {p.reference[0]:.2f}, fid {p.reference[1]:.1f}" for p in problems)
     text = (
-        f"`python -m benchmarks.search --seeds {options.seeds}`: {len(atlas)} settings, {problems[0].images} images in "
-        f"each half. Images needed: median (quartiles), and the median as a share of the half's images. Reference "
-        f"points of the hypervolume on the two halves: {points}.\n\n{table(outcomes, problems)}\n"
+        f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, {problems[0].images} "
+        f"images in each half. Images needed: median (quartiles), and the median as a share of the half's images. "
+        f"Strategies with a Gaussian process may buy {options.limit:.0%} of the images. Reference points of the "
+        f"hypervolume on the two halves: {points}.\n\n{table(outcomes, problems)}\n"
     )
     print(text)
     if options.write:

@@ -18,7 +18,7 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
 from benchmarks.atlas_table import DIRECTIONS, Floats
-from benchmarks.racing_strategies import OWN_STRATEGIES
+from benchmarks.racing_strategies import MODELLED_STRATEGIES, OWN_STRATEGIES
 from benchmarks.search import Purchases, Strategy
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.study import ParameterTPESampler
@@ -225,3 +225,4 @@ STRATEGIES: dict[str, Strategy] = {
     "MO-ASHA": mo_asha,
     **OWN_STRATEGIES,
 }
+MODELLED = frozenset({"Optuna's GP", *MODELLED_STRATEGIES})  # a replay of the whole table would take an hour

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.atlas_table import RUNGS, Atlas, Floats
-from benchmarks.search import BudgetSpent, Problem, Purchases, images_needed, replay_strategy
+from benchmarks.search import BudgetSpent, Outcome, Problem, Purchases, images_needed, replay_seed
 from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
 from orchestrator.results.indicators import hypervolume
 from tests.fakes.tables import different_settings, make_table
@@ -143,7 +143,7 @@ def test_a_strategy_that_knows_the_front_needs_its_images_only(problem: Problem)
         for row in FRONT[1:]:
             purchases.measure(row)
 
-    outcome = replay_strategy(oracle, [problem], 2)
+    outcome = Outcome.of([replay_seed(oracle, [problem], seed) for seed in range(2)])
     assert outcome.images[0.95].tolist() == [len(FRONT) * RUNGS[-1]] * 2
 
 
