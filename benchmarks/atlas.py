@@ -102,12 +102,17 @@ def _relative_cost(pairs: Sequence[tuple[tuple[float, float], tuple[float, float
     return _cost([(prefill * vanilla / other, own * vanilla / other) for (_, other), (prefill, own) in pairs])
 
 
-def predict(configs: Sequence[DecodingConfig], images: int, steps: int, folder: Path = DATA) -> None:
-    """Record captions that the table does not have, and write the predictions of every setting."""
+def predict(
+    configs: Sequence[DecodingConfig], images: int, steps: int, recordings: Path | None = None, folder: Path = DATA
+) -> None:
+    """Record captions that the table does not have, and write the predictions of every setting. recordings: a folder
+    that keeps them.
+    """
     torch.set_num_threads(1)
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
     described = [config for config in configs if why_unpredictable(config) is None]
-    table = prediction_table(Replayer(load_folder(), requests, max_steps=steps), described, [""] * len(described))
+    replayer = Replayer(load_folder(), requests, batch=48, max_steps=steps, folder=recordings)
+    table = prediction_table(replayer, described, [""] * len(described))
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table.drop_columns(["config", "params"]), folder / PREDICTIONS, compression="zstd")
 
@@ -127,13 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     predict_command = commands.add_parser("predict")
     predict_command.add_argument("--images", type=int, default=96)
     predict_command.add_argument("--steps", type=int, default=4096, help="of each recording, about")
+    predict_command.add_argument("--recordings", type=Path, help="folder that keeps the recordings")
     commands.add_parser("replay")
     options = parser.parse_args(arguments)
     actions: dict[str, Callable[[], object]] = {
         "run": lambda: sys.exit(run(options.folder)),
         "collect": lambda: collect(str(options.folder)).save(),
         "time": lambda: time_shapes(Atlas.load().configs, options.images),
-        "predict": lambda: predict(Atlas.load().configs, options.images, options.steps),
+        "predict": lambda: predict(Atlas.load().configs, options.images, options.steps, options.recordings),
         "replay": lambda: print("\n".join(compare_replay(Atlas.load()))),
     }
     actions[options.command]()
