@@ -107,6 +107,13 @@ def split_predictable(drawn: Iterator[DrawnSetting]) -> tuple[list[DrawnSetting]
     return settings, left_out
 
 
+def check_pool(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Raise ValueError if the sampler of a resolved sweep needs predictions, and replay can describe no setting."""
+    if SAMPLERS.lookup(sweep.search.sampler).from_pool:
+        options = PoolOptions.split(sweep.search.options)[0]
+        check_predictable(setting.config for setting in draw_settings(sweep, capabilities, options.pool))
+
+
 def prediction_task(
     sweep: SweepConfig, storage: Storage, capabilities: Capabilities, log: Callable[[str], None]
 ) -> Task | None:

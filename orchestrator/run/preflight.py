@@ -10,6 +10,7 @@ import socket
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import read_identity, read_trials
 from orchestrator.run import preflight_models as models
+from orchestrator.run.predicted_pool import check_pool
 from orchestrator.run.preflight_models import CheckedModels, prefix_errors
 from orchestrator.run.study import Search
 from orchestrator.run.study_storage import check_storage
@@ -66,6 +67,7 @@ def preflight(
         models.check_configs(resolved, model.capabilities)
         _check_timing(resolved, len(captions))
         _check_racing(sweep)
+        check_pool(resolved, model.capabilities)
         Search(resolved, [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives])
     _check_reachable(address)
 

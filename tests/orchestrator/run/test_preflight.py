@@ -79,6 +79,7 @@ def test_a_valid_sweep_passes() -> None:
     assert_passes(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
     assert_passes(timing={"batch": 4, "images": 4, "repetitions": 2})
     assert_passes(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
+    assert_passes(search={"sampler": "replay", "options": {"pool": 20}})
     assert_passes(racing={"rungs": [72]}, objectives=["speedup", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
@@ -127,6 +128,13 @@ def test_a_valid_sweep_passes() -> None:
                 ]
             },
             ("enqueue.wide", "2000", "1024 codes"),
+        ),
+        (
+            {
+                "search": {"sampler": "replay", "options": {"pool": 20}},
+                "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5},
+            },
+            ("space: replay", "sampling.temperature"),
         ),
         ({"space": CHAIN | {"tree": {"policy": "chain", "length": {"low": 2, "high": 500}}}}, ("space", "500", "144")),
         (
