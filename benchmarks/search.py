@@ -15,6 +15,7 @@ Prints the images after which this share is at 90 % and at 95 % for good: median
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import time
@@ -34,6 +35,7 @@ from orchestrator.results.pareto import nondominated
 
 TARGETS = (0.90, 0.95)
 RESULTS = Path(__file__).parent / "results" / "search.md"
+KEPT = RESULTS.with_suffix(".json")
 Strategy = Callable[["Purchases", int], None]
 
 
@@ -214,6 +216,27 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _kept(identity: Mapping[str, object]) -> dict[str, Outcome]:
+    """What earlier runs with `--write` found on the same table."""
+    stored = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if stored.get("of") != identity:
+        return {}
+    return {
+        name: Outcome.of([([math.inf if n is None else n for n in row], entry["seconds"]) for row in entry["images"]])
+        for name, entry in stored["strategies"].items()
+    }
+
+
+def _keep(identity: Mapping[str, object], outcomes: Mapping[str, Outcome]) -> None:
+    """Write the outcomes of all strategies so far: the images of each seed for each target, null if it is missed."""
+    strategies = {}
+    for name, outcome in outcomes.items():
+        rows = np.array([outcome.images[target] for target in TARGETS]).T.tolist()
+        images = [[count if math.isfinite(count) else None for count in row] for row in rows]
+        strategies[name] = {"seconds": round(outcome.seconds, 2), "images": images}
+    KEPT.write_text(json.dumps({"of": identity, "strategies": strategies}))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     from benchmarks.strategies import MODELLED, STRATEGIES
 
@@ -221,13 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument(
-        "--limit", type=float, default=0.3, help="share of the table's images that a strategy with a model may buy"
+        "--limit", type=float, default=0.15, help="share of the table's images that a strategy with a model may buy"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {RESULTS.name}, with earlier results of the other strategies"
+    )
     options = parser.parse_args(arguments)
     problems = _problems()
-    outcomes: dict[str, Outcome] = {}
+    identity = {"settings": len(problems[0]), "seeds": options.seeds, "limit": options.limit}
+    outcomes = _kept(identity) if options.write else {}
     with ProcessPoolExecutor(options.processes, initializer=_use_one_thread) as pool:
         replays = {
             name: [
@@ -240,6 +266,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             outcomes[name] = Outcome.of([future.result() for future in futures])
             shares = {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}
             print(name, shares, flush=True)
+            if options.write:
+                _keep(identity, _kept(identity) | {name: outcomes[name]})
+    outcomes = {name: outcomes[name] for name in STRATEGIES if name in outcomes}
     points = "; ".join(f"speed-up {p.reference[0]:.2f}, fid {p.reference[1]:.1f}" for p in problems)
     text = (
         f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, {problems[0].images} "
