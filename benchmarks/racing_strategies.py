@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution, IntDistribution
 
 from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
-from benchmarks.search import Purchases, Strategy, reference_point
+from benchmarks.search import Problem, Purchases, Strategy, reference_point
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 from orchestrator.run.replay_sampler import ReplaySampler
@@ -52,7 +52,7 @@ def race_stops(purchases: Purchases, row: int, level: int, place: int) -> bool:
     """The race of `orchestrator.run.racing`, at an error rate of 5 % for the whole search."""
     race = Race(DIRECTIONS, ERROR_RATE, len(purchases.problem.rungs))
     rivals = np.flatnonzero(purchases.rung >= level).tolist()
-    scores = {rival: _scores(purchases, rival, level) for rival in rivals}
+    scores = {rival: scores_of(purchases.problem, rival, level) for rival in rivals}
     own = scores.pop(row)
     return race.decide(place, own, scores, int((purchases.rung >= 0).sum()) - 1) is not None
 
@@ -64,8 +64,9 @@ def is_behind(purchases: Purchases, row: int, level: int, place: int) -> bool:
     return not bool(front[rows == row][0])
 
 
-def _scores(purchases: Purchases, row: int, level: int) -> Scores:
-    seen = purchases.problem.seen[level, row]
+def scores_of(problem: Problem, row: int, level: int) -> Scores:
+    """One setting's objectives at a rung."""
+    seen = problem.seen[level, row]
     return Scores.from_replicates(seen[:, 0], seen[:, 1:])
 
 

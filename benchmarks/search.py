@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument(
-        "--limit", type=float, default=0.15, help="share of the table's images that a strategy with a model may buy"
+        "--limit", type=float, default=0.12, help="share of the table's images that a strategy with a model may buy"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(

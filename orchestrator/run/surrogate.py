@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 256  # candidates evaluated at once
 _MIN_RELATIVE_NOISE = 1e-3  # of the objective's spread
+_FIT_TOLERANCE = 1e-6  # relative, of a fit's likelihood; SciPy's default takes up to eight times as long
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +182,8 @@ def _fit(x: Tensor, outcomes: Sequence[_Outcome]) -> ModelListGP:
     models = []
     for outcome in outcomes:
         model = SingleTaskGP(x, outcome.target, outcome.variance, outcome_transform=None)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(likelihood, optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}})
         models.append(model)
     return ModelListGP(*models)
 
