@@ -20,9 +20,9 @@ from torch import Tensor
 from workers.decoding import rng
 from workers.models.own_files import save
 
-_CHUNK_ENTRIES = 1 << 24  # distances held at once
+_CHUNK_ENTRIES = 1 << 20  # distances held at once: some 30 MB with all temporaries
 _DISK_CACHE_MIN_PAIRS = 1 << 22  # codebook pairs above which a table is written to disk
-_MIN_COLUMNS = 1024  # columns computed at least: the sort costs the same for any k, and smaller k are slices
+_MIN_COLUMNS = 1024  # columns computed at least: they cost little, and the tables of all smaller k are slices
 _MAX_TABLES = 4
 _FILE_VERSION = 2  # raise it whenever the same codebook gives another table
 
@@ -49,7 +49,7 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None
     if key not in _tables or _tables[key].shape[1] < k:
         columns = min(size, max(k, _MIN_COLUMNS))
         if size * size <= _DISK_CACHE_MIN_PAIRS:
-            _tables[key] = _compute(codebook, proximity, columns).int()
+            _tables[key] = compute_table(codebook, proximity, columns)
         else:
             name = f"neighbours{_FILE_VERSION}-{digest}-{proximity}-{columns}.safetensors"
             _tables[key] = _load_or_compute(codebook, proximity, columns, (cache or _default_cache()) / name)
@@ -63,7 +63,7 @@ def _load_or_compute(codebook: Tensor, proximity: str, k: int, path: Path) -> Te
     try:
         return load_file(path)["neighbours"].to(codebook.device)
     except (OSError, SafetensorError, KeyError):
-        table = _compute(codebook, proximity, k).int()
+        table = compute_table(codebook, proximity, k)
     # the file only saves the next process some seconds, so a full disk or a read-only folder is no error
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,21 +78,33 @@ def _default_cache() -> Path:
         return Path(tempfile.gettempdir()) / "specfrontier"
 
 
-def _compute(codebook: Tensor, proximity: str, k: int) -> Tensor:
+def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
+    """The table [V, k] (int32), some rows at a time."""
     size, device = codebook.shape[0], codebook.device
     vectors = codebook.detach().float()
     if proximity == "cosine":
         vectors = torch.nn.functional.normalize(vectors, dim=1)
     codes = torch.arange(size, device=device)
-    rows = []
+    table = torch.empty(size, k, dtype=torch.int32, device=device)
     for chunk in torch.split(codes, max(1, _CHUNK_ENTRIES // size)):
-        if proximity == "random":
-            bits = rng.bits(chunk[:, None], chunk.new_zeros(1), rng.Purpose.NEIGHBOURS, codes)
-            distance = bits.clamp(min=torch.iinfo(torch.int64).min + 1)
-            distance[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
-        else:
-            distance = torch.cdist(vectors[chunk], vectors, compute_mode="donot_use_mm_for_euclid_dist")
-            # the code itself comes first, even if another code is identical
-            distance[torch.arange(len(chunk), device=device), chunk] = -1.0
-        rows.append(distance.sort(dim=1, stable=True).indices[:, :k])
-    return torch.cat(rows)
+        order = _random_order(chunk, codes) if proximity == "random" else _order(vectors, chunk, codes)
+        # the code itself comes first, even if another code is identical
+        order[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
+        table[chunk] = order.topk(k, dim=1, largest=False).indices.int()
+    return table
+
+
+def _order(vectors: Tensor, chunk: Tensor, codes: Tensor) -> Tensor:
+    """Integers [n, V] that sort the codes by their distance to the chunk's codes [n], then by index.
+
+    The bits of a float that is not negative, read as an integer, increase with it; the index fills the lower half, so
+    that no two integers of a row are equal and `topk` needs no stable sort.
+    """
+    distance = torch.cdist(vectors[chunk], vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.add(codes, distance.view(torch.int32).long(), alpha=1 << 32)
+
+
+def _random_order(chunk: Tensor, codes: Tensor) -> Tensor:
+    """Random integers [n, V], a fixed row for every code of the chunk [n]."""
+    bits = rng.bits(chunk[:, None], chunk.new_zeros(1), rng.Purpose.NEIGHBOURS, codes)
+    return bits.clamp(min=torch.iinfo(torch.int64).min + 1)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from workers.decoding import neighbours
+from workers.decoding import neighbours, rng
 from workers.decoding.neighbours import neighbour_table
 
 
@@ -45,6 +45,24 @@ def test_the_nearest_come_first(proximity: str) -> None:
         if proximity == "l2":  # exact in fp32, as equal cosines are not
             assert row[1:] == sorted(row[1:], key=lambda y, x=x: (far(book[x], book[y], "l2"), y))  # type: ignore[misc]
     assert table != neighbour_table(torch.tensor(book), "cosine" if proximity == "l2" else "l2", 30).tolist()
+
+
+@pytest.mark.parametrize("proximity", ["l2", "cosine", "random"])
+@pytest.mark.parametrize("k", [1, 7, 65, 129, 130])  # torch selects in two ways, depending on k
+def test_the_table_is_a_stable_sort_of_every_row(proximity: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes on a lattice of 25 points, so that most distances tie and most codes are there several times."""
+    monkeypatch.setattr(neighbours, "_CHUNK_ENTRIES", 130 * 7)  # rows in 19 chunks, the last one smaller
+    book = torch.randint(-2, 3, (130, 2), generator=torch.Generator().manual_seed(0)).float()
+    codes = torch.arange(130)
+    if proximity == "random":
+        distance = rng.bits(codes[:, None], codes.new_zeros(1), rng.Purpose.NEIGHBOURS, codes)
+        distance.fill_diagonal_(torch.iinfo(torch.int64).min)
+    else:
+        vectors = torch.nn.functional.normalize(book) if proximity == "cosine" else book
+        distance = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(-1.0)
+        assert (distance.sort().values.diff() == 0).float().mean() > 0.8  # ties
+    expected = distance.sort(dim=1, stable=True).indices[:, :k]
+    assert torch.equal(neighbours.compute_table(book, proximity, k).long(), expected)
 
 
 def test_random_neighbours_are_a_fixed_order_of_all_codes() -> None:
@@ -86,14 +104,14 @@ def test_a_user_without_a_home_directory_has_a_cache(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("proximity", ["l2", "cosine", "random"])
 def test_one_computation_serves_every_k(proximity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     book = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    whole = neighbours._compute(book, proximity, 40)
-    plain, runs = neighbours._compute, []
+    whole = neighbours.compute_table(book, proximity, 40)
+    plain, runs = neighbours.compute_table, []
 
     def noted(codebook: Tensor, how: str, k: int) -> Tensor:
         runs.append(k)
         return plain(codebook, how, k)
 
-    monkeypatch.setattr(neighbours, "_compute", noted)
+    monkeypatch.setattr(neighbours, "compute_table", noted)
     for k in (5, 40, 1, 12):
         table = neighbour_table(book, proximity, k)
         assert table.dtype == torch.int32
@@ -109,7 +127,7 @@ def test_a_large_table_is_kept_on_disk_once(tmp_path: Path, monkeypatch: pytest.
     assert sorted(path.name.split("-")[-1] for path in tmp_path.iterdir()) == ["15.safetensors", "8.safetensors"]
     assert torch.equal(small, large[:, :3])
     neighbours._tables.clear()
-    monkeypatch.delattr(neighbours, "_compute")
+    monkeypatch.delattr(neighbours, "compute_table")
     assert torch.equal(neighbour_table(book, "l2", 7, tmp_path), large[:, :7])
 
 
