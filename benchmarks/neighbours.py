@@ -26,7 +26,7 @@ def full_sort(codebook: Tensor, proximity: str, k: int) -> Tensor:
     """The table [V, k] by l2 distance, from a stable sort of whole rows."""
     assert proximity == "l2"
     rows = []
-    for chunk in torch.arange(len(codebook)).split(max(1, _SORT_CHUNK_ENTRIES // len(codebook))):
+    for chunk in torch.split(torch.arange(len(codebook)), max(1, _SORT_CHUNK_ENTRIES // len(codebook))):
         distance = torch.cdist(codebook[chunk], codebook, compute_mode="donot_use_mm_for_euclid_dist")
         distance[torch.arange(len(chunk)), chunk] = -1.0
         rows.append(distance.sort(dim=1, stable=True).indices[:, :k])
