@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
 AUTO = "auto"
+_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # as torch and Linux name them
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def pick_device(name: str) -> torch.device:
@@ -35,6 +39,35 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"{device.type} ({platform.machine()})"
+
+
+def training_dtype(device: torch.device, bf16: bool | None = None) -> tuple[torch.dtype, str]:
+    """The dtype of a training's matrix products, and the reason in words.
+
+    bf16 None: bfloat16 where the device has instructions for it. Without them it is ten times slower than float32 on a
+    CPU.
+    """
+    reason = "as configured"
+    if bf16 is None:
+        bf16, reason = _bf16_support(device)
+    return torch.bfloat16 if bf16 else torch.float32, reason
+
+
+def _bf16_support(device: torch.device) -> tuple[bool, str]:
+    """Whether the device has instructions for products of bfloat16 matrices, and what it has."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            found = torch.cuda.is_bf16_supported(including_emulation=False)
+        return found, f"this GPU has {'' if found else 'no '}bfloat16 instructions"
+    names = [name for name in _CPU_BF16 if name in _cpu_flags()]
+    return bool(names), f"this CPU has {names[0] if names else 'neither ' + ' nor '.join(_CPU_BF16)}"
+
+
+def _cpu_flags() -> Collection[str]:
+    """The instruction sets of this CPU, as far as torch or Linux tells."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return {name for name, value in torch.cpu.get_capabilities().items() if value}
+    return set(_CPUINFO.read_text("utf-8", "replace").split()) if _CPUINFO.exists() else ()
 
 
 def versions() -> dict[str, str]:

@@ -35,9 +35,7 @@ _MAX_HELD_OUT = 512  # examples; each needs two passes of the target at every sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleRecipe(Distillation):
-    """The published settings. steps None: `epochs` passes over the examples. bf16: mixed precision on a GPU; on a CPU,
-    where it is slower, fp32 is used.
-    """
+    """The published settings. steps None: `epochs` passes over the examples."""
 
     batch: int = 16
     epochs: int = 20
@@ -47,7 +45,6 @@ class EagleRecipe(Distillation):
     clip_value: float = 0.5
     held_out: float = 0.05
     save_every: int = 1000
-    bf16: bool = True
     seed: int = 0
 
     def split(self, examples: int) -> int:
@@ -61,7 +58,7 @@ class EagleRecipe(Distillation):
             raise ValueError(f"{examples} captions are too few to train and evaluate a drafter: give at least 2")
         return held
 
-    def schedule(self, examples: int, device: torch.device) -> TrainConfig:
+    def schedule(self, examples: int) -> TrainConfig:
         """The training settings for this many examples: AdamW, linear decay, and a linear warm-up of at most a tenth of
         the steps.
         """
@@ -69,7 +66,6 @@ class EagleRecipe(Distillation):
         return TrainConfig(
             steps=steps, batch=self.batch, optimiser="adamw", other_lr=self.rate, warmup=min(self.warmup, steps // 10),
             decay=1.0, clip=0.0, clip_value=self.clip_value, ema=0.0, seed=self.seed,
-            bf16=self.bf16 and device.type == "cuda",
             save_every=self.save_every, log_every=min(50, self.save_every),
         )  # fmt: skip
 
@@ -226,7 +222,7 @@ def train_eagle(
     """Trains an EAGLE layer by a recipe; returns its weight file. See `train_drafter`."""
     train_data, held_out = data.split(recipe.split(len(data)))
     held_out = Examples(held_out.captions[:_MAX_HELD_OUT], held_out.tokens[:_MAX_HELD_OUT])
-    config = recipe.schedule(len(train_data), target.device)
+    config = recipe.schedule(len(train_data))
     layer = new_eagle(target, recipe.seed)
     train_drafter(target, layer, (train_data, held_out), config, recipe, out, resume=resume, group=group, log=log)
     return out / WEIGHTS

@@ -10,7 +10,6 @@ import copy
 import json
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -20,7 +19,9 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from workers.runtime.device import training_dtype
 from workers.training.optim import Muon
+from workers.training.pace import Pace
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 #: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
@@ -41,7 +42,8 @@ class TrainConfig:
     and decays linearly to zero over the last fraction `decay` of the steps, and the second decays to 2 % over all that
     are left. "one-cycle" (Smith & Topin 2018) rises over the fraction `rise` of the steps and cycles AdamW's first beta
     inversely, as torch's `OneCycleLR` does. clip bounds the norm of all gradients, clip_value each of their entries; 0
-    is no bound. ema: decay of the averaged weights; 0: the average is the current weights.
+    is no bound. ema: decay of the averaged weights; 0: the average is the current weights. bf16: mixed precision, and
+    Muon's iteration in bfloat16; None: where the device has instructions for it.
     """
 
     steps: int
@@ -59,7 +61,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     ema: float = 0.995
     seed: int = 0
-    bf16: bool = True
+    bf16: bool | None = None
     compile: bool = False
     save_every: int = 200
     log_every: int = 50
@@ -88,9 +90,11 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
     return torch.cat(parts)
 
 
-def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def build_optimisers(
+    model: nn.Module, config: TrainConfig, dtype: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of linear layers and AdamW for embeddings, output heads ("head"), norms and biases; or
-    AdamW for all. Parameters that need no gradient are left out.
+    AdamW for all. Parameters that need no gradient are left out. dtype: of Muon's iteration.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     if config.optimiser == "adamw":
@@ -101,7 +105,7 @@ def build_optimisers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     others = [p for p in trainable if id(p) not in hidden]
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
-        optimisers.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay))
+        optimisers.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay, dtype=dtype))
     if others:
         optimisers.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
     return optimisers
@@ -167,21 +171,22 @@ def train(
         run.restore(checkpoint)
     if run.journal is not None:
         run.journal.write_text("".join(json.dumps(entry) + "\n" for entry in run.entries), encoding="utf-8")
-    started, first = time.monotonic(), run.steps
+        log(f"{name}: computing in {str(run.dtype).removeprefix('torch.')} ({run.dtype_reason})")
+    pace = Pace(run.steps, config.log_every)
     losses: list[Tensor] = []  # on the device; copied to the host rarely, because a copy waits for the device
-    for step in range(first, config.steps):
+    for step in range(run.steps, config.steps):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        with torch.autocast(run.device.type, torch.bfloat16, enabled=config.bf16):
+        with torch.autocast(run.device.type, torch.bfloat16, enabled=run.dtype == torch.bfloat16):
             loss = loss_of(batch_indices(config.seed, step, config.batch, size), generator)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         group.average([losses[-1], *(p.grad for p in run.trainable if p.grad is not None)])
         run.update(step)
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
-        if saving or (step + 1) % config.log_every == 0:
+        if pace.line_is_due(step + 1) or saving:
             run.record_losses(losses)
             if group.is_main:
-                log(run.status((time.monotonic() - started) / (step + 1 - first)))
+                log(run.status(pace))
         if saving and group.is_main:
             run.copy_untrained()
             if on_save is not None:
@@ -199,13 +204,13 @@ class _Run(Generic[Model]):
         self.model, self.average, self.config = model, copy.deepcopy(model), config
         self.name, self.journal, self.steps = name, journal, 0
         self.entries: list[Figures] = []
-        self.optimisers = build_optimisers(model, config)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["peak_lr"] = group["lr"]
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
+        self.dtype, self.dtype_reason = training_dtype(self.device, config.bf16)
+        self.optimisers = build_optimisers(model, config, self.dtype)
+        for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
+            group["peak_lr"] = group["lr"]
+        self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
 
     def update(self, step: int) -> None:
         """One step of the optimisers and of the averaged weights, from the parameters' gradients."""
@@ -249,15 +254,14 @@ class _Run(Generic[Model]):
         self.record([{"step": step, "loss": value} for step, value in enumerate(values, start=self.steps + 1)])
         self.steps += len(values)
 
-    def status(self, seconds: float) -> str:
-        """The line for the log. seconds: per step."""
+    def status(self, pace: Pace) -> str:
+        """The line for the log."""
         config, step = self.config, self.steps
         recent = [entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry]
         recent = recent[-config.log_every :]
         return (
             f"{self.name} step {step}/{config.steps} loss {sum(recent) / len(recent):.4f} "
-            f"rate x{learning_rate(step - 1, config):.2f} {config.batch / seconds:.0f} examples/s, "
-            f"{(config.steps - step) * seconds / 60:.1f} min left"
+            f"rate x{learning_rate(step - 1, config):.2f}, {pace.describe(step, config.steps)}"
         )
 
     def store(self, path: Path) -> None:

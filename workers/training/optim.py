@@ -13,10 +13,10 @@ from torch import Tensor
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: pushes singular values to about 1 in five steps
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz towards the nearest semi-orthogonal matrices of a batch [n, rows, cols], in bf16 (Muon)."""
+def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.bfloat16, steps: int = 5) -> Tensor:
+    """Newton-Schulz towards the nearest semi-orthogonal matrices of a batch [n, rows, cols], in `dtype` (Muon)."""
     a, b, c = _QUINTIC
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -29,12 +29,20 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised, and scaled to the root mean square of AdamW's updates: by 0.2 sqrt(max(rows, cols))."""
+    """Momentum, orthogonalised in `dtype`, and scaled to the root mean square of AdamW's updates: by
+    0.2 sqrt(max(rows, cols)).
+    """
 
     def __init__(
-        self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        matrices: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__(list(matrices), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -52,6 +60,6 @@ class Muon(torch.optim.Optimizer):
         momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in members]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
-        updates = orthogonalise(torch.stack(list(nesterov))).to(members[0].dtype).unbind()
+        updates = orthogonalise(torch.stack(list(nesterov)), self._dtype).to(members[0].dtype).unbind()
         torch._foreach_mul_(members, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(members, list(updates), alpha=-group["lr"] * scale)
