@@ -82,7 +82,9 @@ def test_products_and_muon_compute_in_the_dtype_that_the_log_names(
     flag: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True}, raising=False)
-    original, seen, lines = optim.orthogonalise, [], []
+    original = optim.orthogonalise
+    seen: list[torch.dtype] = []
+    lines: list[str] = []
 
     def noted(matrices: Tensor, dtype: torch.dtype) -> Tensor:
         seen.append(dtype)
