@@ -33,10 +33,11 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
     cost = cost[(cost < corner).all(axis=1)]
     if not len(cost):
         return 0.0
-    cost = np.unique(cost[nondominated(cost, ["minimize"] * len(corner))], axis=0)
     if len(corner) == 1:
-        return float(corner[0] - cost[0, 0])
-    return _area(cost, corner) if len(corner) == 2 else _volume(cost, corner)
+        return float(corner[0] - cost.min())
+    if len(corner) == 2:
+        return _area(cost, corner)
+    return _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
 
 
 def drawn_hypervolumes(drawn: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
@@ -94,9 +95,10 @@ def _measured(points: ArrayLike, directions: Sequence[str]) -> Floats:
 
 
 def _area(cost: Floats, corner: Floats) -> float:
-    """The area between a front [n, 2] (sorted by its first objective, no point twice) and the corner."""
-    heights = np.concatenate([corner[1:], cost[:-1, 1]]) - cost[:, 1]
-    return float(((corner[0] - cost[:, 0]) * heights).sum())
+    """The area between points [n, 2] and the corner: a strip for each, above the best of those to its left."""
+    x, y = cost[np.argsort(cost[:, 0], kind="stable")].T
+    least = np.minimum.accumulate(y)
+    return float(((corner[0] - x) * (np.concatenate([corner[1:], least[:-1]]) - least)).sum())
 
 
 def _volume(cost: Floats, corner: Floats) -> float:
@@ -106,7 +108,5 @@ def _volume(cost: Floats, corner: Floats) -> float:
     volume = 0.0
     for number, top in enumerate(tops):
         if top > cost[number, 2]:
-            flat = cost[: number + 1, :2]
-            flat = np.unique(flat[nondominated(flat, ["minimize", "minimize"])], axis=0)
-            volume += _area(flat, corner[:2]) * float(top - cost[number, 2])
+            volume += _area(cost[: number + 1, :2], corner[:2]) * float(top - cost[number, 2])
     return volume

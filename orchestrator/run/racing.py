@@ -150,10 +150,7 @@ class Race:
         mean = differences.mean(axis=1)
         mean += np.minimum((scores.bias - np.stack([rival.bias for rival in rivals])) * signs, 0.0)
         by_items = differences.std(axis=1, ddof=1) / np.sqrt(count)
-        noise = np.zeros((len(rivals), 2, len(signs)))
-        for entry, rival in zip(noise, rivals, strict=True):
-            shared = scores.source is not None and scores.source == rival.source
-            entry[0], entry[1] = (scores.noise - rival.noise, 0.0) if shared else (scores.noise, rival.noise)
+        noise = np.array([_noise_of_difference(scores, rival) for rival in rivals])  # [K, 2, m]
         noise_dof = np.array([[scores.noise_dof, rival.noise_dof] for rival in rivals])[:, :, None]
         variance = by_items**2 + np.square(noise).sum(axis=1)
         spread = by_items**4 / (count - 1) + (noise**4 / noise_dof).sum(axis=1)
@@ -162,3 +159,10 @@ class Race:
         tie = np.abs(mean) <= _ROUNDING * scale
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(tie, 0.0, mean / np.sqrt(variance)), degrees
+
+
+def _noise_of_difference(scores: Scores, rival: Scores) -> tuple[Floats, Floats]:
+    """The independent parts [m] of the noise in the difference of two."""
+    if scores.source is not None and scores.source == rival.source:
+        return scores.noise - rival.noise, np.zeros_like(rival.noise)
+    return scores.noise, rival.noise

@@ -29,15 +29,14 @@ def test_trials_far_behind_stop_and_save_images() -> None:
 
 def test_a_race_that_ignores_the_number_of_comparisons_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation tells a wrong rule from the right one."""
-    right = Race.decide
 
     def uncorrected(self: Race, _: int, scores: Scores, rivals: dict[int, Scores], eligible: int) -> Stop | None:
-        single = Race(self.directions, self.error_rate, 1)
-        found = [right(single, 0, scores, {number: rival}, 1) for number, rival in rivals.items()]
-        return next((stop for stop in found if stop), None)
+        for rival, chance in zip(rivals, self.p_values(scores, list(rivals.values())) if rivals else (), strict=True):
+            if chance <= self.error_rate:
+                return Stop(rival, float(chance))
+        return None
 
     monkeypatch.setattr(Race, "decide", uncorrected)
-    monkeypatch.setattr(Race, "level", lambda self, candidate: self.error_rate)
     assert sum(outcome.is_wrong for outcome in run_sweeps("half tied", 10)) >= 8
 
 

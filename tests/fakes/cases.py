@@ -67,23 +67,28 @@ def dyadic_probs(draw: st.DrawFn, codes: int) -> list[float]:
     return [(b - a) / UNIT for a, b in zip([0, *cuts], [*cuts, UNIT], strict=True)]
 
 
+def _order(rng: np.random.Generator, codes: int) -> list[list[int]]:
+    """Every code's neighbours, itself first."""
+    return [[x, *(int(y) for y in rng.permutation(codes) if y != x)] for x in range(codes)]
+
+
 @st.composite
 def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
     codes = draw(st.integers(2, 6))
     r = draw(dyadic_probs(codes))
     p = draw(st.one_of(dyadic_probs(codes), st.just(r)))
-    others = [[y for y in range(codes) if y != x] for x in range(codes)]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     plain = rules.Rule(
         kind=kind,
         k=draw(st.integers(1, codes)),
         delta=draw(st.integers(0, UNIT)) / UNIT,
         lam=draw(st.sampled_from([1.0, 1.25, 1.5, 2.0, 3.0, 8.0])),
-        order=[[x, *draw(st.permutations(others[x]))] for x in range(codes)],
+        order=_order(rng, codes),
         below=draw(st.integers(0, 3)),
         above=draw(st.integers(0, 3)),
         tolerance=draw(st.integers(0, 24)) / UNIT,
         radius=float(draw(st.integers(0, 9))),
-        codebook=draw(st.lists(st.tuples(*[st.integers(0, 3).map(float)] * 2), min_size=codes, max_size=codes)),
+        codebook=rng.integers(0, 4, size=(codes, 2)).astype(float).tolist(),
     )
     levels = draw(st.integers(1, 5))
     schedule = draw(st.sampled_from(SCHEDULES))
@@ -101,7 +106,7 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
         masses = masses if masses.sum() > 1e-3 else np.ones(codes)
         return [float(m) for m in masses / masses.sum()]
 
-    order = [[x, *(int(y) for y in rng.permutation(codes) if y != x)] for x in range(codes)]
+    order = _order(rng, codes)
     plain = rules.Rule(
         kind=kind,
         k=int(rng.integers(1, codes + 1)),

@@ -190,7 +190,7 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         order = order[: sampling.top_k] if sampling.top_k else order
         masses = np.exp([line[x] - line[order[0]] for x in order])
         masses /= masses.sum()
-        kept = next((n for n in range(1, len(order) + 1) if masses[:n].sum() >= sampling.top_p), len(order))
+        kept = next((n for n, mass in enumerate(masses.cumsum(), 1) if mass >= sampling.top_p), len(order))
         all_probs[row, order[:kept]] = masses[:kept] / masses[:kept].sum()
     return all_probs
 

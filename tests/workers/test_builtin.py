@@ -26,21 +26,12 @@ from workers.scenes.images import render, sample_attributes, sample_captions
 LOOSE = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}
 SMALL_DYNAMIC = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}  # a core has to pay for every node
 SMALL_STATIC = {"policy": "static", "paths": [[0], [1], [0, 0], [0, 1]]}
-
-
 ROWS = 5  # of the grid's 12, where all of an image would show no more
 
 
 @pytest.fixture(scope="module")
 def models() -> Models:
     return load_folder()
-
-
-@pytest.fixture
-def short(models: Models, monkeypatch: pytest.MonkeyPatch) -> Models:
-    """The models, whose images end after their first rows."""
-    monkeypatch.setattr(models.target, "grid", Grid(ROWS, models.target.grid.cols))
-    return models
 
 
 def chain(length: int, acceptance: object, drafter: str = "eagle") -> DecodingConfig:
@@ -53,9 +44,14 @@ def exact(tree: object, drafter: str) -> DecodingConfig:
     return DecodingConfig.from_mapping({"drafter": drafter, "tree": tree})
 
 
-def draw(models: Models, config: DecodingConfig, requests: list[Request], batch: int) -> dict[int, Result]:
-    engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=3, batch_size=batch)
-    return {result.request.caption_id: result for result in engine.run(requests)}
+def draw(
+    models: Models, config: DecodingConfig, requests: list[Request], batch: int, rows: int = ROWS
+) -> dict[int, Result]:
+    """Images that end after their first rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models.target, "grid", Grid(rows, models.target.grid.cols))
+        engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=3, batch_size=batch)
+        return {result.request.caption_id: result for result in engine.run(requests)}
 
 
 def requests_for(models: Models, count: int) -> list[Request]:
@@ -87,21 +83,25 @@ IMAGES = 8
 
 @pytest.fixture(scope="module")
 def drawn(models: Models) -> Drawn:
-    """A setting's images of the first captions, all at once; each setting is drawn once."""
-    return cache(lambda name: draw(models, SETTINGS[name], requests_for(models, IMAGES), IMAGES))
+    """A setting's images of the first captions, all at once; each setting is drawn once, vanilla's images whole."""
+
+    @cache
+    def drawn(name: str) -> dict[int, Result]:
+        rows = models.target.grid.rows if name == "vanilla" else ROWS
+        return draw(models, SETTINGS[name], requests_for(models, IMAGES), IMAGES, rows)
+
+    return drawn
 
 
 @pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_captions_do_not_depend_on_batch_or_order(drawn: Drawn, name: str, request: pytest.FixtureRequest) -> None:
+def test_captions_do_not_depend_on_batch_or_order(models: Models, drawn: Drawn, name: str) -> None:
     """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an acceptance. The first
-    captions' first rows are also drawn the other way round, two at once and the last one alone. Where a draft would
-    reach past their end, other random numbers decide.
+    captions' images are also drawn the other way round, two at once and the last one alone.
     """
-    together, short = drawn(name), request.getfixturevalue("short")
-    end = short.target.grid.tokens - SETTINGS[name].policy.bounds.depth
-    for key, result in draw(short, SETTINGS[name], requests_for(short, 3)[::-1], 2).items():
-        assert torch.equal(result.tokens[:end], together[key].tokens[:end])
+    together = drawn(name)
+    for key, result in draw(models, SETTINGS[name], requests_for(models, 3)[::-1], 2).items():
+        assert torch.equal(result.tokens, together[key].tokens[: len(result.tokens)])
 
 
 GREEDY = Sampling(temperature=0.0, cfg=3.0)
@@ -115,9 +115,9 @@ def greedy(models: Models) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
-def test_temperature_zero_draws_vanillas_tokens(greedy: Tensor, short: Models, name: str) -> None:
-    fast = draw(short, PRESETS[name].with_sampling(GREEDY), requests_for(short, 2), 2)
-    assert torch.equal(greedy[:, : short.target.grid.tokens], tokens_of(fast))
+def test_temperature_zero_draws_vanillas_tokens(greedy: Tensor, models: Models, name: str) -> None:
+    fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 2), 2)
+    assert torch.equal(greedy, tokens_of(fast))
 
 
 @torch.inference_mode()
@@ -134,10 +134,11 @@ def surprise(models: Models, tokens: Tensor, captions: list[str]) -> Tensor:
 @pytest.mark.slow
 def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(models: Models, drawn: Drawn) -> None:
     """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 8 captions;
-    |t| > 4 has a false-alarm rate of 1e-3 per comparison, and the seed is fixed.
+    |t| > 4 has a false-alarm rate of 5e-3 per comparison (7 degrees of freedom), and the seed is fixed. What relaxation
+    adds, 1.9 nats at a standard error of 0.23, is found with a probability of 0.99.
     """
     captions = [request.caption for request in requests_for(models, IMAGES)]
-    vanillas = surprise(models, tokens_of(drawn("vanilla")), captions)
+    vanillas = surprise(models, tokens_of(drawn("vanilla"))[:, : ROWS * models.target.grid.cols], captions)
 
     def t_value(name: str) -> float:
         gap = surprise(models, tokens_of(drawn(name)), captions) - vanillas

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -22,7 +23,6 @@ from torch.nn.functional import embedding
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-_SIGN = 1 << 63
 _MASK = (1 << 64) - 1
 
 
@@ -47,18 +47,17 @@ def _mix(z: Tensor) -> Tensor:
     return z
 
 
-def _signed(value: int) -> int:
-    value &= _MASK
-    return value - (1 << 64) if value & _SIGN else value
+def _signed(values: Sequence[int]) -> Tensor:
+    """The lowest 64 bits of each value, as int64."""
+    return torch.from_numpy(np.array([value & _MASK for value in values], dtype=np.uint64).view(np.int64))
 
 
 def image_keys(
     seed: int, captions: Sequence[int], samples: Sequence[int], device: torch.device | str = "cpu"
 ) -> Tensor:
     """Keys [B] of images, one per (caption id, sample index), under a sweep's seed."""
-    caption = torch.tensor([_signed(c) for c in captions], dtype=torch.int64, device=device)
-    sample = torch.tensor([_signed(s) for s in samples], dtype=torch.int64, device=device)
-    root = _mix(torch.tensor([_signed(seed)], dtype=torch.int64, device=device) + _GOLDEN)
+    caption, sample = _signed(captions).to(device), _signed(samples).to(device)
+    root = _mix(_signed([seed]).to(device) + _GOLDEN)
     return _mix(_mix((root ^ caption) + _GOLDEN) ^ (sample * _GOLDEN + 1))
 
 

@@ -107,7 +107,7 @@ class StatisticsRecorder:
 
     def __init__(self, size: int, image_len: int, timer: PhaseTimer, device: torch.device) -> None:
         self.requests: list[Request] = [Request(0, "")] * size
-        self._log = torch.zeros(size, image_len, 3, dtype=torch.int64, device=device)  # emitted, depth, nodes
+        self._log = torch.zeros(size, 3, image_len, dtype=torch.int64, device=device)  # emitted, depth, nodes
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rounds = [0] * size
         self._timer = timer
@@ -130,10 +130,10 @@ class StatisticsRecorder:
         """The statistics of the finished image at this row."""
         if self._pending:
             self._flush()
-        log = self._log[row, : self._rounds[row]].to("cpu", copy=True)  # the row is about to be reused
-        emitted = log[:, 0].clone()
+        log = self._log[row, :, : self._rounds[row]].to("cpu", copy=True)  # the row is about to be reused
+        emitted, depth, nodes = log
         seconds = {phase: total - self._start_share[row][phase] for phase, total in self._share.items()}
-        return ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, log[:, 1].clone(), log[:, 2].clone(), seconds)
+        return ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, depth, nodes, seconds)
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""
@@ -144,10 +144,10 @@ class StatisticsRecorder:
 
     def _flush(self) -> None:
         """Write the pending rounds to the log, and add their seconds to every row's share."""
-        new = torch.stack([torch.stack(column, dim=1) for column in zip(*self._pending, strict=True)], dim=2)
-        for row, first in enumerate(self._rounds):
-            self._log[row, first : first + len(self._pending)] = new[row]
-            self._rounds[row] += len(self._pending)
+        new = torch.stack([torch.stack(column, dim=1) for column in zip(*self._pending, strict=True)], dim=1)
+        rounds = [[*range(first, first + len(self._pending))] for first in self._rounds]
+        self._log.scatter_(2, torch.tensor(rounds, device=self._log.device)[:, None].expand_as(new), new)
+        self._rounds = [found[-1] + 1 for found in rounds]
         for phase, seconds in self._timer.take().items():
             self._share[phase] += seconds / len(self._rounds)
         self._pending.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 
@@ -84,7 +83,7 @@ class Meter(TorchDispatchMode):
         options = kwargs or {}
         allocates, mutates = _effects(func)
         result = call_on_meta(func, args, options)
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)] if allocates else []
+        outputs = [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)] if allocates else []
         fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or mutates:
             self._count(func, args, options, result, fresh)
@@ -108,7 +107,7 @@ class Meter(TorchDispatchMode):
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, fresh: Sequence[Tensor]) -> None:
         counted = flop_registry.get(func._overloadpacket)
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in _leaves([*args, *kwargs.values()]) if isinstance(leaf, Tensor)]
         if counted is not None:  # a matrix product reads all of its operands
             flops, moved = int(counted(*args, **kwargs, out_val=result)), size_of([*inputs, *fresh])
         elif fresh:
@@ -135,7 +134,7 @@ def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -
     result = func(*args, **options)
     if key is None or not isinstance(result, Tensor) or not result.is_meta:
         return result
-    inputs = [leaf for leaf in tree_leaves((args, dict(options))) if isinstance(leaf, Tensor)]
+    inputs = [leaf for leaf in _leaves([*args, *options.values()]) if isinstance(leaf, Tensor)]
     if mutates and result is args[0] and key == _signature(func, args, options):
         _shapes[key] = None
     elif allocates and _address(result) not in map(_address, inputs):  # some functions may return an argument
@@ -152,7 +151,7 @@ def _effects(func: Any) -> tuple[bool, bool]:
 def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
     """Everything that the shape of a function's result depends on; None where it may be more than arguments' shapes."""
     parts: list[object] = [func, torch.get_default_dtype(), *options]
-    for leaf in tree_leaves((args, dict(options))):
+    for leaf in _leaves([*args, *options.values()]):
         if isinstance(leaf, Tensor):
             if not leaf.is_meta or not leaf.dim():  # a number's type counts for less than a tensor's
                 return None
@@ -160,6 +159,15 @@ def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> 
         else:
             parts.append((type(leaf), leaf))
     return tuple(parts)
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, and in place of lists and tuples their entries: operators nest them no deeper."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
 
 
 def _address(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import pytest
@@ -28,11 +29,12 @@ from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independen
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
 from workers.decoding import accept, build
 from workers.decoding.adjacency import AdjacencyTree
+from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
 from workers.drafters.independent import IndependentDrafter
 from workers.loading.meter import call_on_meta
-from workers.models.target import Prompt
+from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 
 META = torch.device("meta")
@@ -141,16 +143,23 @@ def empty_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     return torch.zeros(len(codebook), k, dtype=torch.int64, device=META)
 
 
-def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig) -> tuple[Engine, Batch]:
-    """An engine without values, and its batch after the prefill. 1,024 codes, so that every preset fits as it is."""
+@cache
+def models_on_meta(kind: str, dtype: torch.dtype, base: TransformerConfig) -> tuple[Target, Drafter | None]:
+    """A target and its drafter without values. 1,024 codes, so that every preset fits as it is."""
     sizes = replace(base, vocab_size=1024)
     target = toy_target(config=sizes).to(META, dtype)
     target.conditioner = Shapeless(sizes.prompt_len, sizes.dim, dtype)
-    drafter = toy_drafter(config.drafter.kind, target)
+    drafter = toy_drafter(kind, target)
     if drafter is not None:
         drafter.to(META, dtype)
     if isinstance(drafter, IndependentDrafter):
         drafter.conditioner = Shapeless(sizes.prompt_len, drafter.decoder.config.dim, dtype)
+    return target, drafter
+
+
+def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig) -> tuple[Engine, Batch]:
+    """An engine without values, and its batch after the prefill."""
+    target, drafter = models_on_meta(config.drafter.kind, dtype, base)
     engine = Engine(target, config, drafter, batch_size=3)
     return engine, engine.open(deque(REQUESTS))[0]
 

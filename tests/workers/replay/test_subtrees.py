@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -39,10 +41,15 @@ def paths(tokens: torch.Tensor, parents: torch.Tensor, kept: torch.Tensor) -> se
     return {path for path, keep in zip(found, kept.tolist(), strict=True) if keep}
 
 
-def engine(policy: TreePolicy) -> tabular.TabularEngine:
+@cache
+def tables() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the target and of the drafter."""
     target = tabular.random_logits(CODES, LENGTH, 3, images=IMAGES)
-    draft = target + tabular.random_logits(CODES, LENGTH, 4, images=IMAGES)
-    return tabular.TabularEngine(DecodingConfig(Eagle(), policy, EXACT, Sampling()), target, draft, LENGTH)
+    return target, target + tabular.random_logits(CODES, LENGTH, 4, images=IMAGES)
+
+
+def engine(policy: TreePolicy) -> tabular.TabularEngine:
+    return tabular.TabularEngine(DecodingConfig(Eagle(), policy, EXACT, Sampling()), *tables(), LENGTH)
 
 
 @torch.inference_mode()

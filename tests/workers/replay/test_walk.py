@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import Literal
 
 import pytest
@@ -40,12 +41,20 @@ CODEBOOK = torch.tensor(BOOK)
 DRAWS = 20_000
 
 
+@cache
 def tables() -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the target and of the drafter."""
     target = tabular.random_logits(CODES, LEVELS + 2, 21)
     return target, 0.5 * target + tabular.random_logits(CODES, LEVELS + 2, 22)
 
 
+@cache
+def probs_after(first: int, sampling: Sampling) -> list[dict[rounds.Context, list[float]]]:
+    """Distributions of the target and of the drafter by the context after the token `first`."""
+    return [below(all_probs(logits, sampling), first) for logits in tables()]
+
+
+@cache
 @torch.inference_mode()
 def record(
     children: Children, sampling: Sampling, draws: int, share: float = 1.0
@@ -65,7 +74,7 @@ def enumerate_rounds(
     rule: AcceptanceRule, plain: rules.Rule, children: Children, sampling: Sampling, first: int
 ) -> Mapping[tuple[int, ...], float]:
     """What a round emits after the token `first`, with probabilities."""
-    q, p = (below(all_probs(logits, sampling), first) for logits in tables())
+    q, p = probs_after(first, sampling)
     tree = SHAPE if children == "sampled" else rounds.likeliest(p, SHAPE)
     return rounds.round_distribution(plain, q, p, tree, rule.schedule.omegas(LEVELS))
 
@@ -119,7 +128,7 @@ def test_total_variation_of_the_first_token(name: str, resampling: Resampling, c
     outcomes = walk(steps, fast, LOOKUP, kept=kept)
     omega = fast.schedule.omegas(LEVELS)[0]
     for token in set(first.tolist()):
-        q, p = (below(all_probs(table, Sampling()), token)[()] for table in tables())
+        q, p = (probs[()] for probs in probs_after(token, Sampling()))
         drawn = count if children == "sampled" else rounds.top(p, count)
         emitted = rounds.node(plain, q, p, drawn, omega).probs()
         expected = sum(abs(a - b) for a, b in zip(emitted, q, strict=True)) / 2
@@ -145,7 +154,7 @@ def test_total_variation_counts_every_reached_slot() -> None:
     outcomes = walk(steps, fast, LOOKUP, kept=kept)
     omegas = fast.schedule.omegas(LEVELS)
     for token in set(first.tolist()):
-        q, p = (below(all_probs(table, Sampling()), token) for table in tables())
+        q, p = probs_after(token, Sampling())
         expected, reach = 0.0, 1.0
         context: rounds.Context = ()
         for level in range(len(path)):
