@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 
 from benchmarks.atlas_replay import compare_replay
 from benchmarks.atlas_table import (
@@ -44,6 +43,7 @@ from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
 from workers.replay.pool import prediction_table, why_unpredictable
 from workers.replay.replayer import Replayer
+from workers.runtime.threads import use_threads
 
 SPACE = Path(__file__).with_suffix(".yaml")
 
@@ -56,7 +56,7 @@ def run(folder: Path) -> int:
 
 def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = DATA) -> None:
     """Time one setting of every shape that the file lacks, in turn with vanilla, and add it to the file."""
-    torch.set_num_threads(1)
+    use_threads(1)
     models, path = load_folder(), folder / COSTS
     stored: dict[str, Any] = (
         json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": {}}
@@ -108,7 +108,7 @@ def predict(
     """Record captions that the table does not have, and write the predictions of every setting. recordings: a folder
     that keeps them.
     """
-    torch.set_num_threads(1)
+    use_threads(1)
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
     described = [config for config in configs if why_unpredictable(config) is None]
     replayer = Replayer(load_folder(), requests, batch=48, max_steps=steps, folder=recordings)

@@ -34,6 +34,7 @@ from workers.data.reference import read_reference
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.metric import FEATURES, POSITION, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics
+from workers.runtime.threads import use_threads
 from workers.runtime.trial_metrics import ShardReader
 
 METRICS = ("fid", "drift", "mean_accepted_length")
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[24, 48, 96])
     parser.add_argument("--divisions", type=int, default=10)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_threads(1)
     images = read_images(options.sweep, options.trials)
     show_pairing(images)
     show_coverage(images, options.sizes, options.divisions)

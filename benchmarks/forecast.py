@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from orchestrator.doctor.machine import cores, memory
+from orchestrator.doctor.machine import memory
 from orchestrator.doctor.workload import forecast, this_core
 from orchestrator.results.store import EVENTS, find_sweep, read_lines, read_sweep_text
 from orchestrator.run.forecast import Forecast, Range
 from search_spaces.sweep import SweepConfig
+from workers.runtime.threads import cores
 
 MOMENTS = (0.25, 0.5, 0.75)
 

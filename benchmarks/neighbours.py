@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workers.decoding import neighbours
+from workers.runtime.threads import use_threads
 
 _SORT_CHUNK_ENTRIES = 1 << 24
 
@@ -38,7 +39,7 @@ METHODS: dict[str, Callable[[Tensor, str, int], Tensor]] = {"full sort": full_so
 
 def measure(name: str, codes: int, width: int, k: int, threads: int) -> tuple[float, float, Tensor]:
     """(seconds, peak MiB above the table, table [codes, k]) of a method on a random codebook."""
-    torch.set_num_threads(threads)
+    use_threads(threads)
     codebook = torch.nn.functional.normalize(torch.randn(codes, width, generator=torch.Generator().manual_seed(0)))
     METHODS[name](codebook[:64], "l2", min(k, 64))
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()

@@ -25,7 +25,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy.stats import spearmanr
 
 from orchestrator.results.describe import describe
@@ -48,6 +47,7 @@ from workers.replay.correction import Correction, Observation
 from workers.replay.prediction import MEASURES, Prediction
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
+from workers.runtime.threads import use_threads
 
 CHAIN = {"policy": "chain", "length": {"low": 2, "high": 5}}
 DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--recordings", type=Path, metavar="DIR")
     parser.add_argument("--memory", action="store_true")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_threads(1)
     if options.memory:
         print_memory()
         return

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.atlas_table import DIRECTIONS, HALF, RUNGS, Atlas, Floats
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import nondominated
+from workers.runtime.threads import use_threads
 
 TARGETS = (0.90, 0.95)
 RESULTS = Path(__file__).parent / "results" / "search.md"
@@ -210,12 +211,6 @@ def _quartiles(images: Floats, total: int) -> str:
     return f"{median:.0f} ({low:.0f} to {last}), {100 * median / total:.1f} %"
 
 
-def _use_one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def _kept(identity: Mapping[str, object]) -> dict[str, Outcome]:
     """What earlier runs with `--write` found on the same table."""
     stored = json.loads(KEPT.read_text()) if KEPT.exists() else {}
@@ -254,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problems = _problems()
     identity = {"settings": len(problems[0]), "seeds": options.seeds, "limit": options.limit}
     outcomes = _kept(identity) if options.write else {}
-    with ProcessPoolExecutor(options.processes, initializer=_use_one_thread) as pool:
+    with ProcessPoolExecutor(options.processes, initializer=use_threads, initargs=(1,)) as pool:
         replays = {
             name: [
                 pool.submit(_replay_named, name, seed, options.limit if name in MODELLED else 1.0)

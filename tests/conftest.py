@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # torch reads it when it is imported: the processes share the cores
+from workers.runtime.threads import use_threads
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+use_threads()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _LONG_S = 30.0
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.

@@ -66,7 +66,6 @@ class Evaluator:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        torch.set_num_threads(spec.threads)
         self.spec, self.storage = spec, _open_store(spec)
         self.device = pick_device(spec.device)
         entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)

@@ -52,6 +52,7 @@ def generate(
     out: Out = "generated",
     models: o.Models = None,
     device: o.Device = None,
+    threads: o.Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate images from captions with one decoding config: a preset or a YAML file, with --set for single keys.

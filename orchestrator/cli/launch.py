@@ -62,7 +62,6 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of all images.
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: one for each GPU, or for each core.")]
 CpusPerWorker = Annotated[float, typer.Option(metavar="N", min=0.0)]
 GpusPerWorker = Annotated[float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs.")]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Torch threads of a worker. Default: its cores.")]
 Study = Annotated[
     str | None, typer.Option(metavar="URL|FILE", help="Optuna storage. Default: a journal in the sweep's folder.")
 ]
@@ -87,7 +86,7 @@ def launch(
     workers: Workers = None,
     cpus_per_worker: CpusPerWorker = 1.0,
     gpus_per_worker: GpusPerWorker = None,
-    threads: Threads = None,
+    threads: o.Threads = None,
     study: Study = None,
     tracking_uri: o.TrackingUri = None,
     mlflow: o.Mlflow = True,
@@ -184,13 +183,13 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
     """
-    from orchestrator.doctor.machine import cores
     from orchestrator.results.store import EVENTS
     from orchestrator.results.views import Views
     from orchestrator.run import progress
     from orchestrator.run.forecast import Forecast
     from orchestrator.run.launch import launch as launch_sweep
     from orchestrator.tracking.tracker import SweepTracker
+    from workers.runtime.threads import cores
 
     budget = config.budget
     state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))

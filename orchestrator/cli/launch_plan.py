@@ -73,8 +73,9 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
 
 def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """Images, target passes and hours, or why they are unknown."""
-    from orchestrator.doctor.machine import cores, memory
+    from orchestrator.doctor.machine import memory
     from orchestrator.doctor.workload import LENGTHS, forecast, this_core
+    from workers.runtime.threads import cores
 
     try:
         found = forecast(config, this_core(memory()[0] or 0), cores())

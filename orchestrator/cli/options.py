@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.errors import WRONG_USAGE, CommandError
+from workers.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,23 @@ Models = Annotated[
 ]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
+]
+
+
+def _use_threads(count: int | None) -> int | None:
+    if count is not None:
+        use_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        callback=_use_threads,
+        help="CPU threads. Default: OMP_NUM_THREADS, else the free cores; of a worker: its cores.",
+    ),
 ]
 Address = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT. Default: this machine alone.")

@@ -47,6 +47,7 @@ def predict(
     assignments: o.Assignments = None,
     models: o.Models = None,
     device: o.Device = None,
+    threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Predict the front of a search space without running it: accepted length, speed-up and cost of every setting.

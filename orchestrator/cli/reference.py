@@ -40,6 +40,7 @@ def reference(
         str | None, typer.Option(metavar="FILE", help="Add torchvision's VGG-16, for precision and recall.")
     ] = None,
     device: o.Device = None,
+    threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Compute the features of real images, which a sweep compares its images with.

@@ -54,6 +54,7 @@ def train(
     steps: Steps = None,
     seed: Seed = 0,
     device: o.Device = None,
+    threads: o.Threads = None,
     resume: Resume = False,
     captions: Captions = None,
     models: o.Models = None,
@@ -84,7 +85,7 @@ def train(
         for option, value in drafter_options.items():
             if value is not None:
                 raise CommandError(f"{option} requires --captions: it trains a drafter for a target", WRONG_USAGE)
-        _train_components(components, out, data, steps=steps, seed=seed, device=device, resume=resume)
+        _train_components(components, out, data, steps=steps, seed=seed, device=device, threads=threads, resume=resume)
         return
     if components != [EAGLE] or data is not None:
         problem = "--captions trains an EAGLE drafter for a target: use `train eagle` without --data"
@@ -100,21 +101,29 @@ def train(
         eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})  # type: ignore[arg-type]
         job = drafter_job(models or "builtin", captions, Path(out), eagle, count=count)
         path = train_drafter(
-            job, device=torch_device, workers=workers, address=address, mlflow=mlflow,
+            job, device=torch_device, workers=workers, address=address, threads=threads, mlflow=mlflow,
             tracking_uri=tracking_uri, resume=resume, log=typer.echo,
         )  # fmt: skip
     typer.echo(f"{EAGLE}: {path}")
 
 
 def _train_components(
-    components: list[str], out: str, data: str | None, *, steps: int | None, seed: int, device: str | None, resume: bool
+    components: list[str],
+    out: str,
+    data: str | None,
+    *,
+    steps: int | None,
+    seed: int,
+    device: str | None,
+    threads: int | None,
+    resume: bool,
 ) -> None:
     """Train the components of a scenes model in order."""
     ordered = ordered_components(components, with_data=data is not None)
     from workers.training.recipes import train_component
 
     device_name = str(o.pick_device(device))
-    options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device}
+    options = {"--out": out, "--data": data, "--steps": steps, "--seed": seed, "--device": device, "--threads": threads}
     arguments = [str(part) for option in options.items() if option[1] is not None for part in option]
     for index, component in enumerate(ordered):
         command = shlex.join(["specfrontier", "train", *ordered[index:], *arguments, "--resume"])

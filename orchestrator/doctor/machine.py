@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from workers.runtime.threads import cores
+
 LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
 SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "pyarrow", "torchmetrics")
 
@@ -19,11 +21,6 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> tuple[int | None, int | None]:

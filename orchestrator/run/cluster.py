@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from orchestrator.run.tasks import PoolError
+from workers.runtime.threads import thread_environment
 
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 
@@ -23,6 +24,10 @@ class Slots:
     count: int | None = None
     cpus: float = 1.0
     gpus: float = 0.0
+
+    def environment(self, threads: int | None) -> dict[str, str]:
+        """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
+        return thread_environment(threads or max(1, int(self.cpus))) | {"HF_HUB_OFFLINE": "1"}
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """Where a sweep runs. address None: Ray on this machine. threads: torch threads of a worker (None: its cores).
+    """Where a sweep runs. address None: Ray on this machine. threads: of a worker (None: its cores).
 
     study: a file or database URL for Optuna's study (None: a journal in the sweep's folder). revive: stopped trials to
     run to the end.
@@ -75,12 +75,12 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
     """
     emit({"event": "launch", "note": "starting workers"})
     with _only_driver(storage), connected(options.address, options.slots, cores) as slots:
-        threads = options.threads or max(1, int(slots.cpus))
 
         def warn(message: str) -> None:
             emit({"event": "workers", "alive": pool.alive, "note": message})
 
-        with closing(Pool(worker_spec(sweep, storage, threads), slots, _environment(threads), warn)) as pool:
+        environment = slots.environment(options.threads) | _plugins()
+        with closing(Pool(worker_spec(sweep, storage), slots, environment, warn)) as pool:
             facts = pool.first_facts()
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
@@ -116,7 +116,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             return driver.run(read_trials(storage), options.revive)
 
 
-def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str, Any]:
+def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
     """The workers' specification (`workers.runtime.specification`) as plain data, with absolute paths.
 
     Raises:
@@ -129,7 +129,6 @@ def worker_spec(sweep: SweepConfig, storage: Storage, threads: int) -> dict[str,
         "token": _store_id(storage),
         "models": models_entry(sweep).to_mapping(),
         "device": sweep.models.device,
-        "threads": threads,
         "captions": raw["captions"] | {"source": _absolute(sweep.captions.source)},
         "reference": None if sweep.reference.source == NO_REFERENCE else reference,
         "seed": sweep.seed,
@@ -167,10 +166,9 @@ def _only_driver(storage: Storage) -> Iterator[None]:
         yield
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Environment of the workers: no downloads, the given number of threads, and the plugins of this process."""
-    plugins = {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **plugins}
+def _plugins() -> dict[str, str]:
+    """The environment variable that carries the plugins of this process to the workers, if there are any."""
+    return {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
 
 
 def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:

@@ -61,6 +61,7 @@ def train_drafter(
     device: torch.device | None = None,
     workers: int = 1,
     address: str | None = None,
+    threads: int | None = None,
     mlflow: bool = True,
     tracking_uri: str | None = None,
     resume: bool = False,
@@ -69,8 +70,8 @@ def train_drafter(
     """Run the job; returns the weight file.
 
     device: of a single process (None: a GPU if torch can use one). workers: number of processes, on Ray if there are
-    several or an address is given. address: a Ray cluster (None: this machine). mlflow: whether to log the loss to
-    MLflow. tracking_uri None: the same default as for sweeps.
+    several or an address is given. address: a Ray cluster (None: this machine). threads: of each process on Ray (None:
+    its cores). mlflow: whether to log the loss to MLflow. tracking_uri None: the same default as for sweeps.
 
     Raises:
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
@@ -81,7 +82,7 @@ def train_drafter(
     with _tracked(job, tracking_uri, resume, log) if mlflow else contextlib.nullcontext():
         if workers == 1 and address is None:
             return job.run(device or pick_device(AUTO), resume=resume, log=log)
-        return _train_in_group(job, workers, address, resume=resume, log=log)
+        return _train_in_group(job, workers, address, threads, resume=resume, log=log)
 
 
 @contextlib.contextmanager
@@ -105,7 +106,7 @@ def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str]
 
 
 def _train_in_group(
-    job: DrafterJob, workers: int, address: str | None, *, resume: bool, log: Callable[[str], None]
+    job: DrafterJob, workers: int, address: str | None, threads: int | None, *, resume: bool, log: Callable[[str], None]
 ) -> Path:
     """Train with Ray Train in `workers` processes of the cluster at `address` (None: this machine).
 
@@ -138,6 +139,7 @@ def _train_in_group(
             run_config=ray.train.RunConfig(
                 name=name,
                 storage_path=str((job.out / _RAY_FOLDER).absolute()),
+                worker_runtime_env={"env_vars": slots.environment(threads)},
                 failure_config=ray.train.FailureConfig(max_failures=_MAX_RESTARTS),
             ),
         )
@@ -154,8 +156,6 @@ def _run_process(config: dict[str, Any]) -> None:
 
     job: DrafterJob = config["job"]
     group = ProcessGroup.current()
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
 
     def log(line: str) -> None:
         if group.is_main:

@@ -12,16 +12,15 @@ class WorkerSpec:
     """The start of a worker.
 
     store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
-    built-in model. device: "auto", "cpu", "cuda" or "cuda:N". threads: of torch. captions, reference: those sections of
-    the sweep (None: no reference). seed: of all images. metrics: requested names; None: all. worker: its name in
-    results. token: content of the store's file store.id, if the driver wrote one.
+    built-in model. device: "auto", "cpu", "cuda" or "cuda:N". captions, reference: those sections of the sweep (None:
+    no reference). seed: of all images. metrics: requested names; None: all. worker: its name in results. token: content
+    of the store's file store.id, if the driver wrote one.
     """
 
     store: str
     token: str | None = None
     models: Mapping[str, Any] | None = None
     device: str = "auto"
-    threads: int = 1
     captions: Mapping[str, Any] = field(default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1})
     reference: Mapping[str, Any] | None = None
     seed: int = 0
@@ -35,7 +34,3 @@ class WorkerSpec:
             return "builtin"
         name, where = self.models["name"], self.models["where"]
         return f"{name} ({where})" if where else name
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads: a worker needs at least 1, got {self.threads}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -29,6 +30,21 @@ for words in json.loads(sys.argv[1]):
         except SystemExit as exit_:
             code = exit_.code
     print(json.dumps([words, code, sorted(set({HEAVY!r}) & set(sys.modules))]))
+"""
+# Runs each command line, which is wrong usage, with one and two threads; prints exit code and threads of torch.
+THREADS = """
+import contextlib, io, json, sys
+from orchestrator.cli.app import main
+for words in {commands!r}:
+    for threads in (1, 2):
+        sys.argv = ["specfrontier", "--plugin", "torch", *words, "--threads", str(threads)]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                main()
+            except SystemExit as exit_:
+                code = exit_.code
+        import torch
+        print(json.dumps([code, threads, torch.get_num_threads()]))
 """
 
 
@@ -82,3 +98,19 @@ def test_presets_are_listed_with_source() -> None:
 )
 def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
     assert error_of(*arguments, code=2)
+
+
+def test_every_command_that_computes_takes_threads() -> None:
+    """A plugin imports torch before the command line is read, so that OpenMP is loaded with the environment of then."""
+    usage = ("generate", "x", "--set", "x"), ("train", "nothing"), ("predict", "x.yaml"), ("launch", "x.yaml")
+    commands = [*usage, ("reference", ".", "--out", "x")]
+    assert {command for command in COMMANDS if "--threads" in specfrontier(command, "--help").out} == {
+        command for command, *_ in commands
+    }
+    code = THREADS.format(commands=commands)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": os.getcwd()}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in ran.stderr
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert found == [[2, count, count] for _ in commands for count in (1, 2)]

@@ -39,14 +39,14 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
     monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
     (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
     words = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
-    more = "--seed 4 --workers 2 --address auto --tracking-uri sqlite:///x.db --resume"
+    more = "--seed 4 --workers 2 --address auto --threads 1 --tracking-uri sqlite:///x.db --resume"
     result = train("eagle", *words.split(), *more.split())
     assert result.code == 0, result.err
     ((job, options),) = calls
     assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
     assert (job.entry.name, len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
     assert options == {
-        "device": torch.device("cpu"), "workers": 2, "address": "auto", "mlflow": True,
+        "device": torch.device("cpu"), "workers": 2, "address": "auto", "threads": 1, "mlflow": True,
         "tracking_uri": "sqlite:///x.db", "resume": True,
     }  # fmt: skip
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out

@@ -18,6 +18,7 @@ from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import Slots, fit, worker_capacity
 from orchestrator.run.pool import Pool, _WorkerAgreement, diff_facts
 from orchestrator.run.tasks import PoolError, Task, TaskResult
+from workers.runtime.threads import cores
 
 pytestmark = pytest.mark.slow(seconds=100)
 TIMEOUT_S = 240.0  # on a busy machine
@@ -33,6 +34,11 @@ class Echo:
             raise ValueError("this node has no weights")
         self.log, self.odd, self.name = Path(spec["log"]), spec.get("odd"), spec["worker"]
         self.first = spec.get("first", "worker-0")
+        self.threads = {}
+        if spec.get("computes"):
+            import torch
+
+            self.threads = {"threads": torch.get_num_threads(), "waits": os.environ["OMP_WAIT_POLICY"]}
         while self.odd and self.name != self.first and not self.log.exists():
             time.sleep(0.05)  # the first worker to answer sets the shared facts
 
@@ -40,7 +46,7 @@ class Echo:
         if self.odd and self.name == self.first:
             self.log.touch()
         odd = {"device": "other"} if self.odd == self.name else {}
-        return {"pid": os.getpid(), "device": "cpu", "node": self.name} | odd
+        return {"pid": os.getpid(), "device": "cpu", "node": self.name} | odd | self.threads
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
         with self.log.open("a") as lines:
@@ -81,7 +87,9 @@ def make(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warning
     pools: list[Pool] = []
 
     def build(count: int = 2, **spec: Any) -> Pool:
-        pools.append(Pool({"log": str(tmp_path / "log"), **spec}, Slots(count, 0.5), warn=warnings.append))
+        slots = Slots(count, 0.5)
+        fields = {"log": str(tmp_path / "log"), **spec}
+        pools.append(Pool(fields, slots, slots.environment(spec.get("threads")), warnings.append))
         return pools[-1]
 
     yield build
@@ -121,6 +129,15 @@ def test_every_task_returns_once(make: Any, tmp_path: Path) -> None:
     assert sorted(map(int, lines[::2])) == list(range(40))
     assert len(set(lines[1::2])) == 2, "both workers took part"
     assert pool.alive == 2
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(2, min(2, cores())), (None, 1)])
+def test_a_worker_computes_with_its_threads_which_wait_passively(
+    threads: int | None, expected: int, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    facts = make(1, computes=True, threads=threads).first_facts(TIMEOUT_S)
+    assert (facts["threads"], facts["waits"]) == (expected, "PASSIVE")
 
 
 def test_the_oldest_trial_goes_first_and_urgent_tasks_first_within_it(make: Any) -> None:

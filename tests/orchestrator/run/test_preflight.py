@@ -333,7 +333,7 @@ def test_workers_get_the_entry_with_absolute_paths(models_yaml: Path) -> None:
         file.write("  metrics: {clip: ckpt/vq.pt}\n")
     text = yaml.safe_dump(yaml.safe_load(SPACE) | ENTRY, sort_keys=False)
     sweep = SweepConfig.parse(text, "tested.yaml", {**WITH_FILE, "models.name": "captions"})
-    spec = WorkerSpec(**json.loads(json.dumps(worker_spec(sweep, Storage("sweeps/tested"), 1))))
+    spec = WorkerSpec(**json.loads(json.dumps(worker_spec(sweep, Storage("sweeps/tested")))))
     assert spec.models is not None
     assert Entry.from_mapping(spec.models).files["transformer"] == str(Path("mine/ckpt/t2i.pt").absolute())
     assert Entry.from_mapping(spec.models).metrics == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}

@@ -1,0 +1,61 @@
+"""Threads of the libraries that compute (torch, NumPy, SciPy): how many there are, and how they wait.
+
+OpenMP reads its environment once, when torch or another library loads it. So commands call `use_threads` before they
+import one, and worker processes start with `thread_environment`. This module imports none of them.
+
+Threads wait passively: while one waits for the others of a parallel loop it sleeps. By default it would spin, and with
+other work on the machine the threads that still compute would wait for cores on which others spin.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+COUNT, WAIT_POLICY = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+_CPU_LIMIT, _LOAD = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/loadavg")
+
+
+def use_threads(count: int | None = None) -> None:
+    """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS says, else one for
+    each free core. A wait policy that the user has set stays.
+    """
+    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
+    if count is None and COUNT in os.environ:
+        return
+    count = count or free_cores()
+    os.environ[COUNT] = str(count)
+    if "torch" in sys.modules:  # it has read the environment
+        sys.modules["torch"].set_num_threads(count)
+
+
+def thread_environment(count: int) -> dict[str, str]:
+    """Environment of a process that computes with `count` threads."""
+    return {COUNT: str(count), WAIT_POLICY: os.environ.get(WAIT_POLICY, "PASSIVE")}
+
+
+def free_cores() -> int:
+    """The cores that this process may use and that no other work keeps busy; at least 1."""
+    return max(1, min(cores(), round((os.cpu_count() or 1) - _busy_cores())))
+
+
+def cores() -> int:
+    """Cores that this process may use, by its affinity and its container's limit; at least 1."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_LIMIT.read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file; or no limit: "max"
+        return count
+
+
+def _busy_cores() -> float:
+    """Cores of the machine that other work keeps busy: the load average of the last minute, or the number of tasks that
+    run now if it is lower, as just after a long command.
+    """
+    try:
+        average, _, _, running, *_ = _LOAD.read_text().split()
+        return min(float(average), int(running.split("/")[0]) - 1)
+    except (OSError, ValueError):  # not Linux
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
