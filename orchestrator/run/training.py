@@ -30,6 +30,7 @@ _MAX_RESTARTS = 2
 _BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be generating images
 _LOG_INTERVAL_S = 0.5
 _RAY_VARIABLES = {
+    "RAY_TRAIN_V2_ENABLED": "1",  # the default of later versions
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine takes minutes to import torch in every process
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -136,7 +137,7 @@ def _train_in_group(
             scaling_config=ray.train.ScalingConfig(
                 num_workers=workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
             ),
-            run_config=ray.train.RunConfig(
+            run_config=ray.train.RunConfig(  # type: ignore[call-arg]  # mypy sees the one before V2
                 name=name,
                 storage_path=str((job.out / _RAY_FOLDER).absolute()),
                 worker_runtime_env={"env_vars": slots.environment(threads)},
