@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,6 +44,12 @@ def problem(table: Atlas) -> Problem:
     return Problem.of(table, 0)
 
 
+@pytest.fixture(scope="module")
+def bought(problem: Problem) -> Callable[[str], Purchases]:
+    """What a strategy buys with 12 whole settings' images; each runs once."""
+    return cache(lambda strategy: run(strategy, problem, limit=12 * RUNGS[-1]))
+
+
 def run(strategy: str, problem: Problem, seed: int = 0, limit: float = math.inf) -> Purchases:
     purchases = Purchases(problem, limit)
     with pytest.raises(BudgetSpent):
@@ -76,8 +83,10 @@ def test_a_strategy_depends_on_its_seed_alone(name: str, problem: Problem) -> No
 
 @pytest.mark.slow(20)
 @pytest.mark.parametrize("name", ["TPE", "Optuna's GP", "replay sampler"])
-def test_samplers_that_fit_models_are_deterministic_too(name: str, problem: Problem) -> None:
-    first, second = (run(name, problem, 1, 12 * RUNGS[-1]) for _ in range(2))
+def test_samplers_that_fit_models_are_deterministic_too(
+    name: str, problem: Problem, bought: Callable[[str], Purchases]
+) -> None:
+    first, second = bought(name), run(name, problem, limit=12 * RUNGS[-1])
     assert first.curve == second.curve
     assert first.images >= 12 * RUNGS[-1]
 
@@ -126,9 +135,8 @@ def test_a_race_has_looked_at_all_settings_for_half_of_the_images(problem: Probl
 
 
 @pytest.mark.slow(20)
-def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(problem: Problem) -> None:
-    purchases = run("replay sampler", problem, limit=12 * RUNGS[-1])
-    assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
+def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(bought: Callable[[str], Purchases]) -> None:
+    assert (bought("replay sampler").rung[FRONT] == len(RUNGS) - 1).all()
 
 
 def test_images_needed_is_the_last_time_that_the_curve_rises_to_the_level() -> None:

@@ -22,13 +22,17 @@ from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.schedules import Constant
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
+from workers.models.target import Grid
 
 IMAGES, LENGTH = 16, 3
 
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    return load_folder()
+    """For images of 8 rows: enough rounds for `assert_agree`."""
+    models = load_folder()
+    models.target.grid = Grid(8, models.target.grid.cols)
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_the_bound_grows_with_the_budget(exact: Rounds) -> None:
 
 
 def test_rounds_at_the_images_end_are_left_out(models: Models, exact: Rounds) -> None:
-    """Every image emits 144 tokens, the prefill's among them; what is left out is its last L tokens at most."""
+    """Every image emits all its tokens, the prefill's among them; what is left out is its last L tokens at most."""
     emitted = (exact.accepted + 1).new_zeros(IMAGES).index_add_(0, exact.image, exact.accepted + 1)
     missing = models.target.grid.tokens - 1 - emitted
     assert int(missing.min()) >= 0
@@ -83,10 +87,12 @@ def test_rounds_at_the_images_end_are_left_out(models: Models, exact: Rounds) ->
 
 
 def test_the_benchmark_prints_and_keeps_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "theory.json"
     monkeypatch.setattr(theory, "RULES", {name: RULES[name] for name in ("exact", "uniform 1.1")})
+    monkeypatch.setattr(models.target, "grid", Grid(3, models.target.grid.cols))
+    monkeypatch.setattr(theory, "load_folder", lambda: models)
     monkeypatch.setattr("sys.argv", ["theory", "--images", "2", "--length", "2", "--out", str(out)])
     theory.main()
     rows = json.loads(out.read_text())["rows"]

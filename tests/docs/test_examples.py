@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,9 @@ from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
 from tests.fakes.command_line import specfrontier
+from workers.loading import models_yaml
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 from workers.models.families.catalogue import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -51,10 +55,19 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
         Path(name).write_text(block, "utf-8")
         monkeypatch.setitem(sys.modules, Path(name).stem, module)  # restores its absence
         del sys.modules[Path(name).stem]
-    for block in (block for block in blocks if block not in files.values()):
-        line = text[: text.index(block)].count("\n")
-        exec(compile("\n" * line + block, str(DOCS / page), "exec"), module.__dict__)
+    with monkeypatch.context() as patch:
+        patch.setattr(models_yaml, "load_folder", load_with_fewer_rows)
+        for block in (block for block in blocks if block not in files.values()):
+            line = text[: text.index(block)].count("\n")
+            exec(compile("\n" * line + block, str(DOCS / page), "exec"), module.__dict__)
     return module.__dict__
+
+
+def load_with_fewer_rows() -> Models:
+    """The built-in model for images of two thirds of their rows: the last would show no more."""
+    models = load_folder()
+    models.target.grid = replace(models.target.grid, rows=models.target.grid.rows * 2 // 3)
+    return models
 
 
 @pytest.fixture

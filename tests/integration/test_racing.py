@@ -1,7 +1,7 @@
 """The replay sampler and racing on real workers: a sweep that is cut off at every stage runs the trials of a whole one.
 
 `whole` runs undisturbed with one worker in this process. `broken` is interrupted in this process while its pool is
-predicted and between two rungs, then killed on Ray with three workers while it proposes, and then ends here.
+predicted and between two rungs, then killed on Ray with two workers while it proposes, and then ends here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
         with interrupted(Planner, "advance", 3):
             assert specfrontier(*resume).code == INTERRUPTED
         assert broken.count("shard") > broken.count("trial_finished") == 2
-        broken.start("--no-mlflow", "--resume", "--workers", "3")
+        broken.start("--no-mlflow", "--resume", "--workers", "2")
         broken.wait_for(lambda: broken.count("trial_finished", new=True) > STARTUP)  # so a model proposes the next one
         broken.process.kill()  # type: ignore[union-attr]
         assert broken.wait() == -signal.SIGKILL

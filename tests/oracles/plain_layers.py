@@ -7,6 +7,7 @@ token n stands in place n, and the prompt in the negative places before it.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ def causal_pass(model: Transformer, inputs: Sequence[Tensor], places: Sequence[i
     return rms_norm(x, weights["norm.weight"], config.norm_eps) if config.final_norm else x
 
 
+@cache
 def rotation(config: TransformerConfig, place: int) -> Tensor:
     """What one place multiplies its channel pairs by: complex factors [C / 2]."""
     pairs = config.channels // 2
@@ -51,10 +53,9 @@ def attention(config: TransformerConfig, x: Tensor, wqkv: Tensor, turns: Tensor)
     q, k, v = (x @ wqkv.T).view(len(x), 3, config.n_heads, config.channels).unbind(1)
     q, k = turned(q, turns), turned(k, turns)
     mixed = torch.zeros_like(v)
-    for head in range(config.n_heads):
-        for s in range(len(x)):
-            scores = k[: s + 1, head] @ q[s, head] / math.sqrt(config.channels)
-            mixed[s, head] = scores.softmax(0) @ v[: s + 1, head]
+    for s in range(len(x)):
+        scores = (k[: s + 1] * q[s]).sum(-1) / math.sqrt(config.channels)  # [s + 1, heads]
+        mixed[s] = (scores.softmax(0)[..., None] * v[: s + 1]).sum(0)
     return mixed.flatten(1)
 
 

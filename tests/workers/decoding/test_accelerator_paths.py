@@ -67,8 +67,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
 
 
 def decoded(config: DecodingConfig, sizes: TransformerConfig) -> list[list[list[int]]]:
-    """Tokens, and what every round emitted and drafted, of three captions, two at a time."""
-    target = toy_target(config=sizes)
+    """Tokens, and what every round emitted and drafted, of three captions, two at a time; images of three rows."""
+    target = toy_target(config=replace(sizes, rows=3))
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=2)
     results = sorted(engine.run(REQUESTS), key=lambda result: result.request.caption_id)
     kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]

@@ -8,6 +8,7 @@ configs, correct code would fail for one seed in 3,500, and the seed is fixed.
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -76,6 +77,19 @@ def cell(tokens: Sequence[int]) -> int:
     return number
 
 
+@cache
+def tables() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the target and of the drafter."""
+    target = tabular.random_logits(CODES, LEVELS + 2, 21)
+    return target, 0.5 * target + tabular.random_logits(CODES, LEVELS + 2, 22)
+
+
+@cache
+def probs_after(first: int, sampling: Sampling) -> list[dict[rounds.Context, list[float]]]:
+    """Distributions of the target and of the drafter by the context after the token `first`."""
+    return [below(all_probs(logits, sampling), first) for logits in tables()]
+
+
 @torch.inference_mode()
 def count_rounds(engine: tabular.TabularEngine) -> np.ndarray:
     counts = np.zeros((CODES + 1) ** (LEVELS + 2))
@@ -99,18 +113,16 @@ def test_a_round_emits_the_enumerated_distribution(
     fast, plain = RULES[name]
     fast, plain = replace(fast, resampling=resampling), replace(plain, resampling=resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
-    target = tabular.random_logits(CODES, LEVELS + 2, 21)
-    draft = 0.5 * target + tabular.random_logits(CODES, LEVELS + 2, 22)
     config = DecodingConfig(Eagle(), Static(paths=PATHS, children=children), fast, sampling)
-    counts = count_rounds(tabular.TabularEngine(config, target, draft, LEVELS + 2, lookup=LOOKUP))
-    q, p = all_probs(target, sampling), all_probs(draft, sampling)
+    counts = count_rounds(tabular.TabularEngine(config, *tables(), LEVELS + 2, lookup=LOOKUP))
+    first_probs = all_probs(tables()[0], sampling)[0]
     omegas = fast.schedule.omegas(LEVELS)
     expected = np.zeros_like(counts)
     for first in range(CODES):
-        q_after, p_after = below(q, first), below(p, first)
+        q_after, p_after = probs_after(first, sampling)
         tree = SHAPE if children == "sampled" else rounds.likeliest(p_after, SHAPE)
         for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, omegas).items():
-            expected[cell((first, *tokens))] += q[0, first] * weight
+            expected[cell((first, *tokens))] += first_probs[first] * weight
     assert expected.sum() == pytest.approx(1)
     assert tabular.p_value(counts, expected) > 1e-5
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.models.target import Prompt, Target
 
 CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop", "qr", "stu"]
+GREEDY = Sampling(cfg=2.0, temperature=0.0)
 REQUESTS = [Request(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in range(6)]
 LOSSLESS = [
     "speculative",
@@ -130,7 +133,7 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
     target = toy_target()
     config = fitted(PRESETS[name], Sampling(cfg=2.0, top_k=12))
     together = draw(target, config, batch=6)
-    for batch, requests in ((4, REQUESTS[::-1]), (1, REQUESTS[1::3])):
+    for batch, requests in ((4, REQUESTS[::-1]), (1, REQUESTS[4:5])):
         for key, result in draw(target, config, batch=batch, requests=requests).items():
             assert torch.equal(result.tokens, together[key].tokens)
             assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
@@ -138,14 +141,21 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
     assert any(not torch.equal(together[key].tokens, result.tokens) for key, result in other_seed.items())
 
 
+@cache
+def peaked_target(rope: Literal["zero", "identity"]) -> Target:
+    return toy_target(config=replace(BASE, prompt_rope=rope), temper=8.0)
+
+
+@cache
+def vanillas_greedy(rope: Literal["zero", "identity"]) -> dict[int, Result]:
+    return draw(peaked_target(rope), fitted(PRESETS["vanilla"], GREEDY))
+
+
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("rope", ["zero", "identity"])
-def test_greedy_equals_vanilla(name: str, rope: str) -> None:
-    target = toy_target(config=replace(BASE, prompt_rope=rope), temper=8.0)  # type: ignore[arg-type]
-    sampling = Sampling(cfg=2.0, temperature=0.0)
-    plain = draw(target, fitted(PRESETS["vanilla"], sampling))
-    fast = draw(target, fitted(PRESETS[name], sampling))
-    for key, result in plain.items():
+def test_greedy_equals_vanilla(name: str, rope: Literal["zero", "identity"]) -> None:
+    fast = draw(peaked_target(rope), fitted(PRESETS[name], GREEDY))
+    for key, result in vanillas_greedy(rope).items():
         assert torch.equal(result.tokens, fast[key].tokens)
         assert result.statistics.mean_accepted_length == 1
         assert result.statistics.step_compression == 1

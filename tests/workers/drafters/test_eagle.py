@@ -7,6 +7,7 @@ against one plain causal pass (tests/oracles/plain_layers.py) over the slots as 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -32,8 +33,10 @@ def eagle(target: Target, filler: int | None) -> EagleDrafter:
     return EagleDrafter(target, made.layer, filler=filler)
 
 
-def expected_logits(drafter: EagleDrafter, inputs: DrafterInputs, row: int, path: tuple[int, ...]) -> Tensor:
-    """Logits after the tokens so far and a path below them, slot by slot."""
+def expected_logits(
+    drafter: EagleDrafter, known: dict[object, Tensor], inputs: DrafterInputs, row: int, path: tuple[int, ...]
+) -> Tensor:
+    """Logits after the tokens so far and a path below them, slot by slot. known: what earlier calls predicted."""
     target, prompt_len = inputs.target, inputs.target.prompt_len
     tokens = inputs.tokens[inputs.caption(row)]
     slots: list[tuple[int, Tensor, Tensor]] = []  # place, embedding of x_{t+1}, feature f_t
@@ -44,8 +47,9 @@ def expected_logits(drafter: EagleDrafter, inputs: DrafterInputs, row: int, path
     for n, (token, feature) in enumerate(zip(tokens, inputs.before[row], strict=True)):
         slots.append((n, target.embed.weight[token], feature))
     for n, token in enumerate(path, start=len(tokens)):  # a draft's feature is what its parent's slot predicted
-        slots.append((n, target.embed.weight[token], predicted(drafter, slots)))
-    return plain_layers.linear(target.head, predicted(drafter, slots))
+        slots.append((n, target.embed.weight[token], known[row, len(tokens), path[: n - len(tokens)]]))
+    known[row, len(tokens), path] = predicted(drafter, slots)
+    return plain_layers.linear(target.head, known[row, len(tokens), path])
 
 
 def predicted(drafter: EagleDrafter, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor:
@@ -59,10 +63,10 @@ def predicted(drafter: EagleDrafter, slots: list[tuple[int, Tensor, Tensor]]) ->
 def test_every_node_is_what_one_causal_pass_predicts(name: str, filler: int | None) -> None:
     target = toy_target(config=CONFIGS[name])
     drafter = eagle(target, filler)
-    assert_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path))
+    assert_rounds(target, drafter, partial(expected_logits, drafter, {}))
 
 
 def test_without_guidance_there_is_one_stream() -> None:
     target = toy_target(config=CONFIGS["line"])
     drafter = eagle(target, 0)
-    assert_rounds(target, drafter, lambda inputs, row, path: expected_logits(drafter, inputs, row, path), streams=1)
+    assert_rounds(target, drafter, partial(expected_logits, drafter, {}), streams=1)

@@ -14,6 +14,7 @@ from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import MetricUnavailable
+from workers.models.target import Grid
 from workers.replay.prediction import Prediction, predict
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
@@ -25,10 +26,17 @@ IMAGES, RECORDED = 8, Chain(5)
 REQUESTS = [Request(index, text) for index, text in enumerate(sample_captions(1, IMAGES))]
 
 
+def models_of_fewer_rows() -> Models:
+    """The built-in model for images of 8 of its 12 rows."""
+    models = load_folder()
+    models.target.grid = Grid(8, models.target.grid.cols)
+    return models
+
+
 @pytest.fixture(scope="module")
 def windows() -> Replayer:
     """Recordings of Jacobi windows of 3 and of 6 drafts, all their steps."""
-    replayer = Replayer(load_folder(), REQUESTS, max_steps=10**6)
+    replayer = Replayer(models_of_fewer_rows(), REQUESTS, max_steps=10**6)
     replayer.record([config(length, "exact", "jacobi") for length in (3, 6)])
     return replayer
 
@@ -45,8 +53,8 @@ def make_engine(models: Models, config: DecodingConfig) -> Engine:
 
 @pytest.mark.slow(seconds=8)
 def test_accepted_lengths_are_those_of_a_run() -> None:
-    """Within 5 %: 8 images of both, whose own standard errors are about 2 %, and the same random numbers."""
-    models = load_folder()
+    """Within 5 %: 8 images of both, whose own standard errors are about 2.5 %, and the same random numbers."""
+    models = models_of_fewer_rows()
     recording = make_engine(models, config(RECORDED.length, "exact"))
     recording.observer = recorder = StepRecorder(Sampling(), models.target.codebook)
     list(recording.run(REQUESTS))

@@ -30,7 +30,8 @@ from tests.workers.decoding.test_accept_distribution import (
     SETTINGS,
     SHAPE,
     all_probs,
-    below,
+    probs_after,
+    tables,
 )  # fmt: skip
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.walk import StepOutcomes, walk
@@ -39,19 +40,6 @@ Children = Literal["sampled", "top"]
 Resampling = Literal["paper", "optimal"]
 CODEBOOK = torch.tensor(BOOK)
 DRAWS = 20_000
-
-
-@cache
-def tables() -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the target and of the drafter."""
-    target = tabular.random_logits(CODES, LEVELS + 2, 21)
-    return target, 0.5 * target + tabular.random_logits(CODES, LEVELS + 2, 22)
-
-
-@cache
-def probs_after(first: int, sampling: Sampling) -> list[dict[rounds.Context, list[float]]]:
-    """Distributions of the target and of the drafter by the context after the token `first`."""
-    return [below(all_probs(logits, sampling), first) for logits in tables()]
 
 
 @cache

@@ -58,11 +58,11 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     def interrupted(indices: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 18:
+        if calls == 9:
             raise Stopped
         return patches(indices)
 
-    config = replace(CONFIG, seed=1)
+    config = replace(CONFIG, seed=1, steps=20, save_every=5)
     whole = train_tokenizer(patches, 800, config, tmp_path / "whole", vq=TINY, log=silent)
     with pytest.raises(Stopped):
         train_tokenizer(interrupted, 800, config, tmp_path / "broken", vq=TINY, log=silent)
