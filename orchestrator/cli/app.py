@@ -24,6 +24,7 @@ from orchestrator.cli import (
 from orchestrator.errors import WRONG_USAGE, CommandError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
+from workers.runtime.allocator import keep_freed_memory
 from workers.runtime.threads import use_threads
 
 app = typer.Typer(
@@ -83,6 +84,7 @@ def options(
 def main() -> None:
     """Run the command line; a `CommandError` ends it with its message and exit code."""
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
+    keep_freed_memory()
     try:
         app()
     except CommandError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from orchestrator.run.tasks import PoolError
+from workers.runtime.allocator import allocator_environment
 from workers.runtime.threads import thread_environment
 
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
@@ -27,7 +28,8 @@ class Slots:
 
     def environment(self, threads: int | None) -> dict[str, str]:
         """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
-        return thread_environment(threads or max(1, int(self.cpus))) | {"HF_HUB_OFFLINE": "1"}
+        threads = threads or max(1, int(self.cpus))
+        return thread_environment(threads) | allocator_environment() | {"HF_HUB_OFFLINE": "1"}
 
 
 @contextlib.contextmanager

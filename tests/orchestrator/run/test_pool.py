@@ -39,6 +39,7 @@ class Echo:
             import torch
 
             self.threads = {"threads": torch.get_num_threads(), "waits": os.environ["OMP_WAIT_POLICY"]}
+            self.threads["start"] = Path("/proc/self/environ").read_text()
         while self.odd and self.name != self.first and not self.log.exists():
             time.sleep(0.05)  # the first worker to answer sets the shared facts
 
@@ -138,6 +139,7 @@ def test_a_worker_computes_with_its_threads_which_wait_passively(
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     facts = make(1, computes=True, threads=threads).first_facts(TIMEOUT_S)
     assert (facts["threads"], facts["waits"]) == (expected, "PASSIVE")
+    assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), "glibc reads it when the process starts"
 
 
 def test_the_oldest_trial_goes_first_and_urgent_tasks_first_within_it(make: Any) -> None:
