@@ -26,6 +26,7 @@ SPACE = """\
 name: own
 models: {name: classes}
 captions: {source: classes.txt, count: 6}
+reference: {source: none}
 quality: {batch: 6, shard: 6}
 timing: {batch: 1, images: 2, repetitions: 1}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 2.0}
