@@ -189,7 +189,8 @@ def test_search_spaces_import_torch_for_typing_only() -> None:
 
 
 def test_decoding_imports_four_libraries() -> None:
-    allowed = DECODING_LIBRARIES | {"search_spaces", "workers"}
+    """And in the modules of kernels, or where they are launched, Triton, which torch brings where it has CUDA."""
+    allowed = DECODING_LIBRARIES | {"search_spaces", "workers", "triton"}
     wrong = (
         (module, entry)
         for module, entry in statements(DECODING)
@@ -210,7 +211,9 @@ def test_files_and_functions_stay_short() -> None:
             parameters = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
             if length > MAX_FUNCTION_LINES:
                 long.append(f"{module}:{node.lineno} {node.name}: {length} lines")
-            if parameters > MAX_PARAMETERS and not module.startswith("orchestrator.cli"):
+            # a command has its options, a kernel its addresses and sizes one by one
+            is_exempt = module.startswith("orchestrator.cli") or module.endswith("_kernel")
+            if parameters > MAX_PARAMETERS and not is_exempt:
                 long.append(f"{module}:{node.lineno} {node.name}: {parameters} parameters")
     assert not long
 

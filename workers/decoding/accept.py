@@ -7,7 +7,8 @@ sampling without replacement). This module supplies the random numbers, so the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
+from workers.decoding.fused_walk import FusedRule, is_available, walk_tree
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import sample_with_exponentials, to_probs
 from workers.decoding.state import Batch
@@ -58,6 +60,15 @@ def max_on_host(depth: Tensor, bound: int) -> int:
     return int(depth.max()) if depth.device.type == "cpu" else bound
 
 
+class _Tests(NamedTuple):
+    """The inputs of a tree's acceptance tests."""
+
+    eligible: Tensor  # [B, N+1] whether a slot may be accepted
+    tokens: Tensor  # [B, N+1]
+    uniforms: Tensor  # [B, levels, C] by depth and sibling rank
+    omegas: Tensor  # [B, levels + 1] relaxation budgets by depth
+
+
 class _Level(NamedTuple):
     """The inputs that all acceptance tests at one depth share."""
 
@@ -84,6 +95,7 @@ class Acceptor:
         for levels in range(1, max_levels + 1):
             omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.omegas(levels), device=device)
         self._omegas = omegas  # [drafted levels, depth]
+        self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
         self._exact_greedy = rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact
 
     def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
@@ -135,18 +147,46 @@ class Acceptor:
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """Level by level, verify the children of the node accepted last."""
-        node, levels = torch.zeros_like(batch.emitted), tree.shape.max_depth
-        path = [node]
-        residual = to_probs(logits[:, 0], self.sampling)
+        """Walk from the root to the last accepted node, and sample the token after it."""
+        tests = self._tests(tree, batch)
+        fused = self._fused[tree.probs is not None] if is_available(logits.device.type) else None
+        walk = self._walk if fused is None else partial(self._walk_at_once, fused)
+        slots, num_accepted, residual = walk(tree, tests, logits)
+        last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
+        drafts = tests.tokens.gather(1, slots[:, 1:])
+        tokens = torch.cat([drafts, last], dim=1).scatter_(1, num_accepted[:, None], last)
+        return AcceptResult(slots, tokens, num_accepted, last[:, 0], residual[:, 0].isnan())
+
+    def _tests(self, tree: DraftTree, batch: Batch) -> _Tests:
+        levels = tree.shape.max_depth
         uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], tree.shape.width)
-        omegas = self._omegas.index_select(0, tree.levels)
         # by slot; the root's own entry stands for "no child" and is never eligible
         eligible = pad(tree.exists & (tree.shape.depth < batch.remaining[:, None]), (1, 0))
-        tokens = pad(tree.tokens, (1, 0))
-        active = torch.ones_like(eligible[:, 0])
-        for depth in range(1, levels + 1):
-            level = _Level(tree, eligible, tokens, uniforms[:, depth - 1], omegas[:, depth])
+        return _Tests(eligible, pad(tree.tokens, (1, 0)), uniforms, self._omegas[:, : levels + 1][tree.levels])
+
+    def _walk_at_once(
+        self, rule: FusedRule, tree: DraftTree, tests: _Tests, logits: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_walk` as one kernel. The residual is not normalised."""
+        proposals = [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
+        nodes = [tree.shape.children, tests.tokens, tests.eligible]
+        result: tuple[Tensor, Tensor, Tensor] = walk_tree(
+            to_probs(logits, self.sampling), nodes, [tests.uniforms, tests.omegas], proposals, self.tables.neighbours,
+            *astuple(rule),
+        )  # fmt: skip
+        return result
+
+    def _walk(self, tree: DraftTree, tests: _Tests, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Level by level, verify the children of the node accepted last.
+
+        Returns slots [B, W] from the root to the last accepted node (see `AcceptResult.path`), the number of accepted
+        nodes [B], and the residual [B, V] that the next token is sampled from.
+        """
+        node = torch.zeros_like(tree.levels)
+        path, active = [node], torch.ones_like(node, dtype=torch.bool)
+        residual = to_probs(logits[:, 0], self.sampling)
+        for depth in range(1, tree.shape.max_depth + 1):
+            level = _Level(tree, tests.eligible, tests.tokens, tests.uniforms[:, depth - 1], tests.omegas[:, depth])
             child, residual = self._verify_children(level, node, residual, active)
             active = child > 0
             if all_done(active):
@@ -154,12 +194,7 @@ class Acceptor:
             node = torch.where(active, child, node)
             residual = torch.where(active[:, None], to_probs(gather_rows(logits, node), self.sampling), residual)
             path.append(node)
-        num_accepted = gather_rows(tree.shape.offsets, node)
-        last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
-        slots = torch.stack(path, dim=1)
-        drafts = tokens.gather(1, slots[:, 1:])
-        tokens = torch.cat([drafts, last], dim=1).scatter_(1, num_accepted[:, None], last)
-        return AcceptResult(slots, tokens, num_accepted, last[:, 0], residual[:, 0].isnan())
+        return torch.stack(path, dim=1), gather_rows(tree.shape.offsets, node), residual
 
     def _verify_children(self, level: _Level, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """Test the children of slots `node` [B] in order, in rows `active` [B].

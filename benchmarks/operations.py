@@ -1,0 +1,131 @@
+"""Operations of a step outside the models' forwards, as an accelerator gets them.
+
+    python -m benchmarks.operations [--only lantern sjd ...] [--list draft]
+
+On an accelerator each operation is a kernel launch of some 5 microseconds, whatever it computes at batch 1. So the
+engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
+Every call of an operator that is no view counts, except those inside the forwards of target and drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.overhead import networks
+from search_spaces.presets import CATALOGUE
+from search_spaces.trial import DecodingConfig
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.loading.dry_run import blank_tables, sample_caption
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
+
+CHAINS, TREES = 150, 250  # the most operations of a step: chains, static trees and windows; trees of varying shape
+PHASES = ("draft", "target", "accept", "commit")
+_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "detach"}
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts operations by phase and name, outside the watched modules' forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase, self.counts, self._inside = "target", {phase: Counter[str]() for phase in PHASES}, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        is_view = not func._schema.is_mutable and any(output.alias_info is not None for output in func._schema.returns)
+        if not (self._inside or is_view or name in _NO_KERNEL):
+            self.counts[self.phase][name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def during(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, counted as this phase."""
+
+        def counted(*args: object, **kwargs: object) -> object:
+            before, self.phase = self.phase, phase
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.phase = before
+
+        return counted
+
+    @contextmanager
+    def excluding(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Operations in forwards of these modules do not count."""
+
+        def enter(*_: object) -> None:
+            self._inside += 1
+
+        def leave(*_: object) -> None:
+            self._inside -= 1
+
+        hooks = [handle for module in modules for handle in (
+            module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
+        )]  # fmt: skip
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def operations(models: Models, config: DecodingConfig, *, batch: int = 2) -> dict[str, Counter[str]]:
+    """Operations of one step by phase and name. models: on the meta device."""
+    target = models.target
+    engine = Engine(
+        target, config, models.drafters.get(config.drafter.kind), batch_size=batch, tables=blank_tables(config, target)
+    )
+    counter, text = OperationCounter(), sample_caption(target)
+    with torch.inference_mode():
+        state, recorder = engine.open(deque([Request(number, text) for number in range(batch)]))
+        engine.step(state)  # makes tables that later steps share
+        engine.drafting.draft = counter.during("draft", engine.drafting.draft)  # type: ignore[method-assign]
+        engine.acceptor = counter.during("accept", engine.acceptor)  # type: ignore[assignment]
+        engine.commit = counter.during("commit", engine.commit)  # type: ignore[method-assign]
+        with counter, counter.excluding(networks(models, config)):
+            result, tree = engine.step(state)
+            counter.phase = "commit"
+            recorder.record(result.num_emitted, tree)
+    return counter.counts
+
+
+def on_meta(models: Models) -> Models:
+    """The models without values."""
+    models.target.to("meta")
+    for drafter in models.drafters.values():
+        drafter.to("meta")
+    return models
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=list(CATALOGUE), help="presets; default all")
+    parser.add_argument("--list", choices=PHASES, help="also the operations of a phase by name")
+    parser.add_argument("--top-k", type=int, help="filter of both models' probs (default: the built-in model's)")
+    args = parser.parse_args()
+    models = on_meta(load_folder())
+    print(f"| preset | {' | '.join(PHASES)} | in all |\n|---|" + "---|" * (len(PHASES) + 1))
+    for name in args.only:
+        config = CATALOGUE[name].config
+        if args.top_k is not None:
+            config = replace(config, sampling=replace(models.target.sampling, top_k=args.top_k))
+        counts = operations(models, config)
+        totals = [sum(counts[phase].values()) for phase in PHASES]
+        print(f"| {name} | {' | '.join(map(str, totals))} | {sum(totals)} |", flush=True)
+        if args.list:
+            print("  " + ", ".join(f"{operation} {count}" for operation, count in counts[args.list].most_common()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The kernel that walks a tree, run by Triton's interpreter, against the loops that define it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.grouped import Grouped
+from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.schedules import Constant, Exponential
+from search_spaces.trial import Sampling
+from tests.workers.decoding.test_tree import random_parents
+from workers.decoding.accept import Acceptor
+from workers.decoding.fused_walk import FusedRule
+from workers.decoding.rng import CounterRNG
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
+
+CODES, NODES, ROWS, BLOCK = 24, 11, 8, 16
+
+RULES: dict[str, AcceptanceRule] = {
+    "exact": AcceptanceRule(),
+    "uniform": AcceptanceRule(schedule=Constant(1.6)),
+    "under": AcceptanceRule(schedule=Constant(0.6)),
+    "cool": AcceptanceRule(schedule=Exponential(1.1, 0.5)),
+    "lantern": AcceptanceRule(Additive(9, 0.3)),
+    "lantern of everything": AcceptanceRule(Additive(24, 1.0), Constant(0.5)),
+    "lantern, optimal": AcceptanceRule(Additive(9, 0.3), resampling="optimal"),
+    "lantern, optimal and under": AcceptanceRule(Additive(9, 0.3), Constant(0.6), resampling="optimal"),
+    "lantern jsd": AcceptanceRule(Additive(12, 0.1, "jsd")),
+    "lantern++": AcceptanceRule(Multiplicative(10, 2.0)),
+    "annealed lantern++": AcceptanceRule(Multiplicative(10, 2.0), Exponential(0.9, 0.5)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted() -> Iterator[None]:
+    """The kernel on a CPU, with blocks smaller than the vocabulary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr("workers.decoding.walk_kernel.BLOCK", BLOCK)
+        yield
+
+
+def sampled_tree(generator: torch.Generator) -> DraftTree:
+    """One shape for all rows; children sampled without replacement, some from fewer tokens than there are children."""
+    parents, depth = random_parents(NODES, generator)
+    shape = fixed_shape(parents, depth, torch.device("cpu"))
+    logits = 2 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
+    logits[..., 2:] = logits[..., 2:].masked_fill(torch.rand(ROWS, NODES + 1, 1, generator=generator) < 0.2, -torch.inf)
+    probs = logits.softmax(-1)
+    order = (probs / torch.empty_like(probs).exponential_(generator=generator)).argsort(-1, descending=True)
+    rank = torch.tensor([parents[:node].count(parent) for node, parent in enumerate(parents)])
+    slots = shape.parents[0] + 1
+    tokens = order[:, slots, rank]
+    exists = probs[:, slots].gather(2, tokens[..., None])[..., 0] > 0
+    index = torch.arange(NODES + 1)[None]
+    return DraftTree(tokens, exists, shape, torch.full((ROWS,), shape.max_depth), probs, index)
+
+
+def chosen_tree(generator: torch.Generator) -> DraftTree:
+    """A shape for each row, with nodes that do not exist."""
+    drawn = [random_parents(NODES, generator) for _ in range(ROWS)]
+    parents, depth = (torch.tensor(part) for part in zip(*drawn, strict=True))
+    exists = torch.rand(ROWS, NODES, generator=generator) < 0.9
+    for row in range(ROWS):
+        for node, parent in enumerate(parents[row].tolist()):
+            exists[row, node] &= parent < 0 or exists[row, parent]
+    levels = int(depth.max())
+    shape = shape_from_parents(parents, depth, exists, max_depth=levels, width=NODES)
+    tokens = torch.stack([torch.randperm(CODES, generator=generator)[:NODES] for _ in range(ROWS)])
+    return DraftTree(tokens, exists, shape, depth.amax(1))
+
+
+def tables(generator: torch.Generator) -> NeighbourTables:
+    order = torch.stack([torch.randperm(CODES, generator=generator) for _ in range(CODES)])
+    own = order == torch.arange(CODES)[:, None]
+    others = order[~own].view(CODES, -1)
+    return NeighbourTables(torch.cat([torch.arange(CODES)[:, None], others], dim=1).int())
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("name", RULES)
+def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None:
+    """The same path, and residuals that agree to rounding."""
+    rule = FusedRule.of(RULES[name], sampled=sampled)
+    if rule is None:
+        pytest.skip("left to the loops")
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    tree, neighbours = (sampled_tree if sampled else chosen_tree)(generator), tables(generator)
+    logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
+    slots = (tree.shape.parents + 1).expand(ROWS, -1)
+    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0  # so that walks end at all depths
+    logits[0] *= 1e4  # all mass on one token: a rejection of it leaves nothing
+    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, logits.device)
+    tests = acceptor._tests(tree, batch_of(tree))
+    path, num_accepted, residual = acceptor._walk(tree, tests, logits)
+    fused_path, fused_num_accepted, fused_residual = acceptor._walk_at_once(rule, tree, tests, logits)
+    assert len(set(num_accepted.tolist())) > 1
+    assert fused_num_accepted.tolist() == num_accepted.tolist()
+    assert torch.equal(fused_path[:, : path.shape[1]], path)
+    assert (fused_path[:, path.shape[1] :] == path[:, -1:]).all()
+    torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+
+
+def batch_of(tree: DraftTree) -> Batch:
+    """Rows at places in the image where some trees reach past its end."""
+    emitted = torch.arange(ROWS) % 5 + 1
+    batch = SimpleNamespace(
+        emitted=emitted,
+        remaining=8 - emitted,
+        rng=CounterRNG(torch.arange(ROWS), 8),
+        token_positions=emitted[:, None] + torch.arange(tree.shape.max_depth + 1),
+    )
+    return cast(Batch, batch)
+
+
+def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
+    assert FusedRule.of(AcceptanceRule(Grouped()), sampled=False) is None
+    under = replace(RULES["lantern"], schedule=Constant(0.6), resampling="optimal")
+    assert FusedRule.of(under, sampled=True) is None
+    assert FusedRule.of(under, sampled=False) is not None

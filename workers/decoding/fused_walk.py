@@ -1,0 +1,107 @@
+"""The walk over a draft tree as one operation on an accelerator, for the rules that its kernel knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import Additive, Multiplicative, NoNeighbourhood
+
+_NONE, _TVD, _JSD, _MULTIPLICATIVE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRule:
+    """An acceptance rule as the kernel takes it. kind: of neighbourhood. bound: of the neighbours' mass.
+
+    has_paper_residual: a rejection takes the neighbours' mass away. has_exact_residual: it leaves what the exact rule
+    leaves.
+    """
+
+    kind: int
+    k: int
+    bound: float
+    has_paper_residual: bool
+    has_exact_residual: bool
+
+    @classmethod
+    def of(cls, rule: AcceptanceRule, *, sampled: bool) -> FusedRule | None:
+        """None: the kernel does not know the rule. sampled: children are sampled, not chosen."""
+        neighbourhood, paper = rule.neighbourhood, rule.resampling == "paper"
+        exact_residual = rule.schedule.at_least_one
+        if isinstance(neighbourhood, NoNeighbourhood) or neighbourhood.exact:
+            return cls(_NONE, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
+        if sampled and not (paper or exact_residual):
+            return None  # the residual would need the mass of every token
+        if isinstance(neighbourhood, Additive):
+            kind = _TVD if neighbourhood.divergence == "tvd" else _JSD
+            return cls(kind, neighbourhood.k, neighbourhood.delta, paper, exact_residual)
+        if isinstance(neighbourhood, Multiplicative):
+            return cls(_MULTIPLICATIVE, neighbourhood.k, neighbourhood.lam - 1, paper, exact_residual)
+        return None
+
+
+@cache
+def is_available(device_type: str) -> bool:
+    """Whether the walk can be one kernel there. The meta device stands for an accelerator that has Triton."""
+    return device_type == "meta" or (device_type == "cuda" and find_spec("triton") is not None)
+
+
+@torch.library.custom_op("specfrontier::walk_tree", mutates_args=())
+def walk_tree(
+    probs: Tensor,
+    tree: Sequence[Tensor],
+    tests: Sequence[Tensor],
+    proposals: Sequence[Tensor],
+    neighbours: Tensor | None,
+    kind: int,
+    k: int,
+    bound: float,
+    paper: bool,
+    exact_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The path [B, L + 1], its length [B] and the residual [B, V], which is not normalised.
+
+    probs [B, S, V]: the target's after every slot. tree: children [B|1, S, C], tokens [B, S], eligible [B, S]. tests:
+    uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row of each slot's children [B|1, S]; empty for
+    chosen children. neighbours [V, >= k] int32 or int64. The rest: see `FusedRule`.
+    """
+    import triton  # type: ignore[import-untyped]
+
+    from workers.decoding import walk_kernel
+
+    (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = probs.shape, tree, tests
+    path, num_accepted, residuals = _outputs(probs, uniforms)
+    inputs = [probs, *proposals, tokens, eligible, omegas]
+    assert all(tensor.is_contiguous() for tensor in inputs), "the kernel computes addresses itself"
+    source, rows = proposals if proposals else (probs, children)
+    remaining = probs.new_empty(batch, vocabulary) if proposals else probs
+    walk_kernel.walk[(batch,)](
+        probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
+        children if neighbours is None else neighbours, residuals, remaining, path, num_accepted,
+        bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
+        0 if neighbours is None else neighbours.stride(0), source.shape[1],
+        children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
+        KIND=kind, K=k, MEMBERS=triton.next_power_of_2(max(1, k - 1)), PAPER=paper, EXACT_RESIDUAL=exact_residual,
+        SAMPLED=bool(proposals), BLOCK=walk_kernel.BLOCK, num_warps=8,
+    )  # fmt: skip
+    return path, num_accepted, residuals[:, 0].clone()
+
+
+@walk_tree.register_fake
+def _(probs: Tensor, tree: Sequence[Tensor], tests: Sequence[Tensor], *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    path, num_accepted, residuals = _outputs(probs, tests[0])
+    return path, num_accepted, residuals[:, 0].clone()
+
+
+def _outputs(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Path, number of accepted drafts, and two residuals [B, 2, V]."""
+    batch, _, vocabulary = probs.shape
+    path = torch.empty(batch, uniforms.shape[1] + 1, dtype=torch.int64, device=probs.device)
+    return path, path.new_empty(batch), probs.new_empty(batch, 2, vocabulary)
