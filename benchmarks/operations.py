@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.overhead import networks
 from search_spaces.presets import CATALOGUE
+from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
-from workers.decoding.state import Request
+from workers.decoding.state import Batch, Request
 from workers.loading.dry_run import blank_tables, sample_caption
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
@@ -89,15 +90,25 @@ def operations(models: Models, config: DecodingConfig, *, batch: int = 2) -> dic
     counter, text = OperationCounter(), sample_caption(target)
     with torch.inference_mode():
         state, recorder = engine.open(deque([Request(number, text) for number in range(batch)]))
+        set_bounds(engine, state)
         engine.step(state)  # makes tables that later steps share
         engine.drafting.draft = counter.during("draft", engine.drafting.draft)  # type: ignore[method-assign]
         engine.acceptor = counter.during("accept", engine.acceptor)  # type: ignore[assignment]
         engine.commit = counter.during("commit", engine.commit)  # type: ignore[method-assign]
+        set_bounds(engine, state)
         with counter, counter.excluding(networks(models, config)):
             result, tree = engine.step(state)
             counter.phase = "commit"
             recorder.record(result.num_emitted, tree)
+            set_bounds(engine, state)
     return counter.counts
+
+
+def set_bounds(engine: Engine, batch: Batch) -> None:
+    """What the host would have read after a round: trees of the size that an image starts with."""
+    policy = engine.config.policy
+    if engine.drafting.next_bounds(batch) is not None and isinstance(policy, Adjacency):
+        engine.drafting.set_bounds([policy.start_depth, policy.start_width])
 
 
 def on_meta(models: Models) -> Models:

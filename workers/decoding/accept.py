@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
-from workers.decoding.fused_walk import FusedRule, is_available, walk_tree
+from workers.decoding.kernels import FusedRule, is_available, walk_tree
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import sample_with_exponentials, to_probs
 from workers.decoding.state import Batch

@@ -7,6 +7,8 @@ least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,8 @@ class SizeMap:
         self.start = torch.tensor([self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device)
         self.history = self.start.expand(size, image_len, 3).clone()
         self._cell = torch.arange(image_len, device=device)
+        if self.policy.initialisation == "tokenflock":
+            self._flock = self._flock_weights()
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
         self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1  # [2] depth, width
         self._shape_slots = torch.arange(2, device=device)
@@ -70,7 +74,9 @@ class SizeMap:
             size = self._range_min + (uniforms * self._range_size).floor()
             alpha = previous[:, 2]
         elif self.policy.initialisation == "tokenflock":
-            size, alpha = self.tokenflock(emitted)
+            weight = self._flock[emitted]
+            size = self.mean_size(weight)
+            alpha = previous[:, 2] if self.policy.alpha == "previous" else self.mean_alpha(weight)
         else:
             source = left if self.policy.initialisation == "horizontal" else above
             neighbour = torch.where((source >= 0)[:, None], self.history[row, source.clamp(min=0)], self.start)
@@ -84,20 +90,29 @@ class SizeMap:
             width = torch.full_like(width, self.policy.fixed_width)
         return depth, width, alpha
 
-    def tokenflock(self, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """TokenFlock: weighted means of (depth, width) [B, 2] and alpha [B] over the earlier tokens within `radius` of
-        the cell. As printed in the paper, weights decrease with the row distance only.
+    def mean_size(self, weight: Tensor) -> Tensor:
+        """TokenFlock: depth and width [B, 2], means over the tokens of weights [B, image_len]."""
+        mean = (weight[..., None] * self.history[..., :2]).sum(1) / weight.sum(1, keepdim=True)
+        return mean.round()
+
+    def mean_alpha(self, weight: Tensor) -> Tensor:
+        """TokenFlock: alpha [B], the mean over the tokens of weights [B, image_len] that have one; the prefill's has
+        none.
         """
-        cell, token = self._cell, emitted[:, None]
+        alpha = self.history[..., 2]
+        known = weight * (alpha >= 0)
+        total = known.sum(1)
+        return torch.where(total > 0, (known * alpha).sum(1) / total, _NO_ALPHA)
+
+    def _flock_weights(self) -> Tensor:
+        """TokenFlock: the weights [image_len + 1, image_len] of the cells for the token that follows so many: of those
+        within `radius` of its own. As printed in the paper, they decrease with the row distance only.
+        """
+        cell, token = self._cell, torch.arange(len(self._cell) + 1, device=self._cell.device)[:, None]
         rows = token // self._cols - cell // self._cols
         distance = (rows**2 + (token % self._cols - cell % self._cols) ** 2).sqrt()
         near = (cell < token) & (distance <= self.policy.radius)
-        weight = near * (self.policy.radius - rows + 1)
-        mean = (weight[..., None] * self.history[..., :2]).sum(1) / weight.sum(1, keepdim=True)
-        alpha = self.history[..., 2]
-        alpha_weight = weight * (alpha >= 0)  # the prefill's token has no alpha
-        total = alpha_weight.sum(1)
-        return mean.round(), torch.where(total > 0, (alpha_weight * alpha).sum(1) / total, _NO_ALPHA)
+        return near * (self.policy.radius - rows + 1)
 
     def adapt(self, depth: Tensor, width: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the policy: depth and width [B] (int64), clamped to their ranges. As in the paper, the shallowest
@@ -131,24 +146,33 @@ class AdjacencyTree(DynamicTree):
     def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         self.sizes.prepare(batch.size, batch.image_len, batch.keys.device)
+        self._bounds: Sequence[int] | None = None
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
         super().admit(indices, prompt, captions, features, first_tokens)
         self.sizes.admit(indices)
+        self._bounds = None
 
     def keep(self, indices: Tensor) -> None:
         super().keep(indices)
         self.sizes.keep(indices)
+        self._bounds = None
+
+    def next_bounds(self, batch: Batch) -> Tensor:
+        """The largest depth and width of the next round's trees, whose sizes it decides."""
+        self._row_depth, self.row_width = self.sizes.next_size(batch.keys, batch.emitted)
+        return torch.stack([self._row_depth, self.row_width]).amax(1)
+
+    def set_bounds(self, bounds: Sequence[int]) -> None:
+        self._bounds = bounds
 
     def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
-        depth, width = self.sizes.next_size(batch.keys, batch.emitted)
-        self.row_width = width
-        # read from the device, which is idle now, even if it is an accelerator: with the policy's upper bounds instead,
-        # verification would take ten times as long
-        max_depth, max_width = torch.stack([depth, width]).amax(1).tolist()
-        return depth, width, max_depth, max_width
+        if self._bounds is None:  # the rows have changed
+            self._bounds = self.next_bounds(batch).tolist()
+        (depth, width), self._bounds = self._bounds, None
+        return self._row_depth, self.row_width, depth, width
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         super().commit(batch, tree, result, logits, features)

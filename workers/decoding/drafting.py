@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -49,6 +50,15 @@ class Drafting(ABC):
 
     def keep(self, indices: Tensor) -> None:
         """Keep only the captions at batch indices [n], in that order."""
+
+    def next_bounds(self, batch: Batch) -> Tensor | None:
+        """Integers [n] that the host must know before the next `draft`; None: nothing. The engine reads them after a
+        round, with the counts, and gives them to `set_bounds`.
+        """
+        return None
+
+    def set_bounds(self, bounds: Sequence[int]) -> None:
+        """The values of `next_bounds`."""
 
 
 class VanillaDrafting(Drafting):

@@ -34,37 +34,40 @@ class DynamicTree(TreeDrafting):
 
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits(batch)
-        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], row_width, width)
+        limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, depth, width)
+        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], width)
         scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand
-        all_tokens, all_scores, all_parents = [tokens], [scores], [torch.full_like(tokens, -1)]
-        frontier = torch.arange(width, device=tokens.device).expand(batch.size, width)  # their candidate ids
+        if limits is not None:
+            scores = scores + limits[:, 0]
+        all_tokens, all_scores = [tokens], [scores]
+        frontiers: list[Tensor] = []  # candidate ids of the nodes that were expanded
+        frontier = torch.arange(width, device=tokens.device).expand(batch.size, width)
         parents: Tensor | None = None  # their parents among the nodes expanded before
         created = width
         for level in range(2, depth + 1):
-            step, children = self._top_children(self.drafter.expand(batch, tokens, parents), row_width, width)
-            child_scores = scores[..., None] + step
-            if row_depth is not None:
-                child_scores = child_scores.masked_fill((row_depth < level)[:, None, None], -torch.inf)
-            all_tokens.append(children.flatten(1))
-            all_scores.append(child_scores.flatten(1))
-            all_parents.append(frontier.repeat_interleave(width, dim=1))
+            step, children = self._top_children(self.drafter.expand(batch, tokens, parents), width)
+            if limits is not None:
+                step = step + limits[:, level - 1, None]
+            children, child_scores = children.flatten(1), (scores[..., None] + step).flatten(1)
+            all_tokens.append(children)
+            all_scores.append(child_scores)
+            frontiers.append(frontier)
             if level < depth:
-                scores, best = child_scores.flatten(1).topk(width, dim=1)
-                if row_width is not None:  # each row expands only as many nodes as its own width
-                    scores = scores.masked_fill(_beyond(row_width, width), -torch.inf)
-                tokens = children.flatten(1).gather(1, best)
+                scores, best = child_scores.topk(width, dim=1)
+                if limits is not None:  # each row expands only as many nodes as its own width
+                    scores = scores + limits[:, level - 1]
+                tokens = children.gather(1, best)
                 parents, frontier = best // width, created + best
                 created += width * width
-        candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat(all_parents, 1)
+        no_parent = torch.full_like(all_tokens[0], -1)
+        expanded = torch.cat(frontiers, 1).repeat_interleave(width, dim=1) if frontiers else no_parent[:, :0]
+        candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat([no_parent, expanded], 1)
         return self._prune(candidates, depth, width, row_depth)
 
-    def _top_children(self, logits: Tensor, row_width: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-        """Log probabilities and tokens [B, F, width] of the drafter's top tokens; -inf beyond a row's own width."""
+    def _top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Log probabilities and tokens [B, F, width] of the drafter's top tokens."""
         probs, tokens = self.probs(logits).topk(width, dim=-1)
-        log_probs = probs.log()
-        if row_width is not None:
-            log_probs = log_probs.masked_fill(_beyond(row_width, width)[:, None], -torch.inf)
-        return log_probs, tokens
+        return probs.log(), tokens
 
     def _prune(self, candidates: _Candidates, depth: int, width: int, row_depth: Tensor | None) -> DraftTree:
         """Keep the best nodes of all candidates, in creation order."""
@@ -99,6 +102,8 @@ class DynamicTree(TreeDrafting):
         return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=nonfinite, scores=kept_scores)
 
 
-def _beyond(row_width: Tensor, width: int) -> Tensor:
-    """Which of `width` entries [B, width] are beyond each row's own width [B]."""
-    return torch.arange(width, device=row_width.device) >= row_width[:, None]
+def _limits(row_depth: Tensor, row_width: Tensor, depth: int, width: int) -> Tensor:
+    """[B, depth, width] -inf for the levels and ranks beyond each row's own depth [B] and width [B], elsewhere 0."""
+    level, rank = (torch.arange(size, device=row_depth.device) for size in (depth, width))
+    beyond = (level >= row_depth[:, None])[..., None] | (rank >= row_width[:, None])[:, None]
+    return torch.zeros(beyond.shape, device=row_depth.device).masked_fill_(beyond, -torch.inf)

@@ -114,7 +114,8 @@ class Engine:
         return batch, recorder
 
     def read_counts(self, batch: Batch, result: AcceptResult, tree: DraftTree) -> list[int]:
-        """Number of tokens that each row has emitted so far: the only device-to-host transfer of a round.
+        """Number of tokens that each row has emitted so far: with the bounds of the next draft, the only device-to-host
+        transfer of a round.
 
         Raises:
             DecodingError: logits were not finite.
@@ -122,15 +123,19 @@ class Engine:
         counts = batch.emitted
         if tree.nonfinite is not None:
             counts = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, counts)
-        emitted: list[int] = torch.where(result.nonfinite, _TARGET_NONFINITE, counts).tolist()
+        counts = torch.where(result.nonfinite, _TARGET_NONFINITE, counts)
+        bounds = self.drafting.next_bounds(batch)
+        read: list[int] = (counts if bounds is None else torch.cat([counts, bounds])).tolist()
+        emitted = read[: batch.size]
+        self.drafting.set_bounds(read[batch.size :])
         if min(emitted) < 0:
             model = "target" if _TARGET_NONFINITE in emitted else f"{self.config.drafter.kind} drafter of target"
             raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
         return emitted
 
     def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
-        """One round for every row. The host reads nothing from the device after drafting has begun. Only an adjacency
-        tree reads its size before that, while the device is idle.
+        """One round for every row. The host reads nothing from the device. Only before the first round of new captions,
+        an adjacency tree reads its size.
         """
         timer = self.timer.start()
         tree = self.drafting.draft(batch)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from workers.decoding.kernels import is_available, random_bits
+
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
@@ -63,6 +65,9 @@ def image_keys(
 
 def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
     """64 random bits (int64) for each image key, token position and slot. The arguments broadcast."""
+    if is_available(keys.device.type):
+        drawn: Tensor = random_bits(keys, positions, int(purpose), slots)
+        return drawn
     hashed = _mix(keys + positions * _GOLDEN + purpose)
     return _mix(hashed + slots * _MIX_1)
 

@@ -147,7 +147,7 @@ def walk(
     KIND: tl.constexpr, K: tl.constexpr, MEMBERS: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr,
     SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See `fused_walk.walk_tree`. residuals [B, 2, V]: the first is the result. ranks: of the uniforms."""
+    """See `kernels.walk_tree`. residuals [B, 2, V]: the first is the result. ranks: of the uniforms."""
     row = tl.program_id(0).to(tl.int64)
     probs, residuals = probs + row * slots * vocabulary, residuals + row * 2 * vocabulary
     remaining, proposals = remaining + row * vocabulary, proposals + row * proposal_count * vocabulary

@@ -88,7 +88,7 @@ class NestedDrafting(DynamicTree):
         self._widths = torch.tensor(list(self.depths), device=target.device)
 
     def draft(self, batch: Batch) -> DraftTree:
-        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], None, self.width)
+        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], self.width)
         narrow = torch.arange(self.width, device=tokens.device) < self._widths[:, None]  # [W, width]
         levels = [
             _Level(tokens[:, 0], scores[:, 0], torch.full_like(tokens[:, 0], -1), narrow.expand(batch.size, -1, -1))
@@ -100,7 +100,6 @@ class NestedDrafting(DynamicTree):
             index, exists = _first(expanded.any(1))
             step, tokens = self._top_children(
                 self.drafter.expand(batch, above.tokens.gather(1, index), index // self.width if depth > 2 else None),
-                None,
                 self.width,
             )
             scores = above.scores.gather(1, index).masked_fill(~exists, -torch.inf)[..., None] + step

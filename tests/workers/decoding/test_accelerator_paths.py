@@ -85,11 +85,6 @@ def widest(self: AdjacencyTree, batch: Batch) -> Bounds:
     return depth, width, self.max_levels, self.width
 
 
-def as_if_read(self: AdjacencyTree, batch: Batch) -> Bounds:
-    """Adjacency trees of some size that might have been read."""
-    return (*widest(self, batch)[:2], 4, 6)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("sizes", [BASE, ROW_ENDS], ids=["", "row ends"])
@@ -177,8 +172,7 @@ ROUNDS: dict[str, DecodingConfig] = {
 def test_a_round_reads_nothing_back_and_stays_on_its_device(
     name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only an adjacency tree's size is, before the round's first pass; neighbours are found once per run, elsewhere."""
-    monkeypatch.setattr(AdjacencyTree, "size_limits", as_if_read)
+    """Neighbours are found once per run, elsewhere. The bounds of adjacency trees are read with the round's counts."""
     monkeypatch.setattr(build, "neighbour_table", empty_table)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     base = ROW_ENDS if "row ends" in name else BASE
@@ -188,6 +182,8 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
     with torch.inference_mode(), AllOnMeta():
         for max_emitted in (1, 4):
             batch.sync_host_counts([max_emitted])  # in the fourth cell of four, rows end
+            if engine.drafting.next_bounds(batch) is not None:
+                engine.drafting.set_bounds([4, 6])
             decided, tree = engine.step(batch)
             assert {decided.tokens.device, tree.tokens.device, batch.emitted.device} == {META}
 

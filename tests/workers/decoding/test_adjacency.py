@@ -56,12 +56,12 @@ def test_tokenflock_averages_only_known_alphas() -> None:
     drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
     batch.emitted[:] = 3
     drafting.sizes.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
-    shape, alpha = drafting.sizes.tokenflock(batch.emitted)
+    weight = drafting.sizes._flock[batch.emitted]
+    shape, alpha = drafting.sizes.mean_size(weight), drafting.sizes.mean_alpha(weight)
     assert alpha.tolist() == [0.5]
     start = drafting.sizes.start
     assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
-    batch.emitted[:] = 1
-    assert drafting.sizes.tokenflock(batch.emitted)[1].tolist() == [-1.0]
+    assert drafting.sizes.mean_alpha(drafting.sizes._flock[[1]]).tolist() == [-1.0]
 
 
 def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""The walk over a draft tree as one operation on an accelerator, for the rules that its kernel knows."""
+"""What one Triton kernel does on an accelerator: random bits, and the walk over a draft tree.
+
+Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits` and `Acceptor._walk`.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,37 @@ class FusedRule:
 
 @cache
 def is_available(device_type: str) -> bool:
-    """Whether the walk can be one kernel there. The meta device stands for an accelerator that has Triton."""
+    """Whether the kernels run there. The meta device stands for an accelerator that has Triton."""
     return device_type == "meta" or (device_type == "cuda" and find_spec("triton") is not None)
+
+
+@torch.library.custom_op("specfrontier::random_bits", mutates_args=())
+def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
+    """See `rng.bits`. The arguments broadcast to at most three dimensions."""
+    import triton  # type: ignore[import-untyped]
+
+    from workers.decoding import rng_kernel
+
+    broadcast = _broadcast(keys, positions, slots)
+    shape = (1,) * (3 - len(broadcast)) + broadcast
+    inputs = [part.expand(shape) for part in (keys, positions, slots)]
+    result = torch.empty(shape, dtype=torch.int64, device=keys.device)
+    grid = (triton.cdiv(result.numel(), rng_kernel.BLOCK),)
+    rng_kernel.bits[grid](
+        *inputs, result, shape[1], shape[2], result.numel(), *[tuple(part.stride()) for part in inputs],
+        PURPOSE=purpose, BLOCK=rng_kernel.BLOCK,
+    )  # fmt: skip
+    return result.view(broadcast)
+
+
+@random_bits.register_fake
+def _(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
+    return torch.empty(_broadcast(keys, positions, slots), dtype=torch.int64, device=keys.device)
+
+
+def _broadcast(*tensors: Tensor) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]
+    return shape
 
 
 @torch.library.custom_op("specfrontier::walk_tree", mutates_args=())
@@ -72,7 +104,7 @@ def walk_tree(
     uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row of each slot's children [B|1, S]; empty for
     chosen children. neighbours [V, >= k] int32 or int64. The rest: see `FusedRule`.
     """
-    import triton  # type: ignore[import-untyped]
+    import triton
 
     from workers.decoding import walk_kernel
 

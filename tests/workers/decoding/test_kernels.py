@@ -1,4 +1,4 @@
-"""The kernel that walks a tree, run by Triton's interpreter, against the loops that define it."""
+"""The kernels, run by Triton's interpreter, against the code that defines them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
 from tests.workers.decoding.test_tree import random_parents
 from workers.decoding.accept import Acceptor
-from workers.decoding.fused_walk import FusedRule
-from workers.decoding.rng import CounterRNG
+from workers.decoding.kernels import FusedRule, random_bits
+from workers.decoding.rng import CounterRNG, Purpose, bits, image_keys
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
 
@@ -44,7 +44,8 @@ def interpreted() -> Iterator[None]:
     """The kernel on a CPU, with blocks smaller than the vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        patch.setattr("workers.decoding.walk_kernel.BLOCK", BLOCK)
+        for kernel in ("walk_kernel", "rng_kernel"):
+            patch.setattr(f"workers.decoding.{kernel}.BLOCK", BLOCK)
         yield
 
 
@@ -126,3 +127,12 @@ def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
     under = replace(RULES["lantern"], schedule=Constant(0.6), resampling="optimal")
     assert FusedRule.of(under, sampled=True) is None
     assert FusedRule.of(under, sampled=False) is not None
+
+
+def test_random_bits_are_the_same() -> None:
+    keys = image_keys(3, [1, 2], [0, 5])
+    positions = torch.arange(5)[None] + torch.tensor([[0], [900]])
+    slots = torch.arange(7) + 16_384
+    for purpose in Purpose:
+        for shapes in ((keys[:, None, None], positions[..., None], slots), (keys[:, None], positions, slots[:5])):
+            assert torch.equal(random_bits(*shapes[:2], int(purpose), shapes[2]), bits(*shapes[:2], purpose, shapes[2]))

@@ -1,0 +1,43 @@
+"""Operations of a step outside the models: the bounds, for every preset."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.operations import CHAINS, TREES, OperationCounter, on_meta, operations
+from search_spaces.presets import CATALOGUE
+from search_spaces.trees import Adjacency, Dynamic
+from tests.fakes.toys import code_path
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
+
+PRESETS = {code_path(preset.config): name for name, preset in CATALOGUE.items()}
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return on_meta(load_folder())
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.values()))
+def test_a_step_has_at_most_so_many(models: Models, name: str) -> None:
+    config = CATALOGUE[name].config
+    counts = operations(models, config, batch=2)
+    assert all(counts[phase] for phase in ("target", "accept", "commit"))
+    total = sum(sum(phase.values()) for phase in counts.values())
+    assert total <= (TREES if isinstance(config.policy, Adjacency | Dynamic) else CHAINS)
+    assert counts == operations(models, config, batch=7)
+
+
+def test_views_and_excluded_forwards_do_not_count() -> None:
+    layer, x = nn.Linear(3, 3), torch.ones(2, 3)
+    counter = OperationCounter()
+    with counter, counter.excluding([layer]):
+        y = layer(x).t()[:1].expand(4, -1)
+        counter.during("draft", lambda: y + 1)()
+        torch.cat([y, y]).mul_(2)
+    assert {phase: dict(names) for phase, names in counter.counts.items() if names} == {
+        "draft": {"add": 1}, "target": {"cat": 1, "mul_": 1},
+    }  # fmt: skip
