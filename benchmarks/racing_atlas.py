@@ -25,6 +25,7 @@ from benchmarks.atlas_table import DIRECTIONS, HALF, Atlas
 from benchmarks.racing import ERROR_RATE, PARALLEL, interval
 from benchmarks.racing_strategies import scores_of
 from benchmarks.search import Problem
+from orchestrator.results.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 
 _CAPTIONS = 2 * HALF
@@ -89,6 +90,9 @@ def main() -> None:
     stops = [stop for race, _ in races for stop in race]
     wrong = sum(any(stop.is_wrong for stop in race) for race, _ in races)
     low, high = interval(wrong, len(races))
+    values = atlas.objectives((0, _CAPTIONS))[..., 0]
+    dominated = len(atlas) - int(nondominated(values, DIRECTIONS).sum())
+    print(f"dominated by values measured on all captions: {dominated} of {len(atlas)} settings")
     print(f"error_rate {ERROR_RATE}; {len(races)} races of {len(atlas)} settings")
     print(f"stopped {len(stops) / len(races):.1f} of a race; images saved {np.mean([saved for _, saved in races]):.0%}")
     for captions in halves[0].rungs:

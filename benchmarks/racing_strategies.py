@@ -17,7 +17,6 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search import Problem, Purchases, Strategy, reference_point
-from orchestrator.results.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 from orchestrator.run.replay_sampler import ReplaySampler
 from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
@@ -48,20 +47,17 @@ def random_order(purchases: Purchases, seed: int) -> Iterator[int]:
     yield from np.random.default_rng(seed).permutation(purchases.unmeasured).tolist()
 
 
-def race_stops(purchases: Purchases, row: int, level: int, place: int) -> bool:
-    """The race of `orchestrator.run.racing`, at an error rate of 5 % for the whole search."""
-    race = Race(DIRECTIONS, ERROR_RATE, len(purchases.problem.rungs))
-    rivals = np.flatnonzero(purchases.rung >= level).tolist()
-    scores = {rival: scores_of(purchases.problem, rival, level) for rival in rivals}
-    own = scores.pop(row)
-    return race.decide(place, own, scores, int((purchases.rung >= 0).sum()) - 1) is not None
+def race_at(error_rate: float | None) -> Stops:
+    """The race of `orchestrator.run.racing`, at an error rate for the whole search."""
 
+    def stops(purchases: Purchases, row: int, level: int, place: int) -> bool:
+        race = Race(DIRECTIONS, error_rate, len(purchases.problem.rungs))
+        rivals = np.flatnonzero(purchases.rung >= level).tolist()
+        scores = {rival: scores_of(purchases.problem, rival, level) for rival in rivals}
+        own = scores.pop(row)
+        return race.decide(place, own, scores, int((purchases.rung >= 0).sum()) - 1) is not None
 
-def is_behind(purchases: Purchases, row: int, level: int, place: int) -> bool:
-    """Another setting has better values on the same captions, beyond chance or not."""
-    rows = np.flatnonzero(purchases.rung >= level)
-    front = nondominated(purchases.problem.seen[level, rows, :, 0], DIRECTIONS)
-    return not bool(front[rows == row][0])
+    return stops
 
 
 def scores_of(problem: Problem, row: int, level: int) -> Scores:
@@ -125,12 +121,12 @@ def _jackknife(values: Floats) -> Floats:
 
 MODELLED_STRATEGIES: dict[str, Strategy] = {
     "replay sampler": search_with(ReplayProposals(), None),
-    "replay sampler and racing": search_with(ReplayProposals(), race_stops),
-    "the same, paired errors": search_with(ReplayProposals(paired=True), race_stops),
-    "replay sampler, stops whatever is behind": search_with(ReplayProposals(paired=True), is_behind),
+    "replay sampler and racing": search_with(ReplayProposals(), race_at(ERROR_RATE)),
+    "the same, paired errors": search_with(ReplayProposals(paired=True), race_at(ERROR_RATE)),
+    "replay sampler, stops whatever is behind": search_with(ReplayProposals(paired=True), race_at(None)),
 }
 OWN_STRATEGIES: dict[str, Strategy] = {
-    "racing": search_with(random_order, race_stops),
-    "random order, stops whatever is behind": search_with(random_order, is_behind),
+    "racing": search_with(random_order, race_at(ERROR_RATE)),
+    "random order, stops whatever is behind": search_with(random_order, race_at(None)),
     **MODELLED_STRATEGIES,
 }

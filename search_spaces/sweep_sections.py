@@ -137,7 +137,12 @@ class Racing(Params):
     """
 
     rungs: Annotated[tuple[int, ...], "numbers of captions after which trials may stop, rising", Range(2)]
-    error_rate: Annotated[float, "probability that any trial stops that no other one beats", Range(0, 1)] = 0.05
+    stop: Annotated[
+        Literal["beyond_chance", "behind"], "trials stop that are beaten beyond chance, or by any measured difference"
+    ] = "beyond_chance"
+    error_rate: Annotated[
+        float, "of stop 'beyond_chance': probability that any trial stops that no other one beats", Range(0, 1)
+    ] = 0.05
     revive_above: Annotated[
         float, "at the end, stopped trials go on if their probability to be on the front is higher", Range(0, 1)
     ] = 0.05
@@ -152,6 +157,11 @@ class Racing(Params):
         if self.error_rate in (0, 1):
             problem = f"must be between 0 and 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
             raise ConfigError(("error_rate",), problem)
+
+    @property
+    def controlled_error_rate(self) -> float | None:
+        """`error_rate`; None where any measured difference stops a trial."""
+        return self.error_rate if self.stop == "beyond_chance" else None
 
     def check_captions(self, count: int) -> None:
         """Raises ConfigError if a rung is not below the number of captions."""

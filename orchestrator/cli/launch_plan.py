@@ -63,7 +63,10 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:
         rungs = ", ".join(map(str, racing.rungs))
-        yield "racing", f"at {rungs} captions, error rate of the sweep {racing.error_rate:g}"
+        rule = (
+            f"error rate of the sweep {racing.error_rate:g}" if racing.stop == "beyond_chance" else "whatever is behind"
+        )
+        yield "racing", f"at {rungs} captions, {rule}"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)

@@ -39,7 +39,7 @@ class EarlyStopping:
         scores = self._scores(metrics, shape)
         if racing is None or number < first or scores is None:
             return None
-        race = Race([axis.direction for axis in self.objectives], racing.error_rate, len(racing.rungs))
+        race = Race([axis.direction for axis in self.objectives], racing.controlled_error_rate, len(racing.rungs))
         eligible = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
         for record in self.finished[:eligible]:

@@ -198,7 +198,9 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
                 f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
                 f"jackknife replicate, too few for a covariance of {width} features; raise captions.count"
             )
-        for rung in sweep.racing.rungs if sweep.racing else ():
+        racing = sweep.racing
+        # without a test, few images order trials well enough
+        for rung in racing.rungs if racing and racing.controlled_error_rate is not None else ():
             if (remaining := _remaining(rung) * samples) <= width:
                 least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
                 raise ValueError(

@@ -16,6 +16,10 @@ in all objectives:
    sum to error_rate, however many there are. So (Bonferroni) the probability that the search stops any candidate that
    no rival beats is at most error_rate.
 
+Without an error rate a candidate stops if a rival dominates it by the measured values, by chance or not. That is no
+test. It suits a search that tries hundreds of candidates whose objectives cannot be told apart on few items, and that
+lets stopped ones go on in the end where they may have been good.
+
 The t test assumes blocks that are about normal, and the last line that the search does not choose candidates by the
 noise of their differences to rivals. A search chooses candidates that look good, so this makes wrong stops rarer.
 `benchmarks/racing.py` measures both.
@@ -52,6 +56,12 @@ class Scores:
     noise_dof: float = np.inf
     bias: Floats = field(default_factory=lambda: np.zeros(1))
 
+    @property
+    def values(self) -> Floats:
+        """[m] the objectives as measured."""
+        measured: Floats = self.blocks.mean(axis=0) + self.bias
+        return measured
+
     @classmethod
     def from_replicates(
         cls,
@@ -79,8 +89,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a candidate stops: the rival that beats it, and the chance that the race stops it wrongly, which is at most
-    the candidate's share of the error rate."""
+    """Why a candidate stops: the rival that beats it, and the chance that the race stops it wrongly, at most 1. With an
+    error rate, it is at most the candidate's share of it.
+    """
 
     rival: int
     chance: float
@@ -88,27 +99,34 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The rule of one search. error_rate: the probability that it stops any candidate that no rival beats. rungs: how
-    often a candidate is looked at, at most.
+    """The rule of one search. error_rate: the probability that it stops any candidate that no rival beats; None: it
+    stops whatever is behind. rungs: how often a candidate is looked at, at most.
 
     Raises:
         ValueError: an error rate outside of (0, 1), no rung, or an unknown direction.
     """
 
     directions: Sequence[Literal["maximize", "minimize"]]
-    error_rate: float
+    error_rate: float | None
     rungs: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.error_rate < 1:
+        if self.error_rate is not None and not 0 < self.error_rate < 1:
             raise ValueError(f"error_rate must be between 0 and 1, got {self.error_rate}")
         if self.rungs < 1:
             raise ValueError(f"rungs must be at least 1, got {self.rungs}")
         if not self.directions or set(self.directions) - {"maximize", "minimize"}:
             raise ValueError(f"give 'maximize' or 'minimize' for each objective, got {list(self.directions)}")
 
+    @property
+    def _signs(self) -> Floats:
+        """1 where less is better."""
+        return np.array([-1.0 if direction == "maximize" else 1.0 for direction in self.directions])
+
     def level(self, candidate: int) -> float:
-        """The candidate's share of the error rate; candidates count from 0 in the order of the search."""
+        """A candidate's share of the error rate (1 without one); they count from 0 in the order of the search."""
+        if self.error_rate is None:
+            return 1.0
         return self.error_rate * _HALF / ((_HALF + candidate) * (_HALF + candidate + 1))
 
     def decide(self, candidate: int, scores: Scores, rivals: Mapping[int, Scores], eligible: int) -> Stop | None:
@@ -124,9 +142,18 @@ class Race:
             raise ValueError(f"eligible must be at least the number of rivals, {len(rivals)}, got {eligible}")
         if not rivals:
             return None
-        chances = self.p_values(scores, list(rivals.values())) * eligible * self.rungs
+        if self.error_rate is None:
+            rivals = {number: rival for number, rival in rivals.items() if self._dominates(rival, scores)}
+            if not rivals:
+                return None
+        chances = np.minimum(self.p_values(scores, list(rivals.values())) * eligible * self.rungs, 1.0)
         best = int(chances.argmin())
         return Stop(list(rivals)[best], float(chances[best])) if chances[best] <= self.level(candidate) else None
+
+    def _dominates(self, rival: Scores, scores: Scores) -> bool:
+        """Whether a rival's values are nowhere worse and somewhere better."""
+        gains = (scores.values - rival.values) * self._signs
+        return bool((gains >= 0).all() and (gains > 0).any())
 
     def p_values(self, scores: Scores, rivals: Sequence[Scores]) -> Floats:
         """For each rival [K], the p-value of "the rival is not better in all objectives", without any correction."""
@@ -138,7 +165,7 @@ class Race:
 
     def _statistics(self, scores: Scores, rivals: Sequence[Scores]) -> tuple[Floats, Floats]:
         """Student's t [K, m] of every objective's difference, positive if the rival is better; degrees of freedom."""
-        signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in self.directions])
+        signs = self._signs
         others = np.stack([rival.blocks for rival in rivals])  # [K, G, m]
         count = len(scores.blocks)
         if count < 2 or others.shape[1:] != scores.blocks.shape or others.shape[2] != len(signs):

@@ -81,6 +81,7 @@ def test_a_valid_sweep_passes() -> None:
     assert_passes(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
     assert_passes(search={"sampler": "replay", "options": {"pool": 20}})
     assert_passes(racing={"rungs": [72]}, objectives=["speedup", "fid"])
+    assert_passes(racing={"rungs": [24, 48], "stop": "behind"}, objectives=["speedup", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
         "metrics": ["target_passes"],

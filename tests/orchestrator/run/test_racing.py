@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from orchestrator.results.store import Direction
-from orchestrator.run.racing import Race, Scores
+from orchestrator.run.racing import Race, Scores, Stop
 
 RACE = Race(("minimize", "minimize"), 0.05, 3)
 G = 24
@@ -78,6 +78,27 @@ def test_ties_never_stop_each_other(own: Scores) -> None:
     rounded = scores(np.full(G, 0.3), own.blocks[:, 1] - 1)
     assert RACE.decide(0, constant, {1: rounded}, 1) is None, "a difference by rounding is none"
     assert RACE.decide(0, constant, {1: scores(np.full(G, 0.2), own.blocks[:, 1] - 1)}, 1) is not None, "without error"
+
+
+def test_without_an_error_rate_whatever_is_behind_stops(own: Scores) -> None:
+    race = Race(("minimize", "maximize"), None, 3)
+
+    def moved(*by: float) -> Scores:
+        return Scores(own.blocks + np.array(by), own.noise, bias=np.array([0.5, 0.0]))
+
+    candidate = moved(0, 0)
+    assert race.decide(7, candidate, {1: moved(0, 0), 2: moved(-9, -1e-3), 3: moved(1e-3, 9)}, 7) is None
+    assert race.decide(7, candidate, {1: moved(0, 0), 2: moved(0, 1e-3)}, 7) == Stop(2, 1.0)
+    flipped = Scores(own.blocks * [1, -1], own.noise)  # `shifted` makes less better
+    near, clear = (shifted(flipped, *by) for by in ((0.1, -0.1), (3, 9)))
+    stop = race.decide(
+        7, own, {2: Scores(near.blocks * [1, -1], own.noise), 4: Scores(clear.blocks * [1, -1], own.noise)}, 7
+    )
+    assert stop is not None
+    assert stop.rival == 4
+    assert stop.chance == pytest.approx(stats.t.sf(3, G - 1) * 7 * 3, rel=1e-6)
+    biased = Scores(own.blocks - [9, 0], own.noise, bias=np.array([20.0, 0.0]))
+    assert race.decide(0, candidate, {1: biased}, 1) is None, "values as measured count, bias included"
 
 
 def test_replicates_of_means_are_the_means_blocks() -> None:
