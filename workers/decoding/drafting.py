@@ -11,7 +11,7 @@ from torch import Tensor
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
-from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.sampling import apply_cfg, to_probs, top_log_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
 from workers.models.target import Prompt, Target
@@ -98,6 +98,14 @@ class TreeDrafting(Drafting):
 
     def keep(self, indices: Tensor) -> None:
         self.drafter.keep(indices)
+
+    def top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits [R, F, V]."""
+        nodes = logits.shape[1]
+        if nodes > 1 and logits.stride(1) == 0:
+            log_probs, tokens = self.top_children(logits[:, :1], width)
+            return log_probs.expand(-1, nodes, -1), tokens.expand(-1, nodes, -1)
+        return top_log_probs(apply_cfg(logits, self.sampling.cfg), self.sampling, width)
 
     def probs(self, logits: Tensor) -> Tensor:
         """Probs [B, F, V] of drafter logits [R, F, V], processed as the target's are."""

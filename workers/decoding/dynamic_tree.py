@@ -35,7 +35,7 @@ class DynamicTree(TreeDrafting):
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits(batch)
         limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, depth, width)
-        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], width)
+        scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
         scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand
         if limits is not None:
             scores = scores + limits[:, 0]
@@ -45,7 +45,7 @@ class DynamicTree(TreeDrafting):
         parents: Tensor | None = None  # their parents among the nodes expanded before
         created = width
         for level in range(2, depth + 1):
-            step, children = self._top_children(self.drafter.expand(batch, tokens, parents), width)
+            step, children = self.top_children(self.drafter.expand(batch, tokens, parents), width)
             if limits is not None:
                 step = step + limits[:, level - 1, None]
             children, child_scores = children.flatten(1), (scores[..., None] + step).flatten(1)
@@ -63,11 +63,6 @@ class DynamicTree(TreeDrafting):
         expanded = torch.cat(frontiers, 1).repeat_interleave(width, dim=1) if frontiers else no_parent[:, :0]
         candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat([no_parent, expanded], 1)
         return self._prune(candidates, depth, width, row_depth)
-
-    def _top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Log probabilities and tokens [B, F, width] of the drafter's top tokens."""
-        probs, tokens = self.probs(logits).topk(width, dim=-1)
-        return probs.log(), tokens
 
     def _prune(self, candidates: _Candidates, depth: int, width: int, row_depth: Tensor | None) -> DraftTree:
         """Keep the best nodes of all candidates, in creation order."""

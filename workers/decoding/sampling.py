@@ -58,6 +58,24 @@ def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     return probs
 
 
+def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
+    """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [..., count].
+
+    Logits are sorted once, for the filter and for the largest.
+    """
+    if sampling.temperature == 0 or sampling.top_p < 1:
+        probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
+        return probs.log(), tokens
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if not 0 < sampling.top_k < logits.shape[-1]:
+        log_probs, tokens = logits.log_softmax(-1).topk(count, dim=-1)
+        return log_probs, tokens
+    largest, tokens = logits.topk(max(count, sampling.top_k), dim=-1)
+    kth_largest, tokens = largest[..., sampling.top_k - 1, None], tokens[..., :count]
+    return logits.masked_fill(logits < kth_largest, -torch.inf).log_softmax(-1).gather(-1, tokens), tokens
+
+
 def sample_with_exponentials(probs: Tensor, noise: Tensor) -> Tensor:
     """Sample a token [...] from each of probs [..., V], which need not be normalised: argmax probs / noise.
 

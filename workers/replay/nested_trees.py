@@ -88,7 +88,7 @@ class NestedDrafting(DynamicTree):
         self._widths = torch.tensor(list(self.depths), device=target.device)
 
     def draft(self, batch: Batch) -> DraftTree:
-        scores, tokens = self._top_children(self.drafter.root_logits(batch)[:, None], self.width)
+        scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], self.width)
         narrow = torch.arange(self.width, device=tokens.device) < self._widths[:, None]  # [W, width]
         levels = [
             _Level(tokens[:, 0], scores[:, 0], torch.full_like(tokens[:, 0], -1), narrow.expand(batch.size, -1, -1))
@@ -98,7 +98,7 @@ class NestedDrafting(DynamicTree):
             above = levels[-1]
             expanded = self._expanded(above, depth)
             index, exists = _first(expanded.any(1))
-            step, tokens = self._top_children(
+            step, tokens = self.top_children(
                 self.drafter.expand(batch, above.tokens.gather(1, index), index // self.width if depth > 2 else None),
                 self.width,
             )

@@ -40,10 +40,9 @@ RULES: dict[str, AcceptanceRule] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def interpreted() -> Iterator[None]:
-    """The kernel on a CPU, with blocks smaller than the vocabulary."""
+def small_blocks() -> Iterator[None]:
+    """Smaller than the vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
         for kernel in ("walk_kernel", "rng_kernel"):
             patch.setattr(f"workers.decoding.{kernel}.BLOCK", BLOCK)
         yield
