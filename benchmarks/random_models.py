@@ -1,15 +1,17 @@
-"""Published models without their files: the true shapes, random weights."""
+"""Published models without their files: the true shapes, random weights; and the built-in model with more codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import DecodingConfig
+from workers.drafters.eagle import EagleDrafter
 from workers.loading.models import Models
 from workers.loading.models_yaml import published_entries
 from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models
@@ -19,6 +21,7 @@ from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS
 from workers.models.transformer import Transformer
+from workers.models.vq import VQModel
 from workers.models.weights import skip_init
 
 NAMES = tuple(published_entries())
@@ -48,6 +51,32 @@ def conditioner_like(shape: nn.Module, dim: int) -> nn.Module:
     assert isinstance(shape, TokenPrompts)
     words, null = nn.Embedding(chameleon.VOCABULARY_7B, dim), chameleon.ANOLE.null
     return TokenPrompts(words, shape.prompt_len, lambda text: list(text.encode()), null, chameleon.PADDING)
+
+
+@torch.no_grad()
+def with_codes(models: Models, codes: int) -> Models:
+    """Target and EAGLE drafter of the built-in model with a larger vocabulary: every code has codes / V numbers, whose
+    weights differ by a little noise. So images are about the same, and passes cost what a larger head costs.
+
+    Raises:
+        ValueError: codes is no multiple of V.
+    """
+    target = deepcopy(models.target)
+    if codes % target.vocab_size:
+        raise ValueError(f"give a multiple of {target.vocab_size} codes, got {codes}")
+    generator, codec = torch.Generator().manual_seed(0), cast("VQModel", target.codec)
+
+    def repeated(weight: Tensor) -> nn.Parameter:
+        copies = weight.repeat(codes // len(weight), 1)
+        noise = torch.randn(copies.shape, generator=generator)
+        return nn.Parameter(copies + 1e-3 * weight.std() * noise, requires_grad=False)
+
+    target.embed.weight, target.head.weight = repeated(target.embed.weight), repeated(target.head.weight)
+    codec.quantize.embedding.weight = repeated(codec.quantize.embedding.weight)
+    target.transformer.config = replace(target.transformer.config, vocab_size=codes)
+    eagle = models.drafters["eagle"]
+    assert isinstance(eagle, EagleDrafter)
+    return Models(target, {"eagle": EagleDrafter(target, deepcopy(eagle.layer), filler=eagle.filler)}, {})
 
 
 def random_features(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
