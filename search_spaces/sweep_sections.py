@@ -133,6 +133,7 @@ class Racing(Params):
     """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
 
     `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96 and all captions.
+    With `stop: behind` any measured difference stops a trial, and there is no error rate.
     Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
     """
 
