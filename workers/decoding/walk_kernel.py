@@ -126,7 +126,7 @@ def _reject_child(
     elif EXACT_RESIDUAL:
         left = _reject(source, remaining, other, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
     else:
-        at_x = tl.maximum(own - f, 0.0) * mass
+        at_x = tl.maximum(own - tl.minimum(f, 1.0), 0.0) * mass
         left = _reject(source, remaining, other, scale, omega, x, at_x, vocabulary, SAMPLED, BLOCK)
     return left
 
@@ -176,7 +176,7 @@ def walk(
                     source, x, own, mass, neighbours, bound, table_width, KIND, K, MEMBERS
                 )
                 omega, scale = tl.load(omegas + depth + 1), mass / share
-                f = tl.where(p_x > 0, tl.minimum(omega * counted / p_x, 1.0), 0.0)
+                f = tl.where(p_x > 0, omega * counted / p_x, 0.0)  # may exceed 1; never accepts if it is not a number
                 if tl.load(uniforms + depth * ranks + rank) < f:
                     accepted = child
                 else:

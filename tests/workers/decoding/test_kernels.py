@@ -121,6 +121,22 @@ def batch_of(tree: DraftTree) -> Batch:
     return cast(Batch, batch)
 
 
+@pytest.mark.parametrize("name", ["lantern", "cool"])
+def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tree, neighbours = sampled_tree(generator), tables(generator)
+    logits = torch.randn(ROWS, NODES + 1, CODES, generator=generator)
+    logits[2:4] = torch.nan
+    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
+    rule = FusedRule.of(RULES[name], sampled=True)
+    assert rule is not None
+    _, num_accepted, residual = acceptor._walk_at_once(rule, tree, acceptor._tests(tree, batch_of(tree)), logits)
+    assert (
+        residual.isnan().any(1).tolist() == residual.isnan().all(1).tolist() == [False] * 2 + [True] * 2 + [False] * 4
+    )
+    assert num_accepted[2:4].tolist() == [0, 0]
+
+
 def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
     assert FusedRule.of(AcceptanceRule(Grouped()), sampled=False) is None
     under = replace(RULES["lantern"], schedule=Constant(0.6), resampling="optimal")
