@@ -2,7 +2,7 @@
 
     python -m benchmarks.operations [--only lantern sjd ...] [--list draft]
 
-On an accelerator each operation is a kernel launch of some 5 microseconds, whatever it computes at batch 1. So the
+On an accelerator each operation is a kernel launch, which takes some microseconds however little it computes. Here the
 engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
 Every call of an operator that is no view counts, except those inside the forwards of target and drafter.
 """

@@ -71,7 +71,8 @@ def with_codes(models: Models, codes: int) -> Models:
         noise = torch.randn(copies.shape, generator=generator)
         return nn.Parameter(copies + 1e-3 * weight.std() * noise, requires_grad=False)
 
-    target.embed.weight, target.head.weight = repeated(target.embed.weight), repeated(target.head.weight)
+    head = cast(nn.Linear, target.head)
+    target.embed.weight, head.weight = repeated(target.embed.weight), repeated(head.weight)
     codec.quantize.embedding.weight = repeated(codec.quantize.embedding.weight)
     target.transformer.config = replace(target.transformer.config, vocab_size=codes)
     eagle = models.drafters["eagle"]

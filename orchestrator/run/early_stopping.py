@@ -52,6 +52,8 @@ class EarlyStopping:
     def reason(self, stop: EarlyStop) -> str:
         """In one sentence."""
         names = " and ".join(axis.name for axis in self.objectives)
+        if self.sweep.racing is not None and self.sweep.racing.controlled_error_rate is None:
+            return f"trial {stop.rival} is not worse in {names} on the same {stop.images} images, by chance or not"
         return (
             f"trial {stop.rival} is better in {names} on the same {stop.images} images; the chance that this is wrong "
             f"is at most {stop.chance:.1g}"
@@ -122,8 +124,17 @@ def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
 
 
 def _moved(entry: Measured, part: Measured, whole: Measured) -> Measured:
-    """entry - part + whole, with the replicates of the three."""
+    """entry - part + whole, with the replicates of the three.
+
+    Where vanilla is 0 on any number of images (a distance to itself), its difference says nothing of how the metric
+    falls with n: then the jackknife's bias of order 1 / n is moved to the other n.
+    """
     value = entry.value - part.value + whole.value
+    if part.value == whole.value == 0 and entry.replicates:
+        bias = (len(entry.replicates) - 1) * (float(np.mean(entry.replicates)) - entry.value)
+        value = entry.value - bias * (1 - entry.n / whole.n)
+        replicates = np.add(entry.replicates, value - entry.value)
+        return replace(entry, value=value, n=whole.n, replicates=tuple(replicates.tolist()))
     if not len(entry.replicates) == len(part.replicates) == len(whole.replicates) > 0:
         return replace(entry, value=value, n=whole.n)
     replicates = np.subtract(entry.replicates, part.replicates) + np.array(whole.replicates)

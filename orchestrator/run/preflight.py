@@ -199,8 +199,9 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
                 f"jackknife replicate, too few for a covariance of {width} features; raise captions.count"
             )
         racing = sweep.racing
-        # without a test, few images order trials well enough
-        for rung in racing.rungs if racing and racing.controlled_error_rate is not None else ():
+        # without a test, few images order trials well enough, but have no bias of order 1 / n to take off
+        tested = racing is not None and (racing.controlled_error_rate is not None or name == "fid_debiased")
+        for rung in racing.rungs if racing and tested else ():
             if (remaining := _remaining(rung) * samples) <= width:
                 least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
                 raise ValueError(

@@ -151,9 +151,10 @@ class Race:
         return Stop(list(rivals)[best], float(chances[best])) if chances[best] <= self.level(candidate) else None
 
     def _dominates(self, rival: Scores, scores: Scores) -> bool:
-        """Whether a rival's values are nowhere worse and somewhere better."""
+        """Whether a rival's values are nowhere worse and somewhere better, beyond rounding."""
         gains = (scores.values - rival.values) * self._signs
-        return bool((gains >= 0).all() and (gains > 0).any())
+        tie = _ROUNDING * (np.abs(scores.values) + np.abs(rival.values))
+        return bool((gains >= -tie).all() and (gains > tie).any())
 
     def p_values(self, scores: Scores, rivals: Sequence[Scores]) -> Floats:
         """For each rival [K], the p-value of "the rival is not better in all objectives", without any correction."""

@@ -60,6 +60,9 @@ def max_on_host(depth: Tensor, bound: int) -> int:
     return int(depth.max()) if depth.device.type == "cpu" else bound
 
 
+_MAX_SORTED = 1 << 26  # entries that top-p may sort at once: gigabytes of temporaries beyond
+
+
 class _Tests(NamedTuple):
     """The inputs of a tree's acceptance tests."""
 
@@ -150,6 +153,8 @@ class Acceptor:
         """Walk from the root to the last accepted node, and sample the token after it."""
         tests = self._tests(tree, batch)
         fused = self._fused[tree.probs is not None] if is_available(logits.device.type) else None
+        if self.sampling.top_p < 1 and logits.numel() > _MAX_SORTED:
+            fused = None
         walk = self._walk if fused is None else partial(self._walk_at_once, fused)
         slots, num_accepted, residual = walk(tree, tests, logits)
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]

@@ -74,6 +74,7 @@ class Engine:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.target, self.seed, self.batch_size, self.device = target, seed, batch_size, target.device
         self.observer = observer
+        self._next_bounds: Tensor | None = None
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
         self.drafting = build_drafting(self.config, target, drafter)
@@ -124,7 +125,7 @@ class Engine:
         if tree.nonfinite is not None:
             counts = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, counts)
         counts = torch.where(result.nonfinite, _TARGET_NONFINITE, counts)
-        bounds = self.drafting.next_bounds(batch)
+        bounds = self._next_bounds
         read: list[int] = (counts if bounds is None else torch.cat([counts, bounds])).tolist()
         emitted = read[: batch.size]
         self.drafting.set_bounds(read[batch.size :])
@@ -134,8 +135,8 @@ class Engine:
         return emitted
 
     def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
-        """One round for every row. The host reads nothing from the device. Only before the first round of new captions,
-        an adjacency tree reads its size.
+        """One round for every row. The host reads nothing from the device. Only after rows have changed, an adjacency
+        tree reads its size.
         """
         timer = self.timer.start()
         tree = self.drafting.draft(batch)
@@ -148,6 +149,7 @@ class Engine:
         result = self.acceptor(tree, guided, batch)
         timer.lap("acceptance")
         self.commit(batch, tree, result, guided, features)
+        self._next_bounds = self.drafting.next_bounds(batch)
         timer.lap("commit")
         return result, tree
 

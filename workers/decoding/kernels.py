@@ -5,6 +5,7 @@ Elsewhere, and for rules that the kernel does not know, the plain code runs: `rn
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -52,8 +53,18 @@ class FusedRule:
 
 @cache
 def is_available(device_type: str) -> bool:
-    """Whether the kernels run there. The meta device stands for an accelerator that has Triton."""
-    return device_type == "meta" or (device_type == "cuda" and find_spec("triton") is not None)
+    """Whether the kernels run there; the first call tries one. The meta device stands for an accelerator that has
+    Triton.
+    """
+    if device_type != "cuda" or find_spec("triton") is None:
+        return device_type == "meta"
+    try:
+        zero = torch.zeros(1, dtype=torch.int64, device=device_type)
+        random_bits(zero, zero, 1, zero)
+    except Exception as error:  # no compiler, no driver, an old GPU: Triton raises many types
+        logging.getLogger(__name__).warning("Triton's kernels do not run here, so trees take longer: %s", error)
+        return False
+    return True
 
 
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
@@ -68,10 +79,11 @@ def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) ->
     inputs = [part.expand(shape) for part in (keys, positions, slots)]
     result = torch.empty(shape, dtype=torch.int64, device=keys.device)
     grid = (triton.cdiv(result.numel(), rng_kernel.BLOCK),)
-    rng_kernel.bits[grid](
-        *inputs, result, shape[1], shape[2], result.numel(), *[tuple(part.stride()) for part in inputs],
-        PURPOSE=purpose, BLOCK=rng_kernel.BLOCK,
-    )  # fmt: skip
+    with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+        rng_kernel.bits[grid](
+            *inputs, result, shape[1], shape[2], result.numel(), *[tuple(part.stride()) for part in inputs],
+            PURPOSE=purpose, BLOCK=rng_kernel.BLOCK,
+        )  # fmt: skip
     return result.view(broadcast)
 
 
@@ -114,15 +126,16 @@ def walk_tree(
     assert all(tensor.is_contiguous() for tensor in inputs), "the kernel computes addresses itself"
     source, rows = proposals if proposals else (probs, children)
     remaining = probs.new_empty(batch, vocabulary) if proposals else probs
-    walk_kernel.walk[(batch,)](
-        probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
-        children if neighbours is None else neighbours, residuals, remaining, path, num_accepted,
-        bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
-        0 if neighbours is None else neighbours.stride(0), source.shape[1],
-        children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
-        KIND=kind, K=k, MEMBERS=triton.next_power_of_2(max(1, k - 1)), PAPER=paper, EXACT_RESIDUAL=exact_residual,
-        SAMPLED=bool(proposals), BLOCK=walk_kernel.BLOCK, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
+        walk_kernel.walk[(batch,)](
+            probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
+            children if neighbours is None else neighbours, residuals, remaining, path, num_accepted,
+            bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
+            0 if neighbours is None else neighbours.stride(0), source.shape[1],
+            children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
+            KIND=kind, K=k, MEMBERS=triton.next_power_of_2(max(1, k - 1)), PAPER=paper, EXACT_RESIDUAL=exact_residual,
+            SAMPLED=bool(proposals), BLOCK=walk_kernel.BLOCK, num_warps=8,
+        )  # fmt: skip
     return path, num_accepted, residuals[:, 0].clone()
 
 

@@ -102,7 +102,7 @@ def _count(
 
 
 @triton.jit
-def _strip(source, result, members, admitted, x, at_x, vocabulary, BLOCK: tl.constexpr):
+def _without_neighbours(source, result, members, admitted, x, at_x, vocabulary, BLOCK: tl.constexpr):
     """Store the source with 0 at the admitted neighbours of x, and `at_x` at x."""
     _copy(source, result, vocabulary, BLOCK)
     tl.store(result + members, 0.0, mask=admitted)
@@ -119,7 +119,7 @@ def _reject_child(
     """Store the residual after the rejection of x in `other`, and return its mass; `source` has the one before it."""
     if PAPER:
         at_x = counted * mass if SAMPLED else 0.0
-        _strip(source, other, members, admitted, x, at_x, vocabulary, BLOCK)
+        _without_neighbours(source, other, members, admitted, x, at_x, vocabulary, BLOCK)
         left = _reject(other, remaining, other, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
         if left <= 0:  # all mass was the neighbours': the exact rule's residual
             left = _reject(source, remaining, other, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
@@ -158,6 +158,7 @@ def walk(
     walking = depth == 0
     tl.store(path, 0)
     while walking:
+        tl.debug_barrier()  # all threads have read what is overwritten now
         _copy(probs + node.to(tl.int64) * vocabulary, residuals + side * vocabulary, vocabulary, BLOCK)
         mass, share = 1.0, 1.0  # of the residual; of the proposal that remains
         if SAMPLED:

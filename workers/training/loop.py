@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from workers.runtime.device import training_dtype
 from workers.training.optim import Muon
 from workers.training.pace import Pace
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup, common_dtype
 
 #: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -206,7 +206,7 @@ class _Run(Generic[Model]):
         self.entries: list[Figures] = []
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
-        self.dtype, self.dtype_reason = training_dtype(self.device, config.bf16)
+        self.dtype, self.dtype_reason = common_dtype(*training_dtype(self.device, config.bf16), self.device)
         self.optimisers = build_optimisers(model, config, self.dtype)
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["peak_lr"] = group["lr"]

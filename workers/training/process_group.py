@@ -65,3 +65,12 @@ class ProcessGroup:
 
 
 SINGLE_PROCESS = ProcessGroup()
+
+
+def common_dtype(dtype: torch.dtype, reason: str, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype of all processes: replicas that compute in different ones would drift apart."""
+    share = torch.tensor([float(dtype == torch.bfloat16)], device=device)
+    ProcessGroup.current().average([share])
+    if dtype == torch.bfloat16 and float(share) < 1:
+        return torch.float32, "another process cannot compute in bfloat16"
+    return dtype, reason

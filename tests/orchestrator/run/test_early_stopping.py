@@ -15,7 +15,7 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import Axis, read_trials
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
-from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
+from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
@@ -129,6 +129,23 @@ def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, C
             assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
             assert record.metrics == record.history[-1][1]
     assert read_trials(Storage(str(folder / "store"))) == list(records)
+
+
+def test_whatever_is_behind_stops_and_the_likely_ones_go_on_in_the_end(tmp_path: Path) -> None:
+    """Without a test more trials stop, and earlier; each has a rival that was finished before it was proposed."""
+    undisturbed, behind = run(tmp_path / "tested"), run(tmp_path / "behind", racing__stop="behind")
+    records = {record.number: record for record in behind.records}
+    ever = [record for record in behind.records if record.stop is not None]
+    assert len(ever) > len([record for record in undisturbed.records if record.stop is not None])
+    for record in ever:
+        stop = record.stop
+        assert stop is not None
+        own, rival = (dict(entry.history)[stop.images] for entry in (record, records[stop.rival]))
+        assert rival["speedup"].value >= own["speedup"].value
+        assert rival["fid"].value <= own["fid"].value
+        assert stop.rival <= record.number - 3
+    again = run(tmp_path / "again", racing__stop="behind")
+    assert without_times(again.records) == without_times(behind.records)
 
 
 def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
@@ -360,6 +377,16 @@ def test_a_stopped_trials_values_are_moved_by_vanillas_difference() -> None:
     assert moved.metrics["fid"].error == pytest.approx(stopped.metrics["fid"].error)
     assert moved.metrics["fid"].n == CAPTIONS
     assert at_full_size(vanilla, vanilla) is vanilla
+
+
+def test_a_distance_to_vanilla_is_moved_by_its_own_bias() -> None:
+    """1.5 + 48 / n images: as many as all 96 images would give, although vanilla's is 0 at any n."""
+    blocks, n = 24, 24
+    replicates = (1.5 + 48 / (n * (blocks - 1) / blocks),) * blocks
+    moved = _moved(Measured(3.5, 0.3, n, replicates), Measured(0.0, 0.0, n), Measured(0.0, 0.0, 96))
+    assert moved.value == pytest.approx(2.0)
+    assert moved.n == 96
+    assert np.mean(moved.replicates) - moved.value == pytest.approx(replicates[0] - 3.5)
 
 
 def test_a_record_with_its_stop_survives_json() -> None:

@@ -112,6 +112,10 @@ def test_a_valid_sweep_passes() -> None:
         ({"racing": {"rungs": [24, 72]}}, ("racing.rungs: fid", "24 captions", "at least 72")),
         ({"racing": {"rungs": [90]}}, ("racing.rungs: 90", "multiples of 24")),
         (
+            {"racing": {"rungs": [24], "stop": "behind"}, "objectives": ["speedup", "fid_debiased"]},
+            ("racing.rungs: fid_debiased", "24 captions", "at least 72"),
+        ),
+        (
             {
                 "racing": {"rungs": [72]},
                 "timing": {"batch": 1, "images": 4, "direct": 99},
