@@ -156,7 +156,9 @@ class Racing(Params):
                 problem = f"must be more than {low}, the rung before it, got {high}; give rising numbers of captions"
                 raise ConfigError(("rungs", f"[{index + 1}]"), problem)
         if self.error_rate in (0, 1):
-            problem = f"must be between 0 and 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
+            problem = (
+                f"must be above 0 and below 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
+            )
             raise ConfigError(("error_rate",), problem)
 
     @property

@@ -275,6 +275,10 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     marks = {"knee": found.knee()}
     front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
+    stopped = [record for record in sweep.records if record.stop is not None]
+    if stopped:
+        revived = sum(record.is_revived for record in stopped)
+        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} of which went on in the end"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])

@@ -204,10 +204,15 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
         for rung in racing.rungs if racing and tested else ():
             if (remaining := _remaining(rung) * samples) <= width:
                 least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
+                fix = "use rungs of at least" if least < captions else "raise captions.count above"
                 raise ValueError(
                     f"racing.rungs: {name} cannot be measured on {rung} captions x {samples}: {remaining} images in a "
-                    f"jackknife replicate are too few for a covariance of {width} features; use rungs of at least "
-                    f"{least} captions"
+                    f"jackknife replicate are too few for a covariance of {width} features; {fix} {least}"
+                    + (
+                        ""
+                        if name == "fid_debiased"
+                        else ", or stop whatever is behind, without a test (`stop: behind`)"
+                    )
                 )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -135,6 +138,49 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
         residual.isnan().any(1).tolist() == residual.isnan().all(1).tolist() == [False] * 2 + [True] * 2 + [False] * 4
     )
     assert num_accepted[2:4].tolist() == [0, 0]
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from workers.decoding.rng_kernel import bits
+from workers.decoding.walk_kernel import walk
+
+POINTERS = dict(
+    fp32="probs proposals uniforms omegas residuals remaining", i32="neighbours", u8="eligible",
+    i64="proposal_rows children tokens path num_accepted keys positions slots result",
+)
+TYPES = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names.split()}
+
+
+def compile(kernel, constants, types=TYPES):
+    kinds = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=places)
+    print(kernel.__name__, len(triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]))
+
+
+for kind, k, members, paper, exact, sampled in (
+    (0, 1, 1, False, False, True), (1, 100, 128, True, True, True), (2, 10, 16, True, False, False),
+    (3, 10, 16, False, True, True),
+):
+    names = ("KIND", "K", "MEMBERS", "PAPER", "EXACT_RESIDUAL", "SAMPLED")
+    constants = dict(zip(names, (kind, k, members, paper, exact, sampled)), BLOCK=2048)
+    types = TYPES | {"bound": "fp32", "slots": "i32"}
+    compile(walk, constants, types)
+    compile(walk, constants | dict.fromkeys(("width", "ranks", "levels", "proposal_count", "node_stride"), 1), types)
+strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
+compile(bits, {"PURPOSE": 3, "BLOCK": 1024}, TYPES | strides)
+"""
+
+
+def test_they_compile_for_a_gpu() -> None:
+    """To machine code, without a device. Numbers that are 1 become constants, as at a launch."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["walk"] * 8 + ["bits"]
 
 
 def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
