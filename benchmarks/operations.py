@@ -100,7 +100,6 @@ def operations(models: Models, config: DecodingConfig, *, batch: int = 2) -> dic
             result, tree = engine.step(state)
             counter.phase = "commit"
             recorder.record(result.num_emitted, tree)
-            set_bounds(engine, state)
     return counter.counts
 
 

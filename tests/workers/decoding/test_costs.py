@@ -55,7 +55,7 @@ def test_the_papers_residual_never_computes_every_tokens_mass(monkeypatch: pytes
 def test_the_overhead_benchmark_says_what_fails(
     ratio: float, share: float, status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overhead, "load_folder", SimpleNamespace)
+    monkeypatch.setattr(overhead, "load_folder", lambda: SimpleNamespace(drafters={"eagle": None}))
     monkeypatch.setattr(overhead, "vanilla_against_bare_loop", lambda *_: (ratio, 1.0, 1.3))
     monkeypatch.setattr(overhead, "share_outside", lambda *_: (share, 2.0, 100.0))
     for arguments in ([], ["--check"]):
