@@ -16,9 +16,7 @@ from filelock import FileLock
 
 from workers.runtime.threads import use_threads
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-use_threads()
+use_threads(1)  # processes share the cores, and results of sweeps that are compared must not depend on their number
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:  # Triton reads it when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
