@@ -175,7 +175,8 @@ BROKEN = [
     (SHORT + "captions: {count: 96}\nracing: {rungs: [48, 96]}\n",
      "f:4: racing.rungs[1]: must be below the number of captions, 96, got 96; lower it, or remove it"),
     *((SHORT + f"racing: {{rungs: [48], error_rate: {rate}}}\n",
-       f"f:3: racing.error_rate: must be above 0 and below 1, got {rate}; 0.05 is usual, without `racing` nothing stops")
+       f"f:3: racing.error_rate: must be above 0 and below 1, got {rate}; 0.05 is usual, "
+       "without `racing` nothing stops")
       for rate in (0, 1)),
     (SHORT + "racing: {rungs: [48], error_rate: 5}\n", "f:3: racing.error_rate: must be in [0, 1], got 5"),
     (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for the default"),
