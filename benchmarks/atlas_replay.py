@@ -125,9 +125,7 @@ def rank_correlations(atlas: Atlas, values: Floats, metric: str) -> tuple[float,
 
 
 def distinct_settings(measured: Floats) -> list[int]:
-    """Rows of values [S, 1 + G] of which each is larger than the one before by two paired errors; the first is the
-    lowest.
-    """
+    """Rows of values [S, 1 + G], the lowest first; each is larger than the one before by two paired errors."""
     chain: list[int] = []
     for row in np.argsort(measured[:, 0], kind="stable"):
         if chain:

@@ -27,7 +27,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def pass_bytes(body: Body, columns: int) -> int:
-    """The minimum that a pass reads: all weights except the embedding's, of which it reads a few rows, and keys and
+    """The minimum that a pass reads: all weights except the embedding's (it reads a few of its rows), and keys and
     values of `columns` of the cache, those of all rows together.
     """
     weights = size_of(weight for name, weight in body.named_parameters() if name != "embed.weight")

@@ -4,7 +4,7 @@
 
 On an accelerator each operation is a kernel launch, which takes some microseconds however little it computes. Here the
 engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
-Every call of an operator that is no view counts, except those inside the forwards of target and drafter.
+Every call of an operator counts, unless it returns a view, except those inside the forwards of target and drafter.
 """
 
 from __future__ import annotations

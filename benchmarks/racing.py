@@ -152,7 +152,7 @@ def _simulate_spread(truth: Floats, rng: np.random.Generator) -> Simulation:
 
 
 def _shared(own: Floats, groups: int, share: float, rng: np.random.Generator) -> Floats:
-    """Noise of which groups of trials share a part: `own` [captions, trials, d] is the rest."""
+    """Noise that groups of trials share in part; `own` [captions, trials, d] is the rest."""
     captions, trials, width = own.shape
     group = rng.standard_normal((captions, groups, width))[:, rng.integers(groups, size=trials)]
     mixed: Floats = np.sqrt(share) * group + np.sqrt(1 - share) * own

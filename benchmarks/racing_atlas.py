@@ -7,7 +7,7 @@ those that were finished when it was proposed. As the truth of a measured settin
 race has not seen when it stops a setting judge the stop. It is
 
  confirmed  if the rival is better there in both objectives;
- refuted    if it is worse in one of them beyond chance (paired errors, one-sided p below 1 % for either objective).
+ refuted    if it is significantly worse in one of them (paired errors, one-sided p below 1 % for either objective).
 
 Neither is the case where the two are so close that the judge's noise decides. A race is wrong if it has a refuted
 stop whose setting no other finished one beats on the judge's captions. At a true tie the judge refutes 2 % of stops.

@@ -59,7 +59,7 @@ def with_codes(models: Models, codes: int) -> Models:
     weights differ by a little noise. So images are about the same, and passes cost what a larger head costs.
 
     Raises:
-        ValueError: codes is no multiple of V.
+        ValueError: `codes` is not a multiple of V.
     """
     target = deepcopy(models.target)
     if codes % target.vocab_size:

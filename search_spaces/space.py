@@ -201,7 +201,7 @@ def _failure(branch: Branch, corner: tuple[Any, ...]) -> ConfigError | None:
 
 
 def _causes(branch: Branch, corner: tuple[Any, ...]) -> list[str]:
-    """The searched fields, with their values, each of which would alone resolve a failing corner."""
+    """The searched fields, with their values, that would each resolve a failing corner alone."""
     found = []
     for index, leaf in enumerate(branch.leaves):
         others = ((*corner[:index], value, *corner[index + 1 :]) for value in leaf.domain.corners)

@@ -48,7 +48,7 @@ class StaticTree:
 
 
 def _check_paths(ordered: list[tuple[int, ...]]) -> None:
-    """Raise ValueError if the paths are no tree. `ordered`: in level order, so parents come before children."""
+    """Raise ValueError if the paths are not a tree. `ordered`: in level order, so parents come before children."""
     if not ordered:
         raise ValueError("the tree has no nodes; list at least the path [0]")
     seen: set[tuple[int, ...]] = set()

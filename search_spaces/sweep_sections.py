@@ -133,16 +133,17 @@ class Racing(Params):
     """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
 
     `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96 and all captions.
-    With `stop: behind` any measured difference stops a trial, and there is no error rate.
+    With `stop: dominated` a trial stops if measured values dominate it; no error rate is controlled.
     Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
     """
 
     rungs: Annotated[tuple[int, ...], "numbers of captions after which trials may stop, rising", Range(2)]
     stop: Annotated[
-        Literal["beyond_chance", "behind"], "trials stop that are beaten beyond chance, or by any measured difference"
-    ] = "beyond_chance"
+        Literal["significant", "dominated"],
+        "stops trials that another one beats significantly, or that another one dominates by measured values",
+    ] = "significant"
     error_rate: Annotated[
-        float, "of stop 'beyond_chance': probability that any trial stops that no other one beats", Range(0, 1)
+        float, "of stop 'significant': probability that any trial stops that no other one beats", Range(0, 1)
     ] = 0.05
     revive_above: Annotated[
         float, "at the end, stopped trials go on if their probability to be on the front is higher", Range(0, 1)
@@ -163,8 +164,8 @@ class Racing(Params):
 
     @property
     def controlled_error_rate(self) -> float | None:
-        """`error_rate`; None where any measured difference stops a trial."""
-        return self.error_rate if self.stop == "beyond_chance" else None
+        """`error_rate`; None for stop 'dominated'."""
+        return self.error_rate if self.stop == "significant" else None
 
     def check_captions(self, count: int) -> None:
         """Raises ConfigError if a rung is not below the number of captions."""

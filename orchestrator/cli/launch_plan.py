@@ -63,10 +63,9 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:
         rungs = ", ".join(map(str, racing.rungs))
-        rule = (
-            f"error rate of the sweep {racing.error_rate:g}" if racing.stop == "beyond_chance" else "whatever is behind"
-        )
-        yield "racing", f"at {rungs} captions, {rule}"
+        rate = racing.controlled_error_rate
+        rule = "stops dominated trials" if rate is None else f"stops significantly worse trials, error rate {rate:g}"
+        yield "racing", f"at {rungs} captions; {rule}"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)

@@ -53,7 +53,7 @@ class EarlyStopping:
         """In one sentence."""
         names = " and ".join(axis.name for axis in self.objectives)
         if self.sweep.racing is not None and self.sweep.racing.controlled_error_rate is None:
-            return f"trial {stop.rival} is not worse in {names} on the same {stop.images} images, by chance or not"
+            return f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} images; not a test"
         return (
             f"trial {stop.rival} is better in {names} on the same {stop.images} images; the chance that this is wrong "
             f"is at most {stop.chance:.1g}"

@@ -211,7 +211,7 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
                     + (
                         ""
                         if name == "fid_debiased"
-                        else ", or stop whatever is behind, without a test (`stop: behind`)"
+                        else ", or stop dominated trials without a test (`stop: dominated`)"
                     )
                 )
 

@@ -141,7 +141,7 @@ def trial_line(event: Event, progress: Progress) -> str:
     metrics = event["metrics"]
     values = ", ".join(f"{name} {metrics[name]:.3g}" for name, _ in progress.objectives if name in metrics)
     if event["state"] == "stopped" and event["event"] == "trial_revived":
-        return f"trial {event['trial']} {event['summary']}: goes on, {event['images']} images so far"
+        return f"trial {event['trial']} {event['summary']}: revived, {event['images']} images so far"
     if event["state"] == "stopped":
         return f"trial {event['trial']} {event['summary']}: stopped at {event['images']} images: {event['cause']}"
     return f"trial {event['trial']} {event['summary']}: {values}" + ("" if event["feasible"] else "; infeasible")

@@ -1,12 +1,12 @@
-"""Racing: stop a candidate that a rival beats in every objective beyond chance, for any search with per-item results.
+"""Racing: stop a candidate that a rival beats significantly in every objective, for any search with per-item results.
 
 All candidates are measured on the same items (images, prompts, folds), in growing prefixes of one list: the rungs. The
 items of a rung are divided into G blocks. A candidate stops if one rival that was measured on the same items is better
 in all objectives:
 
  - One objective: Student's t with G - 1 degrees of freedom, on the differences of the two by block; with fewer if noise
-   of few measurements is added (Welch 1947, Satterthwaite 1946). What items share cancels. A statistic that is no mean
-   (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the bias of
+   of few measurements is added (Welch 1947, Satterthwaite 1946). What items share cancels. A statistic other than a
+   mean (a distance between distributions) has pseudo-values instead of block means (Tukey 1958), from which the bias of
    order 1 / n is gone. The jackknife takes a bias of order 1 / n^k off about k times. So, as long as its parts have one
    sign, the truth is between the values with and without this correction, and a rival must be better by both.
  - All objectives: the largest of their p-values (intersection-union test, Berger 1982). It needs no correction, and a
@@ -16,9 +16,9 @@ in all objectives:
    sum to error_rate, however many there are. So (Bonferroni) the probability that the search stops any candidate that
    no rival beats is at most error_rate.
 
-Without an error rate a candidate stops if a rival dominates it by the measured values, by chance or not. That is no
-test. It suits a search that tries hundreds of candidates whose objectives cannot be told apart on few items, and that
-lets stopped ones go on in the end where they may have been good.
+Without an error rate a candidate stops if a rival dominates it by the measured values. This is not a test: noise may
+decide. It suits a search that tries hundreds of candidates whose objectives differ by less than their errors on few
+items, and that revives stopped candidates in the end where they may be good.
 
 The t test assumes blocks that are about normal, and the last line that the search does not choose candidates by the
 noise of their differences to rivals. A search chooses candidates that look good, so this makes wrong stops rarer.
@@ -100,7 +100,7 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Race:
     """The rule of one search. error_rate: the probability that it stops any candidate that no rival beats; None: it
-    stops whatever is behind. rungs: how often a candidate is looked at, at most.
+    stops dominated candidates. rungs: how often a candidate is looked at, at most.
 
     Raises:
         ValueError: an error rate outside of (0, 1), no rung, or an unknown direction.

@@ -68,8 +68,8 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, or the `space` or `pool` of which
-    nothing is left. lost: trials that failed because of a machine, a network or a file; --resume runs them again.
+    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, or the `space` or `pool` that is
+    exhausted. lost: trials that failed because of a machine, a network or a file; --resume runs them again.
     """
 
     records: Sequence[TrialRecord]

@@ -19,7 +19,7 @@ from workers.replay.prediction import MEASURES
 
 SETTINGS = 40
 FRONT = [0, 5, 9, 20]  # of the table without noise
-CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops whatever is behind"]
+CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops dominated trials"]
 
 
 def values() -> tuple[Floats, Floats]:

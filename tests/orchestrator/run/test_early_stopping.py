@@ -131,11 +131,11 @@ def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, C
     assert read_trials(Storage(str(folder / "store"))) == list(records)
 
 
-def test_whatever_is_behind_stops_and_the_likely_ones_go_on_in_the_end(tmp_path: Path) -> None:
+def test_dominated_trials_stop_and_the_likely_ones_go_on_in_the_end(tmp_path: Path) -> None:
     """Without a test more trials stop, and earlier; each has a rival that was finished before it was proposed."""
-    undisturbed, behind = run(tmp_path / "tested"), run(tmp_path / "behind", racing__stop="behind")
-    records = {record.number: record for record in behind.records}
-    ever = [record for record in behind.records if record.stop is not None]
+    undisturbed, dominated = run(tmp_path / "tested"), run(tmp_path / "dominated", racing__stop="dominated")
+    records = {record.number: record for record in dominated.records}
+    ever = [record for record in dominated.records if record.stop is not None]
     assert len(ever) > len([record for record in undisturbed.records if record.stop is not None])
     for record in ever:
         stop = record.stop
@@ -144,8 +144,8 @@ def test_whatever_is_behind_stops_and_the_likely_ones_go_on_in_the_end(tmp_path:
         assert rival["speedup"].value >= own["speedup"].value
         assert rival["fid"].value <= own["fid"].value
         assert stop.rival <= record.number - 3
-    again = run(tmp_path / "again", racing__stop="behind")
-    assert without_times(again.records) == without_times(behind.records)
+    again = run(tmp_path / "again", racing__stop="dominated")
+    assert without_times(again.records) == without_times(dominated.records)
 
 
 def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:

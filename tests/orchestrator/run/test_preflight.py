@@ -81,7 +81,7 @@ def test_a_valid_sweep_passes() -> None:
     assert_passes(timing={"images": 4, "direct": 24}, objectives=["speedup_timed", "fid"])
     assert_passes(search={"sampler": "replay", "options": {"pool": 20}})
     assert_passes(racing={"rungs": [72]}, objectives=["speedup", "fid"])
-    assert_passes(racing={"rungs": [24, 48], "stop": "behind"}, objectives=["speedup", "fid"])
+    assert_passes(racing={"rungs": [24, 48], "stop": "dominated"}, objectives=["speedup", "fid"])
     untimed: dict[str, Any] = {
         "timing": {"images": 8},
         "metrics": ["target_passes"],
@@ -112,7 +112,7 @@ def test_a_valid_sweep_passes() -> None:
         ({"racing": {"rungs": [24, 72]}}, ("racing.rungs: fid", "24 captions", "at least 72")),
         ({"racing": {"rungs": [90]}}, ("racing.rungs: 90", "multiples of 24")),
         (
-            {"racing": {"rungs": [24], "stop": "behind"}, "objectives": ["speedup", "fid_debiased"]},
+            {"racing": {"rungs": [24], "stop": "dominated"}, "objectives": ["speedup", "fid_debiased"]},
             ("racing.rungs: fid_debiased", "24 captions", "at least 72"),
         ),
         (

@@ -80,7 +80,7 @@ def test_ties_never_stop_each_other(own: Scores) -> None:
     assert RACE.decide(0, constant, {1: scores(np.full(G, 0.2), own.blocks[:, 1] - 1)}, 1) is not None, "without error"
 
 
-def test_without_an_error_rate_whatever_is_behind_stops(own: Scores) -> None:
+def test_without_an_error_rate_dominated_candidates_stop(own: Scores) -> None:
     race = Race(("minimize", "maximize"), None, 3)
 
     def moved(*by: float) -> Scores:
