@@ -18,6 +18,7 @@ BUILTIN = "builtin"  # the weights that are part of the package
 NO_REFERENCE = "none"
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
+_ERROR_RATE = 0.05  # of a race, by default
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -133,7 +134,7 @@ class Racing(Params):
     """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
 
     `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96 and all captions.
-    With `stop: dominated` a trial stops if measured values dominate it; no error rate is controlled.
+    With `stop: dominated` a trial stops if another one dominates it by measured values; `error_rate` is then None.
     Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
     """
 
@@ -143,8 +144,10 @@ class Racing(Params):
         "stops trials that another one beats significantly, or that another one dominates by measured values",
     ] = "significant"
     error_rate: Annotated[
-        float, "of stop 'significant': probability that any trial stops that no other one beats", Range(0, 1)
-    ] = 0.05
+        float | None,
+        "of stop 'significant': probability that any trial stops that no other one beats; 0.05 if left out",
+        Range(0, 1),
+    ] = None
     revive_above: Annotated[
         float, "at the end, stopped trials go on if their probability to be on the front is higher", Range(0, 1)
     ] = 0.05
@@ -161,11 +164,11 @@ class Racing(Params):
                 f"must be above 0 and below 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
             )
             raise ConfigError(("error_rate",), problem)
-
-    @property
-    def controlled_error_rate(self) -> float | None:
-        """`error_rate`; None for stop 'dominated'."""
-        return self.error_rate if self.stop == "significant" else None
+        if self.stop == "significant":
+            object.__setattr__(self, "error_rate", self.error_rate or _ERROR_RATE)
+        elif self.error_rate is not None:
+            problem = f"stop {self.stop!r} controls no error rate; remove it, or use `stop: significant`"
+            raise ConfigError(("error_rate",), problem)
 
     def check_captions(self, count: int) -> None:
         """Raises ConfigError if a rung is not below the number of captions."""

@@ -63,7 +63,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:
         rungs = ", ".join(map(str, racing.rungs))
-        rate = racing.controlled_error_rate
+        rate = racing.error_rate
         rule = "stops dominated trials" if rate is None else f"stops significantly worse trials, error rate {rate:g}"
         yield "racing", f"at {rungs} captions; {rule}"
     yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)

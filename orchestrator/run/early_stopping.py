@@ -39,7 +39,7 @@ class EarlyStopping:
         scores = self._scores(metrics, shape)
         if racing is None or number < first or scores is None:
             return None
-        race = Race([axis.direction for axis in self.objectives], racing.controlled_error_rate, len(racing.rungs))
+        race = Race([axis.direction for axis in self.objectives], racing.error_rate, len(racing.rungs))
         eligible = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
         for record in self.finished[:eligible]:
@@ -52,7 +52,7 @@ class EarlyStopping:
     def reason(self, stop: EarlyStop) -> str:
         """In one sentence."""
         names = " and ".join(axis.name for axis in self.objectives)
-        if self.sweep.racing is not None and self.sweep.racing.controlled_error_rate is None:
+        if self.sweep.racing is not None and self.sweep.racing.error_rate is None:
             return f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} images; not a test"
         return (
             f"trial {stop.rival} is better in {names} on the same {stop.images} images; the chance that this is wrong "

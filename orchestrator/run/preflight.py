@@ -200,19 +200,17 @@ def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) 
             )
         racing = sweep.racing
         # without a test, few images order trials well enough, but have no bias of order 1 / n to take off
-        tested = racing is not None and (racing.controlled_error_rate is not None or name == "fid_debiased")
-        for rung in racing.rungs if racing and tested else ():
+        # the test and fid_debiased take off a bias of order 1 / n; too few images have other orders
+        is_debiased = name == "fid_debiased"
+        is_checked = racing is not None and (racing.error_rate is not None or is_debiased)
+        for rung in racing.rungs if racing and is_checked else ():
             if (remaining := _remaining(rung) * samples) <= width:
                 least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
                 fix = "use rungs of at least" if least < captions else "raise captions.count above"
+                other = "" if is_debiased else ", or use `stop: dominated`, which is not a test"
                 raise ValueError(
                     f"racing.rungs: {name} cannot be measured on {rung} captions x {samples}: {remaining} images in a "
-                    f"jackknife replicate are too few for a covariance of {width} features; {fix} {least}"
-                    + (
-                        ""
-                        if name == "fid_debiased"
-                        else ", or stop dominated trials without a test (`stop: dominated`)"
-                    )
+                    f"jackknife replicate are too few for a covariance of {width} features; {fix} {least}{other}"
                 )
 
 

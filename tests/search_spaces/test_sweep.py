@@ -90,6 +90,18 @@ def test_everything_can_be_said() -> None:
     ]  # fmt: skip
 
 
+def test_a_race_has_an_error_rate_unless_dominated_trials_stop() -> None:
+    racing = {
+        stop: read(SHORT + f"racing: {{rungs: [48], stop: {stop}}}\n").racing for stop in ("significant", "dominated")
+    }
+    rates = {stop: section.error_rate for stop, section in racing.items() if section is not None}
+    assert rates == {"significant": 0.05, "dominated": None}
+    assert racing["significant"] == Racing(rungs=(48,), error_rate=0.05)
+    for section in racing.values():
+        assert section is not None
+        assert Racing.from_mapping(section.to_mapping()) == section
+
+
 def test_enqueued_settings_carry_the_baselines_sampling() -> None:
     vanilla, lantern, chain = read(LONG).enqueue
     assert vanilla == Enqueued("vanilla", DecodingConfig(sampling=BASELINE))
@@ -179,6 +191,8 @@ BROKEN = [
        "without `racing` nothing stops")
       for rate in (0, 1)),
     (SHORT + "racing: {rungs: [48], error_rate: 5}\n", "f:3: racing.error_rate: must be in [0, 1], got 5"),
+    (SHORT + "racing:\n  rungs: [48]\n  stop: dominated\n  error_rate: 0.05\n",
+     "f:6: racing.error_rate: stop 'dominated' controls no error rate; remove it, or use `stop: significant`"),
     (SHORT + "metrics: []\n", "f:3: metrics: must not be empty; leave it out for the default"),
     (SHORT + "metrics: [fid, FID]\n", "f:3: metrics[1]: must be a metric's name such as fid or clip_score, got 'FID'"),
     (SHORT + "metrics: [fid, fid]\n", "f:3: metrics[1]: fid is listed twice; remove or rename one of the two"),

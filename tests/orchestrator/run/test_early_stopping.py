@@ -80,7 +80,7 @@ def sweep(folder: Path, changes: Mapping[str, Any] | None = None, rungs: Sequenc
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "raced.yaml"
     text = SPACE.replace("SAMPLER", "tpe").replace("PARALLEL", "3")
-    path.write_text(f"{text}racing: {{rungs: {list(rungs)}, error_rate: 0.05}}\n" if rungs else text)
+    path.write_text(f"{text}racing: {{rungs: {list(rungs)}}}\n" if rungs else text)
     return SweepConfig.read(str(path), {**CHANGES, **(changes or {})})
 
 
