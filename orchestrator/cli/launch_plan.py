@@ -74,9 +74,10 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
 
 
 def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
-    """Images, target passes and hours, or why they are unknown."""
+    """Images, target passes and duration, or why they are unknown."""
     from orchestrator.doctor.machine import memory
     from orchestrator.doctor.workload import LENGTHS, forecast, this_core
+    from orchestrator.results.describe import describe_duration
     from workers.runtime.threads import cores
 
     try:
@@ -91,8 +92,11 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
         f"{total:,} images and {fewest:,.0f} to {most:,.0f} target passes, if trials emit {LENGTHS[0]:g} to "
         f"{LENGTHS[1]:g} tokens per pass and none stops early",
     )
-    hours = "; ".join(f"{name} {low:.2g} to {high:.2g}" for name, (low, high) in found["hours"].items())
-    yield "hours", f"on one machine: {hours}"
+    durations = (
+        f"{name} {describe_duration(3600 * low)} to {describe_duration(3600 * high)}"
+        for name, (low, high) in found["hours"].items()
+    )
+    yield "duration", f"on one machine: {'; '.join(durations)}"
 
 
 def _line(label: str, text: str) -> str:

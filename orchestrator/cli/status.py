@@ -47,7 +47,7 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
 
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
-    from orchestrator.results.status import describe_duration
+    from orchestrator.results.describe import describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)

@@ -18,6 +18,7 @@ from orchestrator.doctor.workload import (
     Gpu,
     Workload,
 )
+from orchestrator.results.describe import describe_duration
 from search_spaces.sweep import SweepConfig
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.shape_only import ShapeOnlyModels
@@ -102,7 +103,7 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
     ]
     for time in found["time"]:
         lines.append(
-            f"  hours       {time['hours']:.1f} at mean accepted length {time['accepted length']:g} "
-            f"({time['seconds per image']:.3g} s/image)"
+            f"  duration    {describe_duration(3600 * time['hours'])} at mean accepted length "
+            f"{time['accepted length']:g} ({time['seconds per image']:.3g} s/image)"
         )
     return [*lines, *(f"  assumed     {text}" for text in found["assumed"])]

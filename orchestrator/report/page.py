@@ -20,7 +20,7 @@ import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Kind, embed_thumbnails
-from orchestrator.results.describe import VANILLA, describe, family
+from orchestrator.results.describe import VANILLA, describe, describe_duration, family
 from orchestrator.results.joint import JointErrors, block_effects, critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
@@ -173,18 +173,17 @@ def _metric_names(sweep: Sweep) -> list[str]:
 def _summary(sweep: Sweep) -> list[str]:
     """Short facts for the head of the page."""
     images = sum(record.images for record in sweep.records if record.duplicate_of is None)
-    hours = sum(record.seconds for record in sweep.records) / 3600
+    seconds = sum(record.seconds for record in sweep.records)
     counts = ((FAILED, "failed"), (STOPPED, "stopped early"))
     others = [(sum(record.state == state for record in sweep.records), word) for state, word in counts]
     trials = len(sweep.records)
     target = sweep.identity.target
-    spent = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
     return [
         *([f"target {target}"] if target else []),
         f"{trials} trial{'' if trials == 1 else 's'}"
         + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
-        f"{spent} of worker time",
+        f"{describe_duration(seconds)} of worker time",
     ]
 
 

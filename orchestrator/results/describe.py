@@ -1,4 +1,4 @@
-"""A config in short: `eagle chain 4, additive k100 δ0.1`. Different configs have different descriptions."""
+"""Configs and durations in short: `eagle chain 4, additive k100 δ0.1`. Different configs are described differently."""
 
 from __future__ import annotations
 
@@ -97,3 +97,11 @@ def _sampling(sampling: Sampling | None, baseline: Sampling | None, digits: int 
             if baseline is None or getattr(sampling, field.name) != getattr(baseline, field.name)
         )
     ]
+
+
+def describe_duration(seconds: float) -> str:
+    """In days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
+    sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    unit, size = next((pair for pair in sizes if seconds >= 2 * pair[1]), ("seconds", 1))
+    amount = seconds / size
+    return f"{amount:.{1 if amount < 9.95 else 0}f} {unit}"

@@ -78,14 +78,6 @@ def describe_event(event: Mapping[str, Any]) -> str:
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 
 
-def describe_duration(seconds: float) -> str:
-    """In days, hours, minutes or seconds: `5 minutes`."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
 def _started(events: Sequence[Mapping[str, Any]]) -> set[int]:
     """Trials that the current launch has started and not finished."""
     started: set[int] = set()

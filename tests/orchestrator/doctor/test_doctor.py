@@ -359,7 +359,7 @@ def test_a_plan_needs_no_files(
     assert slow["hours"] > fast["hours"] > slow["hours"] / 4
     assert any("architecture" in words for words in found["assumed"])
     lines = describe_plan(found)
-    assert sum(line.startswith("  hours") for line in lines) == 2
+    assert sum(line.startswith("  duration") for line in lines) == 2
     assert sum(line.startswith("  memory") for line in lines) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.describe import describe, family
+from orchestrator.results.describe import describe, describe_duration, family
 from search_spaces.presets import CATALOGUE
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -65,6 +65,17 @@ def test_digits_are_for_reading() -> None:
 def test_presets_have_words_of_their_own() -> None:
     words = {describe(entry.config) for entry in CATALOGUE.values()}
     assert len(words) == len({entry.config for entry in CATALOGUE.values()})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 seconds"), (43.2, "43 seconds"), (119, "119 seconds"), (318, "5.3 minutes"), (597.5, "10 minutes"),
+        (3 * 3600, "3.0 hours"), (40 * 3600, "40 hours"), (86400 * 12.4, "12 days"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, words: str) -> None:
+    assert describe_duration(seconds) == words
 
 
 def test_families() -> None:
