@@ -118,6 +118,7 @@ def launch(
         changes = {key: value for key, value in changes.items() if value is not None}
         config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
     storage = _open_storage(config, out, resume=resume)
+    revived = stopped_trials(storage, revive)
     uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
         typer.echo(describe_plan(config, storage))
@@ -126,7 +127,7 @@ def launch(
     from orchestrator.run.launch import LaunchOptions
 
     slots = Slots(workers, cpus_per_worker, gpus_per_worker or 0.0)
-    options = LaunchOptions(address, slots, threads, study, stopped_trials(storage, revive))
+    options = LaunchOptions(address, slots, threads, study, revived)
     _run(config, storage, options, uri, as_json=as_json)
 
 

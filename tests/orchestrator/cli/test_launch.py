@@ -318,6 +318,7 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
     for number, state in ((1, "stopped"), (2, "complete"), (3, "stopped")):
         write_trial(storage, TrialRecord(number, "", state, None, stop=stop))  # type: ignore[arg-type]
     assert "1, 2, 3" in refusal("--resume", "--revive", "1,0")
+    assert "1, 2, 3" in refusal("--resume", "--check", "--revive", "1,0")
     assert "one" in refusal("--resume", "--revive", "one")
     assert stopped_trials(storage, "3,1, 2") == (1, 2, 3)
     assert stopped_trials(storage, None) == ()
