@@ -56,6 +56,7 @@ def compare(
 ) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
 
+    Without --x and --y, sweeps are compared by the objectives that all of them measured; a note names the others.
     Refuses metrics that are not comparable: FIDs with other features, captions, reference images or numbers of images,
     and seconds of another device. Speed-ups are always comparable.
     """
@@ -72,12 +73,17 @@ def compare(
     from orchestrator.results import comparison
     from orchestrator.results.sweep import front_of
 
+    identities = [sweep.identity for sweep in opened]
+    missing: list[str] = []
     with o.query_errors():
+        if len(opened) > 1 and not (x or y or z):
+            shared, missing = comparison.shared_objectives(identities)
+            x, y, z = (*shared, None)[:3]
         front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         groups = _group(front, by)
         corner = o.read_point(reference_point, len(front.axes))
         found = comparison.compare(front.joint_errors(), groups, front.axes, corner)
-        warnings = comparison.cautions([sweep.identity for sweep in opened], front.axes)
+        warnings = [*missing, *comparison.cautions(identities, front.axes)]
     if as_json:
         axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
         typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))

@@ -7,14 +7,18 @@ import math
 import sys
 from collections.abc import Container, Sequence
 
+_ROUNDING = 1e-12  # relative to values above 1
 _ANY_WIDTH = 100_000  # of a table that is not shown on a terminal
 
 
 def measured(value: float | None, error: float | None = None) -> str:
-    """`2.13 ± 0.04`: two digits of the error, and the value to the same place; four digits without an error."""
+    """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits without an error.
+
+    An error at the level of rounding is left out.
+    """
     if value is None or math.isnan(value):
         return "-"
-    if error is None or not math.isfinite(error) or error <= 0:
+    if error is None or not math.isfinite(error) or error <= _ROUNDING * max(1.0, abs(value)):
         return f"{value:.4g}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:.{digits}f} ± {error:.{digits}f}"

@@ -20,12 +20,13 @@ import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Kind, embed_thumbnails
+from orchestrator.results.comparison import DEFAULT_OBJECTIVES
 from orchestrator.results.describe import VANILLA, describe, describe_duration, family
 from orchestrator.results.joint import JointErrors, block_effects, critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
-from orchestrator.results.sweep import DEFAULT_OBJECTIVES, Sweep, front_of
+from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.storage import Storage

@@ -20,6 +20,7 @@ from orchestrator.results.indicators import (
 )
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import nondominated
+from orchestrator.results.query import QueryError
 from orchestrator.results.store import Axis, Identity
 from search_spaces.trial import DecodingConfig
 
@@ -27,6 +28,7 @@ FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseli
 # metric inputs that need no neural network
 COUNTS = frozenset({TIMINGS, "own_timings", "emitted", "rounds", "depth", "caption_id", "sample"})
 MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # these use the `manifold` extractor if configured
+DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
 UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
 
 
@@ -106,6 +108,28 @@ def compare(
         hypervolume_errors={name: float(drawn.std(ddof=1)) for name, drawn in volumes_drawn.items()},
         pairs=tuple(pairs),
     )
+
+
+def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[str]]:
+    """Objectives that all sweeps measure, and a clause on each one that only some do.
+
+    They are the first sweep's, up to three; fewer than two are filled up with the other sweeps' and the default ones.
+
+    Raises:
+        QueryError: fewer than two.
+    """
+    first, names = identities[0], dict.fromkeys(axis.name for i in identities for axis in i.objectives)
+    owners = {name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)}
+    shared = [name for name, found in owners.items() if len(found) == len(identities)]
+    own = [axis.name for axis in first.objectives if axis.name in shared][:3]
+    for name in (*names, *DEFAULT_OBJECTIVES):
+        if len(own) < 2 and name in shared and name not in own:
+            own.append(name)
+    if len(own) < 2:
+        problem = "the sweeps have fewer than two objectives in common; choose metrics that all have with --x and --y"
+        raise QueryError(f"{problem}: {', '.join(shared)}")
+    only = {name: " and ".join(owners[name]) for name in names if name not in shared}
+    return own, [f"{name} is not compared: only {sweeps} measured it" for name, sweeps in only.items()]
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:

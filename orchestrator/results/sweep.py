@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.results.comparison import obstacles
+from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
 from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors
@@ -39,7 +39,6 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
 _DIGITS = 4  # significant digits of the numbers in a config's description
 
 

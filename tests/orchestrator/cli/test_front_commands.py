@@ -24,7 +24,7 @@ from orchestrator.errors import CommandError
 from orchestrator.results.store import trial_file
 from orchestrator.results.sweep import Sweep, front_of
 from search_spaces.trial import DecodingConfig
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import identity, write_sweep
 
 
 @dataclass
@@ -220,6 +220,27 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     assert "covers: the share of the second front" in words
 
 
+def test_sweeps_with_other_objectives_are_compared_by_what_both_measured(one: Path, tmp_path: Path) -> None:
+    def other(name: str, *metrics: str) -> Path:
+        known = identity(name).to_mapping()["metrics"]
+        measures = {key: entry for key, entry in known.items() if key in metrics}
+        objectives = [{"metric": key, "direction": measures[key]["direction"]} for key in metrics[:2]]
+        write_sweep(tmp_path / name, trials=12, name=name, metrics=measures, objectives=objectives)
+        return tmp_path / name
+
+    blind = other("blind", "drift", "speedup", "latency")
+    for sweeps, axes in (((one, blind), ["speedup", "drift"]), ((blind, one), ["drift", "speedup"])):
+        found = data(compare, *sweeps)
+        assert [axis["metric"] for axis in found["objectives"]] == axes
+        assert [text for text in found["warnings"] if "fid" in text] == ["fid is not compared: only one measured it"]
+    assert not [text for text in data(compare, one, blind, "--y", "latency")["warnings"] if "fid" in text]
+    ran = run(compare, one, other("timed", "speedup", "latency"))
+    assert ran.code == 0, "the objectives of either will do"
+    ran = run(compare, one, other("fast", "speedup"))
+    assert ran.code == 2
+    assert "--x and --y: speedup" in ran.error
+
+
 def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
     found = data(compare, one, "--by", "acceptance.neighbourhood", "--y", "drift", "--where", "drafter.kind=eagle")
     assert set(found["hypervolumes"]) == {"none", "additive", "multiplicative"}
@@ -310,6 +331,10 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
         (0.0004567, 0.00001, "0.000457 ± 0.000010"),
         (2.1345678, None, "2.135"),
         (1.0, 0.0, "1"),
+        (1.4911111111, 2.2e-16, "1.491"),
+        (0.0, 4.4e-16, "0"),
+        (-2.3e9, 1e-4, "-2.3e+09"),
+        (2.5e-7, 1e-8, "0.000000250 ± 0.000000010"),
         (None, 0.1, "-"),
         (float("nan"), 0.1, "-"),
     ],
