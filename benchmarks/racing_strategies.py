@@ -122,8 +122,11 @@ def _jackknife(values: Floats) -> Floats:
 MODELLED_STRATEGIES: dict[str, Strategy] = {
     "replay sampler": search_with(ReplayProposals(), None),
     "replay sampler and racing": search_with(ReplayProposals(), race_at(ERROR_RATE)),
-    "the same, paired errors": search_with(ReplayProposals(paired=True), race_at(ERROR_RATE)),
-    "replay sampler, stops dominated trials": search_with(ReplayProposals(paired=True), race_at(None)),
+    "replay sampler and racing, with paired errors": search_with(ReplayProposals(paired=True), race_at(ERROR_RATE)),
+    "replay sampler, stops dominated trials": search_with(ReplayProposals(), race_at(None)),
+    "replay sampler, stops dominated trials, with paired errors": search_with(
+        ReplayProposals(paired=True), race_at(None)
+    ),
 }
 OWN_STRATEGIES: dict[str, Strategy] = {
     "racing": search_with(random_order, race_at(ERROR_RATE)),
