@@ -279,7 +279,8 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)
-        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end"
+        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
+        reason += f"(specfrontier pareto {storage.display_name} --stopped)"
     lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]
     return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ Examples:
   specfrontier pareto quickstart
   specfrontier pareto quickstart --y drift --where acceptance.neighbourhood=additive --plot front.png
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
+  specfrontier pareto mine --stopped
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
 
@@ -43,6 +45,9 @@ Config = Annotated[
 Csv = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows with all columns.")]
 Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Plot the front as a PNG file.")]
 Everything = Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")]
+Stopped = Annotated[
+    bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
+]
 
 
 def pareto(
@@ -59,6 +64,7 @@ def pareto(
     hypervolume: Volume = False,
     reference_point: o.ReferencePoint = None,
     everything: Everything = False,
+    stopped: Stopped = False,
     csv_file: Csv = None,
     plot: Plot = None,
     as_json: o.AsJson = False,
@@ -84,6 +90,7 @@ def pareto(
             if marks["best"] is None:
                 checked = f"({len(front.candidates)} trials checked)"
                 raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
+        facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
         facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened)}
     chosen = marks.get("best", marks.get("knee"))
     rows = front.candidates if everything else front.members
@@ -113,6 +120,23 @@ def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
         "hypervolume_error": front.hypervolume_error(point),
         "reference_point": point,
     }
+
+
+def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
+    """The trials that racing stopped and that were not revived; rival, images and chance: see `EarlyStop`."""
+    from orchestrator.results.sweep import DIGITS
+    from orchestrator.results.trials import STOPPED
+
+    found = []
+    for name, sweep in front.sweeps.items():
+        chosen = set(sweep.trials(where, ["number"])["number"].to_pylist())
+        stopped = [record for record in sweep.records if record.state == STOPPED and record.duplicate_of is None]
+        for record in stopped:
+            if record.stop is not None and record.number in chosen:
+                config = record.describe(sweep.identity.sampling, DIGITS)
+                facts = {"sweep": name, "number": record.number, "config": config, "cause": record.cause or ""}
+                found.append(facts | asdict(record.stop))
+    return found
 
 
 def _warnings(sweeps: Sequence[Sweep]) -> list[str]:
@@ -151,6 +175,8 @@ def describe_front(
         f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
         f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
+    if "stopped" in facts:
+        lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
     if not front.candidates:
         return lines
     lines += ["", front_table(front, rows), ""]
@@ -197,6 +223,17 @@ def front_table(front: Front, rows: list[Candidate]) -> str:
         values = [measured(entry.value, entry.error) for entry in entries]
         cells.append([row.name, row.setting, *values, share, ", ".join(row.within_error_of or [])])
     return shown_table(head, cells, right=range(2, 3 + len(front.axes)))
+
+
+def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:
+    if not trials:
+        return "racing stopped no trial"
+    names = [f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"]) for trial in trials]
+    cells = [
+        [name, trial["config"], str(trial["images"]), str(trial["rival"]), trial["cause"]]
+        for name, trial in zip(names, trials, strict=True)
+    ]
+    return shown_table(["stopped", "config", "images", "rival", "reason"], cells, right=[2, 3])
 
 
 def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-_DIGITS = 4  # significant digits of the numbers in a config's description
+DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def front_of(
     for row in np.flatnonzero(kept):
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
-        setting = record.describe(named[name].identity.sampling, _DIGITS)
+        setting = record.describe(named[name].identity.sampling, DIGITS)
         candidates.append(Candidate(int(row), name, label, setting, record))
     identities = {name: sweep.identity for name, sweep in named.items()}
     return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)

@@ -380,3 +380,23 @@ def test_status_and_pareto_count_trials_that_stopped_early(tmp_path: Path) -> No
     assert "stopped   trial 9: trial 2 is better in both" in shown
     assert data(status, tmp_path)["stopped"] == [{"number": 9, "cause": "trial 2 is better in both"}]
     assert {"failed": 1, "stopped early": 1}.items() <= data(pareto, tmp_path)["left_out"].items()
+
+
+def test_pareto_lists_stopped_trials_with_the_rival_and_the_reason(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        records = write_sweep(tmp_path / name, trials=12, name=name, stopped={9: 2, 10: 3})
+    assert "stopped" not in data(pareto, tmp_path / "a")
+    found = data(pareto, tmp_path / "a", "--stopped")["stopped"]
+    assert [(trial["number"], trial["rival"], trial["cause"]) for trial in found] == [
+        (9, 2, "trial 2 is better in both"), (10, 3, "trial 3 is better in both"),
+    ]  # fmt: skip
+    assert [trial["images"] for trial in found] == [records[9].images, records[10].images]
+    lines = run(pareto, tmp_path / "a", tmp_path / "b", "--stopped").out.splitlines()
+    head = lines.index(next(line for line in lines if line.startswith("stopped")))
+    assert [line.split()[0] for line in lines[head + 1 : head + 5]] == ["a#9", "a#10", "b#9", "b#10"]
+    assert "trial 2 is better in both" in lines[head + 1]
+    policies = {record.number: record.config.policy.kind for record in records if record.config is not None}
+    rows = data(pareto, tmp_path / "a", "--stopped", "--where", f"tree.policy={policies[9]}")["stopped"]
+    assert [trial["number"] for trial in rows] == [number for number in (9, 10) if policies[number] == policies[9]]
+    ran = run(pareto, tmp_path / "a", "--stopped", "--where", "speedup>=1000")
+    assert "racing stopped no trial" in ran.out
