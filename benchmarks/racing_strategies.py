@@ -68,7 +68,7 @@ def scores_of(problem: Problem, row: int, level: int) -> Scores:
 
 @dataclass(frozen=True)
 class ReplayProposals:
-    """Proposals of the replay sampler; at last, in random order, what replay cannot describe.
+    """Proposals of the replay sampler, then in random order the settings that replay cannot describe.
 
     paired: the sampler gets the errors of differences to vanilla, not of the values themselves.
     """

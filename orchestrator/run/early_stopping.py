@@ -126,8 +126,8 @@ def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
 def _moved(entry: Measured, part: Measured, whole: Measured) -> Measured:
     """entry - part + whole, with the replicates of the three.
 
-    Where vanilla is 0 on any number of images (a distance to itself), its difference says nothing of how the metric
-    falls with n: then the jackknife's bias of order 1 / n is moved to the other n.
+    Where vanilla is 0 on any number of images (a distance to itself), it does not show how the metric falls with n.
+    Then the entry's own jackknife bias of order 1 / n is moved to the other n.
     """
     value = entry.value - part.value + whole.value
     if part.value == whole.value == 0 and entry.replicates:

@@ -10,7 +10,7 @@ in all objectives:
    order 1 / n is gone. The jackknife takes a bias of order 1 / n^k off about k times. So, as long as its parts have one
    sign, the truth is between the values with and without this correction, and a rival must be better by both.
  - All objectives: the largest of their p-values (intersection-union test, Berger 1982). It needs no correction, and a
-   rival that ties in one objective never stops a candidate, whatever it does in the others.
+   rival that ties in one objective never stops a candidate, however good it is in the others.
  - The whole search: the share of the error rate for candidate i at each of `rungs` looks is fixed in advance,
    error_rate * h / ((h + i) * (h + i + 1)) / rungs, and divided by the number of rivals. The shares of all candidates
    sum to error_rate, however many there are. So (Bonferroni) the probability that the search stops any candidate that
@@ -151,7 +151,7 @@ class Race:
         return Stop(list(rivals)[best], float(chances[best])) if chances[best] <= self.level(candidate) else None
 
     def _dominates(self, rival: Scores, scores: Scores) -> bool:
-        """Whether a rival's values are nowhere worse and somewhere better, beyond rounding."""
+        """Whether none of a rival's values is worse and one is better, beyond rounding."""
         gains = (scores.values - rival.values) * self._signs
         tie = _ROUNDING * (np.abs(scores.values) + np.abs(rival.values))
         return bool((gains >= -tie).all() and (gains > tie).any())
