@@ -42,11 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = _spread(items)
 
 
-def pytest_collection_finish(config: pytest.Config) -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Processes that share the tests inherit what more than one of them would import later. What is imported by now
     stays: the garbage collector need not look at those million objects again and again.
     """
-    if config.getoption("workers", 1) > 1:
+    if session.config.getoption("workers", 1) > 1:
         connect("sqlite://")
         for module in ("alembic.autogenerate", "mlflow.store.tracking.sqlalchemy_store", "botorch.models"):
             importlib.import_module(module)
