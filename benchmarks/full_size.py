@@ -78,12 +78,10 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
         columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
         synchronize(engine.device)
         begin = time.perf_counter()
-        result, tree = engine.step(state)
-        emitted = engine.read_counts(state, result, tree)
-        seconds = time.perf_counter() - begin
+        counts = engine.read(state, engine.step(state))
+        seconds, emitted = time.perf_counter() - begin, counts.so_far
         state.sync_host_counts(emitted)
-        levels, nodes = int(tree.levels.max()), float(tree.exists.sum(1).double().mean())
-        rounds.append(Round(seconds, round_bytes(models, columns, levels), nodes))
+        rounds.append(Round(seconds, round_bytes(models, columns, max(counts.depth)), statistics.fmean(counts.nodes)))
     return rounds, sum(min(count - 1, tokens) for count in emitted)
 
 

@@ -31,7 +31,7 @@ from workers.data.pictures import (
 )
 from workers.decoding.engine import DecodingError, Engine, Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import PHASES
+from workers.decoding.timer import PHASES
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.models.target import Grid
 from workers.runtime.device import versions

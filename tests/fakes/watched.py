@@ -32,6 +32,7 @@ class Replay(Drafter):
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.streams, self.table = batch.streams, torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64)
+        batch.carried.add(self, "table")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -61,9 +62,6 @@ class Replay(Drafter):
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
 
-    def keep(self, indices: Tensor) -> None:
-        self.table = self.table[indices]
-
 
 class RecordingEngine(Engine):
     """An engine that keeps, of every round of its first row, the image so far, the tree and the guided logits."""
@@ -72,9 +70,9 @@ class RecordingEngine(Engine):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.rounds: list[tuple[list[int], DraftTree, Tensor]] = []
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
         self.rounds.append((batch.tokens[0, : int(batch.emitted[0])].tolist(), tree, logits[0]))
-        super().commit(batch, tree, result, logits, features)
+        return super().commit(batch, tree, result, logits, features)
 
     def paths(self) -> list[tuple[list[int], Tensor]]:
         """Every slot that was scored: the image tokens up to it, along its own path, and the guided logits [V]."""

@@ -47,6 +47,7 @@ class TabularDrafter(Drafter):
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.image = torch.arange(batch.size)
+        batch.carried.add(self, "image")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -64,9 +65,6 @@ class TabularDrafter(Drafter):
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
-
-    def keep(self, indices: Tensor) -> None:
-        self.image = self.image[indices]
 
 
 def below(context: Tensor, token: Tensor, logits: Tensor) -> Tensor:
@@ -149,6 +147,7 @@ class TabularEngine:
 
     def step(self, batch: Batch) -> AcceptResult:
         """One round, as `Engine.step` does it."""
+        self.drafting.plan(batch)
         tree = self.drafting.draft(batch)
         context = [committed(batch, self.target)]
         parents = tree.shape.parents.expand(batch.size, -1)
@@ -178,7 +177,6 @@ class TabularEngine:
             stay = going.nonzero()[:, 0]
             name, self.image = name[stay], self.image[stay]
             batch.keep(stay)
-            self.drafting.keep(stay)
         return torch.cat(done)[torch.cat(names).argsort()]
 
 

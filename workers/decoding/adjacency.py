@@ -53,10 +53,6 @@ class SizeMap:
         self.history = self.history.clone()
         self.history[indices] = self.start
 
-    def keep(self, indices: Tensor) -> None:
-        """Keep only the images at indices [n], in that order."""
-        self.history = self.history[indices]
-
     def next_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
         """Depth and width [B] (int64) of the trees of images with random keys [B] that have `emitted` tokens [B]."""
         return self.adapt(*self.inherited_size(keys, emitted))
@@ -141,23 +137,23 @@ class AdjacencyTree(DynamicTree):
         policy = config.policy
         assert isinstance(policy, Adjacency)
         self._set_size(policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes)
+        self._usual_width = min(self.width, policy.bounds.width)
         self.sizes = SizeMap(policy, target.grid.cols, self.width)
 
     def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         self.sizes.prepare(batch.size, batch.image_len, batch.keys.device)
+        self._row_depth = self.row_width = torch.zeros_like(batch.emitted)
+        batch.carried.add(self.sizes, "history")
+        batch.carried.add(self, "_row_depth", "row_width")
         self._bounds: Sequence[int] | None = None
+        self._planned = batch.size
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
         super().admit(indices, prompt, captions, features, first_tokens)
         self.sizes.admit(indices)
-        self._bounds = None
-
-    def keep(self, indices: Tensor) -> None:
-        super().keep(indices)
-        self.sizes.keep(indices)
         self._bounds = None
 
     def next_bounds(self, batch: Batch) -> Tensor:
@@ -168,11 +164,21 @@ class AdjacencyTree(DynamicTree):
     def set_bounds(self, bounds: Sequence[int]) -> None:
         self._bounds = bounds
 
-    def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
-        if self._bounds is None:  # the rows have changed
-            self._bounds = self.next_bounds(batch).tolist()
+    def plan(self, batch: Batch) -> tuple[int, int]:
+        """The largest depth and width of any row's tree. A static batch drafts in two sizes only: within the ranges,
+        and for shallow trees that are wider.
+        """
+        if self._bounds is None or self._planned != batch.size:  # the rows have changed
+            self._bounds, self._planned = self.next_bounds(batch).tolist(), batch.size
+            batch.carried.settle()
         (depth, width), self._bounds = self._bounds, None
-        return self._row_depth, self.row_width, depth, width
+        if batch.static:
+            depth, width = self.max_levels, self._usual_width if width <= self._usual_width else self.width
+        self._depth, self._width = depth, width
+        return depth, width
+
+    def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
+        return self._row_depth, self.row_width, self._depth, self._width
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         super().commit(batch, tree, result, logits, features)

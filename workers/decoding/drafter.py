@@ -21,12 +21,17 @@ class Drafter(nn.Module, ABC):
     """Proposes probs for the tokens after the root, level by level. All logits have one row per stream (R rows), in
     fp32 or a lower precision.
 
-    The engine calls, in this order: `prepare` once per run; `admit` for every new caption; then per round `root_logits`
-    once, `expand` once per further level, and after verification `commit`; `keep` when captions have finished.
+    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per round
+    `root_logits` once, `expand` once per further level, and after verification `commit`.
+
+    static_shapes: what is computed, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
+    can repeat a round.
     """
 
     kind: ClassVar[str]  # its name in configs
     max_levels: int | None = None  # None: any depth
+    static_shapes: ClassVar[bool] = False
+    batch: Batch | None = None  # that it was prepared for last
 
     @classmethod
     def load(cls, path: Path, target: Target) -> Drafter:
@@ -48,7 +53,8 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most `expanded` nodes below
-        the root are expanded per round.
+        the root are expanded per round. Add the caches, and the tensors with a row per caption that later calls
+        replace, to `batch.carried`, which removes the rows of finished captions.
         """
 
     @abstractmethod
@@ -77,10 +83,6 @@ class Drafter(nn.Module, ABC):
         W.
         """
 
-    @abstractmethod
-    def keep(self, indices: Tensor) -> None:
-        """Keep only the captions at batch indices [n], in that order."""
-
 
 class CachedDrafter(Drafter):
     """A drafter that is itself a small transformer over the tokens, and over the target's features if it uses them.
@@ -93,6 +95,7 @@ class CachedDrafter(Drafter):
 
     cache: KVCache
     attention_mask: AttentionMask
+    static_shapes = True
 
     def __init__(self, target: Target, decoder: Body, base: int) -> None:
         super().__init__()
@@ -131,11 +134,14 @@ class CachedDrafter(Drafter):
         self._offsets = torch.arange(max(levels, expanded) + 1, device=device)
         self._expanded, self._streams = expanded, batch.streams
         # the tokens to feed next, the features before them, their counts, and how many tokens the cache holds
-        width = self.target.transformer.config.dim
-        self._tokens = torch.zeros(batch.size, 1, dtype=torch.int64, device=device)
-        self._features = torch.zeros(self.cache.rows, 1, width, dtype=dtype, device=device)
+        fed, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
+        self._tokens = torch.zeros(batch.size, fed, dtype=torch.int64, device=device)
+        self._features = torch.zeros(self.cache.rows, fed, width, dtype=dtype, device=device)
         self._counts = torch.ones(batch.size, dtype=torch.int64, device=device)
         self._cached = torch.zeros(batch.size, dtype=torch.int64, device=device)
+        batch.carried.add_cache(self.cache)
+        batch.carried.add(self.attention_mask, "padding")
+        batch.carried.add(self, "_tokens", "_features", "_counts", "_cached")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -147,7 +153,7 @@ class CachedDrafter(Drafter):
             self.decoder(x, positions, mask=causal_padding_mask(valid), cache=self.cache.prompts(rows, self.base))
         self.attention_mask.admit(rows, valid)
         # these tensors may be shared with the engine, so change copies
-        self._cached[indices] = 0
+        self._cached = self._cached.index_fill(0, indices, 0)
         self._tokens, self._features = self._tokens.clone(), self._features.clone()
         self._counts = self._counts.clone()
         self._tokens[indices], self._features[rows], self._counts[indices] = 0, 0, 1
@@ -193,13 +199,6 @@ class CachedDrafter(Drafter):
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         self._tokens, self._features, self._counts, self._cached = tokens, features, counts, batch.emitted
-
-    def keep(self, indices: Tensor) -> None:
-        rows = stream_rows(indices, self._streams, len(self._cached))
-        self.cache.keep(rows)
-        self.attention_mask.keep(rows)
-        self._tokens, self._features = self._tokens[indices], self._features[rows]
-        self._counts, self._cached = self._counts[indices], self._cached[indices]
 
     def _of_parents(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
         """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has one entry)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,17 +27,30 @@ class Drafting(ABC):
 
     max_levels: int
     max_nodes: int
+    static_shapes: ClassVar[bool] = False  # see `Drafter.static_shapes`
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         assert config.sampling is not None, "the sampling is resolved"
         self.sampling = config.sampling
+
+    def plan(self, batch: Batch) -> tuple[int, ...]:
+        """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that may change its
+        shapes from round to round.
+        """
+        return ()
 
     @abstractmethod
     def draft(self, batch: Batch) -> DraftTree:
         """The tree below each row's root."""
 
     def prepare(self, batch: Batch) -> None:
-        """Called once, before the first caption is admitted."""
+        """Allocate what `batch` needs, and add the tensors that rounds replace to `batch.carried`, which removes the
+        rows of finished captions. Called before the first caption is admitted.
+        """
+
+    def is_prepared(self, batch: Batch) -> bool:
+        """Whether `batch` was the last that this drafting, and every drafting with its drafter, was prepared for."""
+        return True
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -48,11 +62,8 @@ class Drafting(ABC):
         accepted path.
         """
 
-    def keep(self, indices: Tensor) -> None:
-        """Keep only the captions at batch indices [n], in that order."""
-
     def next_bounds(self, batch: Batch) -> Tensor | None:
-        """Integers [n] that the host must know before the next `draft`; None: nothing. The engine reads them after a
+        """Integers [n] that the host must know before the next `plan`; None: nothing. The engine reads them after a
         round, with the counts, and gives them to `set_bounds`.
         """
         return None
@@ -65,6 +76,7 @@ class VanillaDrafting(Drafting):
     """Vanilla AR decoding: nothing is drafted; the target's pass has one query, the root."""
 
     max_levels = max_nodes = 0
+    static_shapes = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
@@ -87,6 +99,10 @@ class TreeDrafting(Drafting):
 
     def prepare(self, batch: Batch) -> None:
         self.drafter.prepare(batch, self.max_levels, self.expanded)
+        self.drafter.batch = batch
+
+    def is_prepared(self, batch: Batch) -> bool:
+        return self.drafter.batch is batch
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -95,9 +111,6 @@ class TreeDrafting(Drafting):
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         self.drafter.commit(batch, result.tokens, features, result.num_emitted)
-
-    def keep(self, indices: Tensor) -> None:
-        self.drafter.keep(indices)
 
     def top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits [R, F, V]."""

@@ -20,6 +20,8 @@ class DynamicTree(TreeDrafting):
     sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent.
     """
 
+    static_shapes = True
+
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         self._set_size(config.policy.bounds.depth, config.policy.bounds.width, config.policy.bounds.nodes)
@@ -28,12 +30,12 @@ class DynamicTree(TreeDrafting):
         self.max_levels, self.max_nodes, self.width = levels, max_nodes, width
         self.expanded = (levels - 1) * width
 
-    def size_limits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, int, int]:
+    def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
         """Each row's depth and width limits [B] (None: the policy's), and the largest of each over the rows."""
         return None, None, self.max_levels, self.width
 
     def draft(self, batch: Batch) -> DraftTree:
-        row_depth, row_width, depth, width = self.size_limits(batch)
+        row_depth, row_width, depth, width = self.size_limits()
         limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, depth, width)
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
         scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,16 +18,19 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
 from workers.decoding.drafter import Drafter
+from workers.decoding.graphs import RunPhase, graph_capture, run_eagerly
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import ImageStatistics, PhaseTimer, StatisticsRecorder
+from workers.decoding.statistics import ImageStatistics, RoundCounts, StatisticsRecorder
+from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
 _TARGET_NONFINITE, _DRAFTER_NONFINITE = -1, -2  # in place of a row's token count
+_ALIGNMENT = 8  # of the cache's columns: attention kernels copy a mask whose rows are not aligned
 
 
 Observer = Callable[[Batch, DraftTree, Tensor], None]
@@ -54,6 +58,9 @@ class Engine:
     one, and when none is waiting the batch shrinks. observer: called in every round before acceptance, with the batch,
     the draft tree and the target's guided logits [B, N+1, V]; it must not change them.
 
+    On a CUDA device rounds are CUDA graphs, where target, drafter and tree policy have static shapes and there is no
+    observer. Then the batch, its caches included, is kept from run to run; `release` frees it.
+
     Raises:
         ValueError: the target or the drafter does not support the config (k larger than the codebook, more levels than
             Medusa heads, ...).
@@ -74,7 +81,6 @@ class Engine:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.target, self.seed, self.batch_size, self.device = target, seed, batch_size, target.device
         self.observer = observer
-        self._next_bounds: Tensor | None = None
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
         self.drafting = build_drafting(self.config, target, drafter)
@@ -82,6 +88,10 @@ class Engine:
         self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, self.drafting.max_levels, self.device)
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
+        static = target.transformer.static_shapes and self.drafting.static_shapes
+        static = static and observer is None and (drafter is None or drafter.static_shapes)
+        self.capture = graph_capture(self.device) if static else None
+        self._kept: Batch | None = None  # with its graphs
 
     @torch.inference_mode()
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
@@ -96,65 +106,91 @@ class Engine:
         if not queue:
             return
         batch, recorder = self.open(queue)
-        while batch.size:
-            result, tree = self.step(batch)
-            recorder.record(result.num_emitted, tree)
-            emitted = self.read_counts(batch, result, tree)
-            batch.sync_host_counts(emitted)
-            finished = [row for row, count in enumerate(emitted) if count >= self.image_len]
+        while recorder.open_rows:
+            counts = self.read(batch, self.step(batch))
+            recorder.record(counts)
+            batch.sync_host_counts(counts.so_far)
+            finished = [row for row in recorder.open_rows if counts.so_far[row] >= self.image_len]
             if finished:
-                tokens = batch.tokens.cpu()
-                yield from [Result(recorder.requests[i], tokens[i].clone(), recorder.close(i)) for i in finished]
+                tokens, images = batch.tokens.cpu(), recorder.close(finished)
+                for row, (request, statistics) in zip(finished, images, strict=True):
+                    yield Result(request, tokens[row].clone(), statistics)
                 self._refill(batch, recorder, finished, queue)
 
     def open(self, queue: deque[Request]) -> tuple[Batch, StatisticsRecorder]:
         """A batch with the queue's first captions, prefilled."""
-        batch = self.allocate(min(self.batch_size, len(queue)))
-        recorder = StatisticsRecorder(batch.size, self.image_len, self.timer, self.device)
-        self.admit(batch, recorder, list(range(batch.size)), queue)
+        captions = min(self.batch_size, len(queue))
+        batch = self._kept_batch(captions) if self.capture else self.allocate(captions)
+        recorder = StatisticsRecorder(batch.size, self.timer)
+        self.admit(batch, recorder, list(range(captions)), queue)
+        batch.sync_host_counts([1])
         return batch, recorder
 
-    def read_counts(self, batch: Batch, result: AcceptResult, tree: DraftTree) -> list[int]:
-        """Number of tokens that each row has emitted so far: with the bounds of the next draft, the only device-to-host
-        transfer of a round.
+    def _kept_batch(self, captions: int) -> Batch:
+        """The batch of the run before, in the least size that has a row for each of so many captions."""
+        batch = self._kept
+        if batch is None or batch.carried.capacity != self.batch_size or not self.drafting.is_prepared(batch):
+            self.release()
+            batch = self._kept = self.allocate(self.batch_size)
+        batch.carried.reset(self._rows_for(captions))
+        batch.idle(torch.arange(batch.size, device=self.device))
+        return batch
+
+    def _rows_for(self, captions: int) -> int:
+        """The rows of a batch of so many captions; a static one only halves."""
+        if not self.capture:
+            return captions
+        rows = self.batch_size
+        while rows // 2 >= max(1, captions):
+            rows //= 2
+        return rows
+
+    def release(self) -> None:
+        """Free the batch and the graphs that are kept from run to run."""
+        self._kept = None
+
+    def read(self, batch: Batch, report: Tensor) -> RoundCounts:
+        """What a round did, from its `step`: the only device-to-host transfer of a round.
 
         Raises:
             DecodingError: logits were not finite.
         """
-        counts = batch.emitted
-        if tree.nonfinite is not None:
-            counts = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, counts)
-        counts = torch.where(result.nonfinite, _TARGET_NONFINITE, counts)
-        bounds = self._next_bounds
-        read: list[int] = (counts if bounds is None else torch.cat([counts, bounds])).tolist()
-        emitted = read[: batch.size]
-        self.drafting.set_bounds(read[batch.size :])
-        if min(emitted) < 0:
-            model = "target" if _TARGET_NONFINITE in emitted else f"{self.config.drafter.kind} drafter of target"
+        numbers: list[int] = report.tolist()
+        size = batch.size
+        so_far, emitted, depth, nodes = (numbers[part * size : (part + 1) * size] for part in range(4))
+        self.drafting.set_bounds(numbers[4 * size :])
+        if min(so_far) < 0:
+            model = "target" if _TARGET_NONFINITE in so_far else f"{self.config.drafter.kind} drafter of target"
             raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
-        return emitted
+        return RoundCounts(so_far, emitted, depth, nodes)
 
-    def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
-        """One round for every row. The host reads nothing from the device. Only after rows have changed, an adjacency
+    def step(self, batch: Batch) -> Tensor:
+        """One round for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
         tree reads its size.
+
+        Returns the round's report for `read`: [4 * B + n], four counts of every row and n bounds of the next draft.
         """
-        timer = self.timer.start()
-        tree = self.drafting.draft(batch)
-        timer.lap("drafter")
-        features, logits = self._verify(batch, tree)
-        timer.lap("target")
-        guided = apply_cfg(logits, self.sampling.cfg)
+        shape = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
+        timer, phases = self.timer.start(), partial(self._phases, batch)
+        if batch.graphs is None:
+            return phases(run_eagerly(timer))
+        report: Tensor = batch.graphs.run(shape, timer, phases)
+        return report
+
+    def _phases(self, batch: Batch, run: RunPhase) -> Tensor:
+        """The phases of a round, each carried out by `run`."""
+        tree: DraftTree = run("drafter", lambda: self.drafting.draft(batch))
+        features, logits = run("target", lambda: self._verify(batch, tree))
         if self.observer is not None:
-            self.observer(batch, tree, guided)
-        result = self.acceptor(tree, guided, batch)
-        timer.lap("acceptance")
-        self.commit(batch, tree, result, guided, features)
-        self._next_bounds = self.drafting.next_bounds(batch)
-        timer.lap("commit")
-        return result, tree
+            self.observer(batch, tree, logits)
+        result: AcceptResult = run("acceptance", lambda: self.acceptor(tree, logits, batch))
+        report: Tensor = run("commit", lambda: self.commit(batch, tree, result, logits, features))
+        return report
 
     def _verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """The target's features [R, N+1, D] and logits [R, N+1, V] at the root and every drafted node, in one pass."""
+        """The target's features [R, N+1, D] and guided logits [B, N+1, V] at the root and every drafted node, in one
+        pass.
+        """
         shape, slots = tree.shape, tree.shape.nodes + 1
         x = self.target.embed(batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1)))
         columns, positions = batch.columns[:, :slots], batch.rope_positions[:, :slots]
@@ -173,10 +209,12 @@ class Engine:
         features = self.target.transformer(x, positions, mask=mask[..., :span], cache=batch.cache.at(columns, span))
         if row_ends:
             features = row_ends.next_token_features(features)
-        return features, self.target.head(features)
+        return features, apply_cfg(self.target.head(features), self.sampling.cfg)
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens."""
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
+        """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens.
+        Returns the round's report (see `step`).
+        """
         width = result.tokens.shape[1]
         if result.path is None:
             features = features[:, :width]
@@ -189,6 +227,14 @@ class Engine:
             features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
         self.drafting.commit(batch, tree, result, logits, features)
         batch.commit(result.tokens, result.num_emitted, result.next_root)
+        so_far = batch.emitted
+        if tree.nonfinite is not None:
+            so_far = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, so_far)
+        so_far = torch.where(result.nonfinite, _TARGET_NONFINITE, so_far)
+        counts, bounds = [so_far, result.num_emitted, tree.levels, tree.exists.sum(1)], self.drafting.next_bounds(batch)
+        report = torch.cat(counts if bounds is None else [*counts, bounds])
+        batch.carried.settle()
+        return report
 
     def allocate(self, size: int) -> Batch:
         """An empty batch whose cache has every column that decoding can use."""
@@ -200,6 +246,7 @@ class Engine:
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row
         columns = target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach
+        columns = -(-columns // _ALIGNMENT) * _ALIGNMENT
         batch = Batch(
             size,
             guided=guided,
@@ -208,6 +255,7 @@ class Engine:
             reach=reach,
             cache=target.transformer.new_cache((2 if guided else 1) * size, columns),
             row_ends=row_ends,
+            capture=self.capture,
         )
         self.drafting.prepare(batch)
         return batch
@@ -227,19 +275,24 @@ class Engine:
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
         batch.admit(indices, keys, first_tokens, prompt.valid)
         self.drafting.admit(indices, prompt, captions, features, first_tokens)
+        batch.carried.settle()
         timer.lap("prefill")
         recorder.open(rows, requests)
 
     def _refill(self, batch: Batch, recorder: StatisticsRecorder, finished: list[int], queue: deque[Request]) -> None:
-        """Give finished rows to waiting captions; remove the finished rows for which no caption is waiting."""
+        """Give finished rows to waiting captions. Rows for which no caption is waiting are removed; those of a static
+        batch are idle until half of its rows can be removed.
+        """
         reused = finished[: len(queue)]
         if reused:
             self.admit(batch, recorder, reused, queue)
-        removed = set(finished[len(reused) :])
-        if removed:
-            rows = [row for row in range(batch.size) if row not in removed]
-            indices = torch.tensor(rows, dtype=torch.int64, device=self.device)
-            batch.keep(indices)
-            self.drafting.keep(indices)
-            recorder.keep(rows)
+        idle = finished[len(reused) :]
+        if idle:
+            if batch.static:
+                batch.idle(torch.tensor(idle, device=self.device))
+            rows = recorder.open_rows
+            rows += [row for row in range(batch.size) if row not in rows][: self._rows_for(len(rows)) - len(rows)]
+            if len(rows) < batch.size:
+                batch.keep(torch.tensor(rows, dtype=torch.int64, device=self.device))
+                recorder.keep(rows)
         batch.sync_host_counts(batch.emitted.tolist())

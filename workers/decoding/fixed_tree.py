@@ -23,6 +23,8 @@ class FixedTree(TreeDrafting):
     temperature 0, and where the policy says so).
     """
 
+    static_shapes = True
+
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         (tree, sampled), device = self.layout(config.policy), target.device

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from workers.decoding.kernels import is_available, random_bits
 
@@ -90,7 +90,7 @@ _CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its 
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
-@lru_cache(maxsize=16)  # a large vocabulary's would be made anew in every round
+@cache  # a large vocabulary's would be made anew in every round; CUDA graphs read them later
 def _arange(stop: int, device: torch.device) -> Tensor:
     return torch.arange(stop, device=device)
 
@@ -126,19 +126,21 @@ class CounterRNG:
             table.view(-1, self.positions, slots).index_copy_(0, indices, new.view(-1, self.positions, slots))
 
     def keep(self, indices: Tensor) -> None:
-        """Keep only the images at batch indices [n], in that order."""
-        self.keys = self.keys[indices]
-        self._first_rows = self._first_rows[: len(indices)]
-        for (purpose, slots), table in self._tables.items():
-            self._tables[purpose, slots] = table.view(-1, self.positions, slots)[indices].flatten(0, 1)
+        """Move the tables' entries of the images at batch indices [n] to the front, as `keys` are moved."""
+        for (_, slots), table in self._tables.items():
+            by_image = table.view(-1, self.positions, slots)
+            by_image[: len(indices)] = by_image[indices]
 
     def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
         clamped = positions.clamp(max=self.positions - 1)
         if self.keys.shape[0] * self.positions * slots > _MAX_TABLE_ENTRIES:
             return generate(self.keys[:, None, None], clamped[..., None], purpose, _arange(slots, positions.device))
         if (purpose, slots) not in self._tables:
-            self._tables[purpose, slots] = self._table(generate, purpose, self.keys, slots)
-        return embedding(clamped.add_(self._first_rows), self._tables[purpose, slots])
+            table = self._table(generate, purpose, self.keys, slots)
+            missing = (len(self._first_rows) - len(self.keys)) * self.positions  # rows that are not in use now
+            self._tables[purpose, slots] = pad(table, (0, 0, 0, missing))
+        rows = clamped.add_(self._first_rows[: len(clamped)])
+        return embedding(rows, self._tables[purpose, slots])
 
     def _table(self, generate: Callable[..., Tensor], purpose: Purpose, keys: Tensor, slots: int) -> Tensor:
         """All numbers [n * positions, slots] of images with keys [n].

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.decoding.graphs import Capture, RoundGraphs
 from workers.decoding.rng import CounterRNG
 from workers.decoding.row_ends import RowEndPass, RowEnds
+from workers.decoding.row_tensors import RowTensors
 from workers.decoding.sampling import repeat_streams, repeat_streams_unless_shared, stream_rows
 from workers.decoding.tree import TreeShape
 from workers.models.cache import KVCache
@@ -25,6 +27,9 @@ class Request:
     sample: int = 0
 
 
+_LEAST_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
+
+
 class Batch:
     """B captions in flight. Rows of the transformer are the B conditional streams, then, under classifier-free
     guidance, the B unconditional ones.
@@ -33,6 +38,12 @@ class Batch:
     and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions.
 
     row_ends: the end-of-row tokens, for targets that have them.
+
+    carried: what the rounds replace; a drafter or drafting adds its own tensors to it.
+
+    graphs: the CUDA graphs of rounds, made by `capture`; None: rounds run eagerly. A batch with graphs is `static`: its
+    addresses do not change, and its shapes only with the number of rows and in steps of many tokens. A row without an
+    image is idle then: it is computed and emits nothing.
 
     The next `reach` positions of every row (R = streams x B): token_positions [B, reach], from the next image token on;
     columns [R, reach], from the root's cache column on; rope_positions [R, reach], the entries of those columns in the
@@ -53,13 +64,15 @@ class Batch:
         reach: int,
         cache: KVCache,
         row_ends: RowEnds | None = None,
+        capture: Capture | None = None,
     ) -> None:
         device = cache.storage.device
-        self.size, self.guided, self.prompt_len, self.image_len, self.cache = size, guided, prompt_len, image_len, cache
-        self.streams = 2 if guided else 1
+        self.guided, self.prompt_len, self.image_len, self.cache = guided, prompt_len, image_len, cache
+        self.streams, self.static = 2 if guided else 1, capture is not None
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
+        self._advances = torch.ones(size, dtype=torch.int64, device=device)  # 0 in idle rows
         self.row_ends = row_ends
         self.image_column = prompt_len + (row_ends.rows if row_ends else 0)  # of the image's first token
         self.sync_host_counts([1])
@@ -70,6 +83,19 @@ class Batch:
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
         self._update_positions()
+        self.carried = RowTensors(size, fixed=self.static)
+        self.graphs = RoundGraphs(capture, self.carried) if capture else None
+        self.carried.add_cache(cache)
+        self.carried.add(self.rng, "keys")
+        self.carried.add(self.attention_mask, "padding")
+        self.carried.add(
+            self, "emitted", "root", "_advances", "_tokens", "token_positions", "columns", "rope_positions"
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of captions, B."""
+        return self.carried.size
 
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the unconditional ones."""
@@ -107,16 +133,22 @@ class Batch:
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
         """Update the CPU copies of the token counts between rounds: `max_emitted`, the largest of `emitted`, and
-        `cells_to_row_end`, the fewest cells between a root and the end of its image row.
+        `cells_to_row_end`, the fewest cells between a root and the end of its image row. In a static batch, the first
+        is rounded up to one of few numbers, and the second is always 0.
         """
-        self.max_emitted = max(emitted, default=1)
-        cols = self.row_ends.cols if self.row_ends else 1
-        self.cells_to_row_end = min((cols - 1 - (count - 1) % cols for count in emitted), default=0)
+        self.max_emitted, self.cells_to_row_end = max(emitted, default=1), 0
+        if self.static:
+            step = max(_LEAST_SPAN_STEP, -(-self.image_len // _MAX_SPANS))
+            self.max_emitted = min(self.image_len, -(-self.max_emitted // step) * step)
+        elif self.row_ends:
+            cols = self.row_ends.cols
+            self.cells_to_row_end = min((cols - 1 - (count - 1) % cols for count in emitted), default=0)
 
     def admit(self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor) -> None:
         """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""
         self.rng.admit(indices, keys)
         self.emitted[indices] = 1
+        self._advances[indices] = 1
         self._tokens[indices, 0] = first_tokens
         self.root[indices] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)
@@ -128,19 +160,21 @@ class Batch:
         """
         # the next round overwrites the surplus entries
         self._tokens.scatter_(1, self.token_positions[:, : tokens.shape[1]], tokens)
-        self.emitted = self.emitted + counts
+        self.emitted = torch.addcmul(self.emitted, counts, self._advances)
         self.root = root
         self._update_positions()
 
+    def idle(self, indices: Tensor) -> None:
+        """Let the rows at indices [n] emit nothing until new captions are put there."""
+        self._advances[indices] = 0
+        self.emitted[indices] = 1  # where they need the fewest columns
+        self._update_positions()
+        self.carried.settle()
+
     def keep(self, indices: Tensor) -> None:
         """Keep only the captions at indices [n], in that order."""
-        rows = self.rows(indices)
-        self.cache.keep(rows)
-        self.attention_mask.keep(rows)
         self.rng.keep(indices)
-        self.emitted, self._tokens, self.root = self.emitted[indices], self._tokens[indices], self.root[indices]
-        self.size = int(indices.numel())
-        self._update_positions()
+        self.carried.keep(indices)
 
     def _update_positions(self) -> None:
         self.token_positions = self.emitted[:, None] + self._offsets

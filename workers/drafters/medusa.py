@@ -40,6 +40,7 @@ class MedusaDrafter(Drafter):
     """All nodes of a level share one distribution: a head does not see which path it continues."""
 
     kind = "medusa"
+    static_shapes = True
     feature: Tensor  # [R, D] the target's, of the token before the root
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:
@@ -60,6 +61,7 @@ class MedusaDrafter(Drafter):
         self._streams = batch.streams
         shape = (batch.streams * batch.size, target.transformer.config.dim)
         self.feature = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        batch.carried.add(self, "feature")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -79,9 +81,6 @@ class MedusaDrafter(Drafter):
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         last = (batch.per_row(counts) - 1)[:, None, None].expand(-1, 1, features.shape[2])
         self.feature = features.gather(1, last)[:, 0]
-
-    def keep(self, indices: Tensor) -> None:
-        self.feature = self.feature[self._rows(indices)]
 
     def _rows(self, indices: Tensor) -> Tensor:
         return stream_rows(indices, self._streams, len(self.feature) // self._streams)

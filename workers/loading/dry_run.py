@@ -107,7 +107,7 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, rounds: i
         kept = meter.live
         meter.take_work()
         meter.peak = meter.live
-        recorder = StatisticsRecorder(batch, engine.image_len, engine.timer, engine.device)
+        recorder = StatisticsRecorder(batch, engine.timer)
         requests = deque([Request(number, text) for number in range(batch)])
         engine.admit(state, recorder, list(range(batch)), requests)
         prefill, before_tables = meter.take_work(), meter.live

@@ -29,17 +29,23 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.rows, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, head_dim
-        self._capacity = rows  # sequences that the block has space for
-        self._set_storage(torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device))
+        self.capacity, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, head_dim
+        self._block = torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device)
+        self._starts = torch.arange(0, rows * columns, columns, device=device)[:, None]
+        self.resize(rows)
 
-    def _set_storage(self, storage: Tensor) -> None:
-        """Set `storage` and its per-layer views for writing (flat) and reading (by head)."""
-        self.storage = storage
-        self.by_position = [layer.unbind() for layer in storage]
-        blocks = storage.view(*storage.shape[:2], self.rows, self.columns, self.kv_heads, self.head_dim)
-        self._heads = [layer.unbind() for layer in blocks.transpose(3, 4)]
-        self._first = torch.arange(0, self.rows * self.columns, self.columns, device=storage.device)[:, None]
+    def resize(self, rows: int) -> None:
+        """Use the first `rows` sequences of the block, at most `capacity`."""
+        self.rows, self._first = rows, self._starts[:rows]
+        self.storage = self._block[:, :, : rows * self.columns]
+        self.by_position = [layer.unbind() for layer in self.storage]
+        heads = self._by_row().view(*self.storage.shape[:2], rows, self.columns, self.kv_heads, self.head_dim)
+        self._heads = [layer.unbind() for layer in heads.transpose(3, 4)]
+
+    def _by_row(self) -> Tensor:
+        """The sequences in use [layers, 2, rows, columns, kv_heads * head_dim]."""
+        layers, two, _, width = self.storage.shape
+        return self.storage.view(layers, two, self.rows, self.columns, width)
 
     def at(self, columns: Tensor, span: int) -> CacheView:
         """A pass at per-row columns [R, S], whose queries see the first `span` columns."""
@@ -62,22 +68,10 @@ class KVCache:
         self.storage.index_copy_(2, self._flat_index(target), self.storage.index_select(2, self._flat_index(source)))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` [n] (sequence indices), in that order.
-
-        They move to the front of the block, layer by layer. Once they fill at most half of it, they get a new block,
-        and the old one's memory is freed.
-        """
-        layers, two, _, width = self.storage.shape
-        block = self.storage.view(layers, two, self.rows, self.columns * width)
-        self.rows = int(rows.numel())
-        if 2 * self.rows <= self._capacity:
-            block = block.index_select(2, rows)
-            self._capacity = self.rows
-        else:
-            for layer in block:
-                layer[:, : self.rows] = layer.index_select(1, rows)
-            block = block[:, :, : self.rows]
-        self._set_storage(block.view(layers, two, self.rows * self.columns, width))
+        """Keep only `rows` [n] (sequence indices), in that order: they move to the front of the block."""
+        for layer in self._by_row():
+            layer[:, : len(rows)] = layer.index_select(1, rows)
+        self.resize(len(rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,11 @@ class AttentionMask:
 
     A query attends to every column up to its own, except the prompt's padding. Rejected drafts need no bookkeeping:
     accepted tokens fill the columns up to the next root, and no query attends past its own column.
+
+    padding [R, columns]: 0, or -inf in the columns of a prompt's padding.
     """
+
+    padding: Tensor
 
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device, order: Tensor | None = None
@@ -36,20 +40,16 @@ class AttentionMask:
         """order [columns]: each column's place in the sequence (None: the columns are in order)."""
         order = torch.arange(columns, device=device) if order is None else order
         self._causal = additive_mask(order[:, None] >= order).to(dtype)  # [columns, columns]
-        self._padding = torch.zeros(rows, columns, dtype=dtype, device=device)
+        self.padding = torch.zeros(rows, columns, dtype=dtype, device=device)
 
     def admit(self, rows: Tensor, valid: Tensor) -> None:
         """Set the prompts of new captions at rows [n], valid [n, P]."""
-        valid = pad(valid, (0, self._padding.shape[1] - valid.shape[1]), value=True)
-        self._padding[rows] = additive_mask(valid).to(self._padding.dtype)
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only rows [n], in that order."""
-        self._padding = self._padding[rows]
+        valid = pad(valid, (0, self.padding.shape[1] - valid.shape[1]), value=True)
+        self.padding[rows] = additive_mask(valid).to(self.padding.dtype)
 
     def chain(self, columns: Tensor) -> Tensor:
         """The mask [R, 1, S, columns] of a sequence of S queries at `columns` [R, S]."""
-        return embedding(columns, self._causal).add_(self._padding[:, None])[:, None]
+        return embedding(columns, self._causal).add_(self.padding[:, None])[:, None]
 
     def tree(self, columns: Tensor, tree_mask: Tensor) -> Tensor:
         """The mask [R, 1, S, columns] of a root and the draft tree below it at `columns` [R, S].

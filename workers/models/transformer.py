@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -186,6 +186,7 @@ class Body(nn.Module, ABC):
     """
 
     config: TransformerConfig
+    static_shapes: ClassVar[bool] = False  # a pass does the same for all values of its inputs: CUDA graphs can hold it
     embed: nn.Embedding | None  # of the image's codes; None: a drafter that uses the target's
     head: nn.Module | None
 
@@ -214,6 +215,7 @@ class Transformer(Body):
 
     head: nn.Linear | None
     rotations: Tensor
+    static_shapes = True
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from search_spaces.trial import DecodingConfig
-from workers.decoding.accept import AcceptResult
 from workers.decoding.engine import Engine, Result
 from workers.decoding.state import Batch, Request
-from workers.decoding.tree import DraftTree
 from workers.loading.models import Capabilities, Models
 from workers.runtime.memory import OutOfMemory, guard_memory
 
@@ -27,7 +27,7 @@ class CancellableEngine(Engine):
 
     is_cancelled: Callable[[], bool]
 
-    def step(self, batch: Batch) -> tuple[AcceptResult, DraftTree]:
+    def step(self, batch: Batch) -> Tensor:
         if self.is_cancelled():
             raise Cancelled("the task was cancelled")
         return super().step(batch)
@@ -80,6 +80,9 @@ class Engines:
 
         def run() -> list[Result]:
             engine = self.get(config)
+            for other in self._engines.values():
+                if other is not engine:
+                    other.release()
             engine.batch_size = batch
             try:
                 return list(engine.run(requests))

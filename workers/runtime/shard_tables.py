@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workers.data.records import FEATURES, SCORES, float_lists
 from workers.decoding.engine import Result
-from workers.decoding.statistics import PHASES
+from workers.decoding.timer import PHASES
 from workers.metrics.costs import TIMED_COLUMNS, VANILLA
 
 _TIMING_SCHEMA = pa.schema(

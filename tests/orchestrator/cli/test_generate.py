@@ -21,7 +21,7 @@ from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.decoding.statistics import PHASES
+from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.models.target import Target
 

@@ -1,7 +1,8 @@
 """What only an accelerator runs, run without one.
 
 There loops go to their fixed bounds where a CPU stops early, trees are padded, and nothing may be read back within a
-round. The first test takes the CPU's shortcuts away and holds tokens and statistics against those with them. The
+round. The first test takes the CPU's shortcuts away, repeats recorded rounds as CUDA graphs would, and holds tokens and
+statistics against those of eager rounds. The
 second runs rounds on the meta device, which has shapes but no values: whatever reads one raises, and so does whatever
 mixes devices.
 """
@@ -26,9 +27,9 @@ from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
+from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
-from workers.decoding import accept, build
-from workers.decoding.adjacency import AdjacencyTree
+from workers.decoding import accept, build, state
 from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
@@ -38,7 +39,7 @@ from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 
 META = torch.device("meta")
-REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i"])]
+REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "jk", "lmno"])]
 EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(1.2, 0.3))
 LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
 
@@ -66,37 +67,36 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
 }
 
 
-def decoded(config: DecodingConfig, sizes: TransformerConfig) -> list[list[list[int]]]:
-    """Tokens, and what every round emitted and drafted, of three captions, two at a time; images of three rows."""
-    target = toy_target(config=replace(sizes, rows=3))
-    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=2)
+def decoded(engine: Engine) -> list[list[list[int]]]:
+    """Tokens, and what every round emitted and drafted, of all captions; images of three rows."""
     results = sorted(engine.run(REQUESTS), key=lambda result: result.request.caption_id)
     kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]
     return [[part.tolist() for part in parts] for parts in kept]
 
 
-Bounds = tuple[Tensor, Tensor, int, int]
-
-
-def widest(self: AdjacencyTree, batch: Batch) -> Bounds:
-    """Adjacency trees padded to all that their policy allows."""
-    depth, width = self.sizes.next_size(batch.keys, batch.emitted)
-    self.row_width = width
-    return depth, width, self.max_levels, self.width
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("sizes", [BASE, ROW_ENDS], ids=["", "row ends"])
-def test_results_do_not_depend_on_cpu_shortcuts(
+def test_recorded_rounds_give_the_tokens_of_eager_ones(
     sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without the CPU's shortcuts; in a batch that halves, and in a second run on the same memory."""
     config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
-    with_shortcuts = decoded(config, sizes)
+    target = toy_target(config=replace(sizes, rows=3))
+    eager, recorded = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
+    expected = decoded(eager)
     monkeypatch.setattr(accept, "all_done", lambda pending: False)
     monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
-    monkeypatch.setattr(AdjacencyTree, "size_limits", widest)
-    assert decoded(config, sizes) == with_shortcuts
+    recorded.capture = tape.record
+    monkeypatch.setattr(state, "_LEAST_SPAN_STEP", 4)
+    assert decoded(recorded) == expected
+    batch = recorded._kept
+    assert batch is not None
+    assert batch.graphs is not None
+    assert batch.graphs.failure is None
+    assert batch.graphs.shapes
+    assert decoded(recorded) == expected
+    assert recorded._kept is batch
 
 
 class Shapeless(nn.Module):
@@ -184,8 +184,7 @@ def test_a_round_reads_nothing_back_and_stays_on_its_device(
             batch.sync_host_counts([max_emitted])  # in the fourth cell of four, rows end
             if engine.drafting.next_bounds(batch) is not None:
                 engine.drafting.set_bounds([4, 6])
-            decided, tree = engine.step(batch)
-            assert {decided.tokens.device, tree.tokens.device, batch.emitted.device} == {META}
+            assert {engine.step(batch).device, batch.emitted.device} == {META}
 
 
 READS: dict[str, Callable[[Tensor], object]] = {

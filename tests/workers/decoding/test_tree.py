@@ -113,7 +113,7 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
 
 
 def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
-    """Two rows, one with a padded prompt; the same as the tree that has one node a level, and kept rows keep theirs."""
+    """Two rows, one with a padded prompt; the same as the tree that has one node a level."""
     attention_mask = AttentionMask(3, 12, dtype=torch.float32, device=torch.device("cpu"))
     valid = torch.tensor([[True, True, True], [False, True, True]])
     attention_mask.admit(torch.tensor([2, 0]), valid)
@@ -121,10 +121,9 @@ def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
     shape = fixed_shape((-1, 0), (1, 2), torch.device("cpu"))
     assert shape.is_chain
     assert torch.equal(attention_mask.chain(columns), attention_mask.tree(columns, shape.additive_mask))
-    attention_mask.keep(torch.tensor([2, 0]))
-    seen = attention_mask.chain(columns[[2, 0]])[:, 0].exp().bool()
-    assert torch.equal(seen[0], torch.arange(12) <= columns[2][:, None])
-    assert torch.equal(seen[1], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
+    seen = attention_mask.chain(columns)[:, 0].exp().bool()
+    assert torch.equal(seen[2], torch.arange(12) <= columns[2][:, None])
+    assert torch.equal(seen[0], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
 
 
 def test_prompts_and_kept_rows() -> None:
@@ -141,7 +140,7 @@ def test_prompts_and_kept_rows() -> None:
     assert torch.equal(cache.read(1, 4)[1], values[:1].transpose(1, 2))
 
 
-def test_the_cache_is_compacted_in_place_until_half_is_empty() -> None:
+def test_the_cache_is_compacted_in_place_and_used_again() -> None:
     cache = KVCache(layers=3, rows=6, columns=4, kv_heads=1, head_dim=2)
     cache.storage.normal_(generator=torch.Generator().manual_seed(0))
     before = cache.storage.clone().view(3, 2, 6, 4, 2)
@@ -154,10 +153,12 @@ def test_the_cache_is_compacted_in_place_until_half_is_empty() -> None:
     assert torch.equal(keys[:, 0, 0], before[2, 0, [5, 0, 2, 3], [3, 2, 1, 3]])
     assert torch.equal(values[:, 0, 0], before[2, 1, [5, 0, 2, 3], [3, 2, 1, 3]])
     cache.keep(torch.tensor([1, 3, 2]))
-    assert cache.storage.untyped_storage().nbytes() == cache.storage.nbytes
     assert torch.equal(cache.storage.view(3, 2, 3, 4, 2)[..., 1, :], before[:, :, [0, 3, 2], 1])
     cache.keep(torch.tensor([], dtype=torch.int64))
     assert cache.storage.numel() == 0
+    cache.resize(6)
+    assert cache.storage.data_ptr() == place
+    assert cache.storage.shape == before.flatten(2, 3).shape
 
 
 def test_a_cast_keeps_the_rotation_table_without_warnings(recwarn: pytest.WarningsRecorder) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import PHASES, ImageStatistics
+from workers.decoding.statistics import ImageStatistics
+from workers.decoding.timer import PHASES
 from workers.runtime.timing import Draw, time_draw, time_pairs
 
 BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]

@@ -1,0 +1,79 @@
+"""A CUDA graph's stand-in on a CPU: it repeats recorded operations on the memory that they had when they were recorded.
+
+As with a CUDA graph, recording changes nothing, a replay runs no Python of the recorded function, and every tensor
+keeps its shape and address. So a step that reads a number of the host's, or a tensor that has been replaced since,
+gives other results than the same step run eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
+
+
+def tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations that run under it, with their results; a mode while it records, then a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory that was written, and its contents
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("the host reads a value while a graph is recorded")
+        for written in self._written(function, args, kwargs):
+            self._remember(written)
+        result = function(*args, **kwargs)
+        self.operations.append((function, args, kwargs, result))
+        return result
+
+    @staticmethod
+    def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+        for place, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                yield from tensors(value)
+
+    def _remember(self, written: Tensor) -> None:
+        storage = written.untyped_storage()
+        if storage.data_ptr() not in self._before:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._before[storage.data_ptr()] = whole, whole.clone()
+
+    def rewind(self) -> None:
+        """Undo what the recorded operations have written."""
+        for memory, contents in self._before.values():
+            memory.copy_(contents)
+        self._before.clear()
+
+    def replay(self) -> None:
+        for function, args, kwargs, recorded in self.operations:
+            result = function(*args, **kwargs)
+            for old, new in zip(tensors(recorded), tensors(result), strict=True):
+                assert old.shape == new.shape
+                if old.data_ptr() != new.data_ptr():  # neither a view nor in place
+                    old.copy_(new)
+
+
+def record(function: Callable[[], Any]) -> tuple[Tape, Any]:
+    """See `workers.decoding.graphs.Capture`."""
+    tape = Tape()
+    with tape:
+        result = function()
+    tape.rewind()
+    return tape, result

@@ -1,0 +1,75 @@
+"""What decoding carries from round to round: tensors with one entry for every row of a batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from workers.decoding.sampling import stream_rows
+from workers.models.cache import KVCache
+
+
+class RowTensors:
+    """Tensors that change from round to round, each an attribute of its owner, and the KV caches of a batch.
+
+    The first dimension counts captions, or rows of a transformer: every caption's conditional row, then every
+    unconditional one. Owners assign new tensors to their attributes. With `fixed`, `settle` copies them into the memory
+    that the attribute had at first, so that a CUDA graph finds them; a batch that shrinks uses the front of it.
+    """
+
+    def __init__(self, size: int, *, fixed: bool) -> None:
+        self.size, self.capacity, self.fixed = size, size, fixed
+        self._slots: list[tuple[object, str]] = []
+        self._memory: list[Tensor] = []  # with `fixed`: each attribute's, at full size
+        self._views: list[Tensor] = []  # its part that is in use
+        self._caches: list[KVCache] = []
+
+    def add(self, owner: object, *names: str) -> None:
+        """Register attributes of `owner` that hold tensors."""
+        for name in names:
+            self._slots.append((owner, name))
+            if self.fixed:
+                self._memory.append(getattr(owner, name).clone())
+                self._views.append(self._memory[-1])
+                setattr(owner, name, self._memory[-1])
+
+    def add_cache(self, cache: KVCache) -> None:
+        """Register a cache with the rows of the transformer."""
+        self._caches.append(cache)
+
+    def keep(self, indices: Tensor) -> None:
+        """Keep only the captions at indices [n], in that order."""
+        size, self.size = self.size, len(indices)
+        for cache in self._caches:
+            cache.keep(stream_rows(indices, cache.rows // size, size))
+        for owner, name in self._slots:
+            x = getattr(owner, name)
+            setattr(owner, name, x[stream_rows(indices, len(x) // size, size)])
+        if self.fixed:
+            self._set_views()
+            self.settle()
+
+    def settle(self) -> None:
+        """Copy what has been assigned since the last call into the fixed memory."""
+        if not self.fixed:
+            return
+        own = {memory.untyped_storage().data_ptr() for memory in self._memory}
+        assigned: list[tuple[Tensor, Tensor]] = []
+        for (owner, name), view in zip(self._slots, self._views, strict=True):
+            x = getattr(owner, name)
+            if x is not view:  # one attribute's old value may be another's new one, so copy it first
+                assigned.append((view, x.clone() if x.untyped_storage().data_ptr() in own else x))
+                setattr(owner, name, view)
+        for view, x in assigned:
+            view.copy_(x)
+
+    def reset(self, size: int) -> None:
+        """Use the first `size` captions' memory again, whatever has been kept or assigned. Only with `fixed`."""
+        for cache in self._caches:
+            cache.resize(cache.capacity // self.capacity * size)
+        self.size = size
+        self._set_views()
+        for (owner, name), view in zip(self._slots, self._views, strict=True):
+            setattr(owner, name, view)
+
+    def _set_views(self) -> None:
+        self._views = [memory[: len(memory) // self.capacity * self.size] for memory in self._memory]
