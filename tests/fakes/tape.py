@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from workers.decoding import accept
+
 Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
+
+
+def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the engine does on a CPU only: it stops loops early, so shapes depend on values."""
+    monkeypatch.setattr(accept, "all_done", lambda pending: False)
+    monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
 
 
 def tensors(values: Any) -> list[Tensor]:

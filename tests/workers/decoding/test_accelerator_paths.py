@@ -29,7 +29,7 @@ from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreeP
 from search_spaces.trial import DecodingConfig, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
 from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
-from workers.decoding import accept, build, state
+from workers.decoding import build, state
 from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
@@ -85,8 +85,7 @@ def test_recorded_rounds_give_the_tokens_of_eager_ones(
     target = toy_target(config=replace(sizes, rows=3))
     eager, recorded = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
     expected = decoded(eager)
-    monkeypatch.setattr(accept, "all_done", lambda pending: False)
-    monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
+    tape.without_shortcuts(monkeypatch)
     recorded.capture = tape.record
     monkeypatch.setattr(state, "_LEAST_SPAN_STEP", 4)
     assert decoded(recorded) == expected
