@@ -49,8 +49,8 @@ class Footprint:
 
     @property
     def bytes(self) -> int:
-        """The peak. Caches are released before images are decoded."""
-        return self.parameters + max(self.cache + self.activations, self.pictures)
+        """The peak. Caches are still there while images are decoded."""
+        return self.parameters + self.cache + max(self.activations, self.pictures)
 
 
 def parameter_bytes(models: Models) -> int:

@@ -298,7 +298,7 @@ def test_metric_nets_take_memory_beside_the_models(
     (found,) = json.loads(capsys.readouterr().out)["entries"]
     parts = found["memory"]
     assert parts["metric_nets"] == 8 << 20
-    drawing = parts["parameters"] + max(parts["cache"] + parts["activations"], parts["pictures"])
+    drawing = parts["parameters"] + parts["cache"] + max(parts["activations"], parts["pictures"])
     assert parts["total"] == drawing + (8 << 20)
     _, more = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert more["memory"]["metric nets"] == 8 << 20

@@ -106,6 +106,7 @@ def test_dynamic_trees_keep_the_most_confident_nodes(
     config = DecodingConfig(Eagle(), Dynamic(depth, width, nodes), sampling=sampling)
     engine = tabular.TabularEngine(config, draft, draft, LENGTH)
     batch = engine.open(3, seed)
+    engine.drafting.plan(batch)
     tree = engine.drafting.draft(batch)
     for row in range(3):
         assert_tree(tree, row, probs_of(draft, batch, row, sampling), depth, width, nodes)
@@ -203,6 +204,7 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
     maps = [growing.Map(policy, grid.cols, min(6, policy.nodes), draws(batch, row)) for row in range(3)]
     while (batch.emitted < grid.tokens).all():
         sizes = [plain.next_tree() for plain in maps]
+        drafting.plan(batch)
         tree = drafting.draft(batch)
         widths = (tree.exists & (tree.shape.depth == 1)).sum(1).tolist()
         assert list(zip(tree.levels.tolist(), widths, strict=True)) == sizes
@@ -234,6 +236,7 @@ def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(initialisation: 
         sizes = [plain.next_tree() for plain in maps]
         if bool((batch.emitted >= 4).any()):  # the table ends with the image
             return
+        engine.drafting.plan(batch)
         tree = engine.drafting.draft(batch)
         for row, (depth, width) in enumerate(sizes):
             assert_tree(tree, row, probs_of(draft, batch, row, Sampling()), depth, width, 9)

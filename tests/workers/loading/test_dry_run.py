@@ -166,9 +166,9 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
         wide = float(rest[0] * size.dim**2 + rest[1] * size.dim + 3 * 4 * size.dim * size.ffn) * size.layers
         assert sum(p.nbytes for p in stack(target).parameters()) == pytest.approx(wide, rel=0.02)
         # a cache grows with layers x width x positions
-        unit = (measured[192, 3][1] - measured[192, 1][1]) / (2 * 192 * (1 + 9 + 1))
+        unit = (measured[192, 3][1] - measured[192, 1][1]) / (2 * 192 * 16)  # 1 + 9 + 1 columns, aligned to 8
         found = footprint(outline.models, DecodingConfig(sampling=CFG), 2, 1)
-        assert found.cache == pytest.approx(unit * size.layers * size.dim * (1 + 576 + 1), rel=0.1)
+        assert found.cache == pytest.approx(unit * size.layers * size.dim * 584, rel=0.1)
 
 
 def test_work_of_a_round() -> None:
@@ -212,7 +212,7 @@ def test_pictures_are_counted(tmp_path: Path) -> None:
     assert two.pictures == pytest.approx(2 * one.pictures, rel=0.05)
     assert two.picture.flops == pytest.approx(2 * one.picture.flops, rel=0.01)
     assert one.picture.flops > 8 * 2 * 9 * 32 * 32 * 48 * 48  # its last level alone, at full size
-    assert one.bytes == one.parameters + max(one.cache + one.activations, one.pictures)
+    assert one.bytes == one.parameters + one.cache + max(one.activations, one.pictures)
 
 
 def test_what_parts_share_counts_once(tmp_path: Path) -> None:
