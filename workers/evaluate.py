@@ -283,6 +283,7 @@ class Evaluator:
             "seconds": seconds,
             "worker": self.spec.worker,
             "device": device_name(self.device),
+            "cuda_graphs": self.engines.get(shard.config).uses_graphs,
             "threads": torch.get_num_threads(),
             "versions": versions(),
         }

@@ -117,6 +117,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "weights": models.hashes,
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
+        "cuda_graphs": engine.uses_graphs,
         "preset": options.preset,
         "config": config.to_mapping(),
         "digest": gallery.digest,

@@ -18,7 +18,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
 from workers.decoding.drafter import Drafter
-from workers.decoding.graphs import RunPhase, graph_capture, run_eagerly
+from workers.decoding.graphs import RunPhase, graph_capture, halved, run_eagerly
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import apply_cfg, to_probs
@@ -132,18 +132,15 @@ class Engine:
         if batch is None or batch.carried.capacity != self.batch_size or not self.drafting.is_prepared(batch):
             self.release()
             batch = self._kept = self.allocate(self.batch_size)
-        batch.carried.reset(self._rows_for(captions))
+        batch.carried.reset(halved(self.batch_size, captions))
         batch.idle(torch.arange(batch.size, device=self.device))
         return batch
 
-    def _rows_for(self, captions: int) -> int:
-        """The rows of a batch of so many captions; a static one only halves."""
-        if not self.capture:
-            return captions
-        rows = self.batch_size
-        while rows // 2 >= max(1, captions):
-            rows //= 2
-        return rows
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether rounds are CUDA graphs."""
+        failed = self._kept is not None and self._kept.graphs is not None and self._kept.graphs.failure is not None
+        return self.capture is not None and not failed
 
     def release(self) -> None:
         """Free the batch and the graphs that are kept from run to run."""
@@ -288,10 +285,11 @@ class Engine:
             self.admit(batch, recorder, reused, queue)
         idle = finished[len(reused) :]
         if idle:
+            rows = recorder.open_rows
             if batch.static:
                 batch.idle(torch.tensor(idle, device=self.device))
-            rows = recorder.open_rows
-            rows += [row for row in range(batch.size) if row not in rows][: self._rows_for(len(rows)) - len(rows)]
+                size = halved(self.batch_size, len(rows))
+                rows += [row for row in range(batch.size) if row not in rows][: size - len(rows)]
             if len(rows) < batch.size:
                 batch.keep(torch.tensor(rows, dtype=torch.int64, device=self.device))
                 recorder.keep(rows)

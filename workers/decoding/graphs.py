@@ -48,6 +48,14 @@ def graph_capture(device: torch.device) -> Capture | None:
     return capture
 
 
+def halved(capacity: int, captions: int) -> int:
+    """The rows of a batch for so many captions: its capacity, halved as often as they still fit."""
+    rows = capacity
+    while rows // 2 >= max(1, captions):
+        rows //= 2
+    return rows
+
+
 def run_eagerly(timer: PhaseTimer) -> RunPhase:
     """Carries out each phase as it comes."""
 
