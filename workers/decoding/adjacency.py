@@ -7,6 +7,7 @@ least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +33,7 @@ class SizeMap:
     max_width: of the shallowest trees, whose width may leave the policy's range.
     """
 
-    history: Tensor  # [B, image_len, 3] depth, width, alpha
+    history: Tensor  # [B, 1 + image_len, 3] depth, width, alpha; entry 0 stands for what is outside the image
 
     def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
         self.policy, self._cols, self._max_width = policy, cols, max_width
@@ -40,10 +41,13 @@ class SizeMap:
     def prepare(self, size: int, image_len: int, device: torch.device) -> None:
         """An empty map of `size` images."""
         self.start = torch.tensor([self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device)
-        self.history = self.start.expand(size, image_len, 3).clone()
-        self._cell = torch.arange(image_len, device=device)
+        self.history = self.start.expand(size, 1 + image_len, 3).clone()
+        self._token = torch.arange(-1, image_len, device=device)  # of each entry
+        self._steps = torch.tensor([float(self.policy.depth_step), -self.policy.width_step], device=device)
         if self.policy.initialisation == "tokenflock":
-            self._flock = self._flock_weights()
+            self._flock_distances, self._flock_weights = self._flock(device)
+        else:
+            self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
         self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1  # [2] depth, width
         self._shape_slots = torch.arange(2, device=device)
@@ -57,75 +61,96 @@ class SizeMap:
         """Depth and width [B] (int64) of the trees of images with random keys [B] that have `emitted` tokens [B]."""
         return self.adapt(*self.inherited_size(keys, emitted))
 
-    def inherited_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Depth and width (float) [B] from which the next round's tree starts, and the alpha [B] that decides how they
-        change.
+    def inherited_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
+        """Depth and width [B, 2] (float) from which the next round's tree starts, and the alpha [B] that decides how
+        they change.
         """
-        row = torch.arange(len(keys), device=keys.device)
-        token, cols = emitted, self._cols
-        above, left = token - cols, torch.where(token % cols == 0, token - cols, token - 1)
-        previous = self.history[row, token - 1]
-        if self.policy.initialisation == "random":
-            uniforms = rng.uniform(keys[:, None], token[:, None], rng.Purpose.SHAPE, self._shape_slots)
-            size = self._range_min + (uniforms * self._range_size).floor()
-            alpha = previous[:, 2]
-        elif self.policy.initialisation == "tokenflock":
-            weight = self._flock[emitted]
-            size = self.mean_size(weight)
-            alpha = previous[:, 2] if self.policy.alpha == "previous" else self.mean_alpha(weight)
+        policy = self.policy
+        if policy.initialisation == "tokenflock":
+            entries, weights = self.flock(emitted)
+            size, alpha = self.mean_size(entries, weights), entries[:, 0, 2]
+            if policy.alpha == "neighbour":
+                alpha = self.mean_alpha(entries, weights)
         else:
-            source = left if self.policy.initialisation == "horizontal" else above
-            neighbour = torch.where((source >= 0)[:, None], self.history[row, source.clamp(min=0)], self.start)
-            size, alpha = neighbour[:, :2], neighbour[:, 2]
-        if self.policy.alpha == "previous":
-            alpha = previous[:, 2]
-        depth, width = size[:, 0], size[:, 1]
-        if self.policy.fixed_depth is not None:
-            depth = torch.full_like(depth, self.policy.fixed_depth)
-        if self.policy.fixed_width is not None:
-            width = torch.full_like(width, self.policy.fixed_width)
-        return depth, width, alpha
+            previous, neighbour = self._entries(self._sources[emitted]).unbind(1)
+            size, alpha = neighbour[:, :2], (neighbour if policy.alpha == "neighbour" else previous)[:, 2]
+            if policy.initialisation == "random":
+                uniforms = rng.uniform(keys[:, None], emitted[:, None], rng.Purpose.SHAPE, self._shape_slots)
+                size = self._range_min + (uniforms * self._range_size).floor()
+        fixed = [policy.fixed_depth, policy.fixed_width]
+        if fixed != [None, None]:
+            columns = [size[:, i] if value is None else torch.full_like(alpha, value) for i, value in enumerate(fixed)]
+            size = torch.stack(columns, dim=1)
+        return size, alpha
 
-    def mean_size(self, weight: Tensor) -> Tensor:
-        """TokenFlock: depth and width [B, 2], means over the tokens of weights [B, image_len]."""
-        mean = (weight[..., None] * self.history[..., :2]).sum(1) / weight.sum(1, keepdim=True)
+    def _entries(self, places: Tensor) -> Tensor:
+        """The entries [B, n, 3] of the history at these places [B, n]."""
+        return self.history.gather(1, places[..., None].expand(-1, -1, 3))
+
+    def _source_entries(self, token: Tensor) -> Tensor:
+        """The entries [n, 2] of the token before each token [n], and of the neighbour whose tree its own starts from:
+        the left one (in the first column the upper one), the upper one, or under random starts the one before.
+        """
+        above = (token - self._cols).clamp(min=-1)
+        left = torch.where(token % self._cols == 0, above, token - 1)
+        neighbour = {"horizontal": left, "vertical": above}.get(self.policy.initialisation, token - 1)
+        return torch.stack([token, neighbour + 1], dim=1)
+
+    def flock(self, emitted: Tensor) -> tuple[Tensor, Tensor]:
+        """TokenFlock: the entries [B, n, 3] near the token that follows `emitted` tokens [B], and their weights [B, n].
+        The first is the previous token's.
+        """
+        places = (emitted[:, None] - self._flock_distances).clamp_(min=0)
+        return self._entries(places), self._flock_weights[emitted % self._cols] * (places > 0)
+
+    @staticmethod
+    def mean_size(entries: Tensor, weights: Tensor) -> Tensor:
+        """TokenFlock: depth and width [B, 2], the weighted means of entries [B, n, 3]."""
+        mean = (weights[..., None] * entries[..., :2]).sum(1) / weights.sum(1, keepdim=True)
         return mean.round()
 
-    def mean_alpha(self, weight: Tensor) -> Tensor:
-        """TokenFlock: alpha [B], the mean over the tokens of weights [B, image_len] that have one; the prefill's has
-        none.
-        """
-        alpha = self.history[..., 2]
-        known = weight * (alpha >= 0)
+    @staticmethod
+    def mean_alpha(entries: Tensor, weights: Tensor) -> Tensor:
+        """TokenFlock: alpha [B], the weighted mean of the entries [B, n, 3] that have one; the prefill's has none."""
+        alpha = entries[..., 2]
+        known = weights * (alpha >= 0)
         total = known.sum(1)
         return torch.where(total > 0, (known * alpha).sum(1) / total, _NO_ALPHA)
 
-    def _flock_weights(self) -> Tensor:
-        """TokenFlock: the weights [image_len + 1, image_len] of the cells for the token that follows so many: of those
-        within `radius` of its own. As printed in the paper, they decrease with the row distance only.
+    def _flock(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """TokenFlock: how many entries [n] before the previous token's the cells within `radius` of a token lie, and
+        their weights [cols, n] for a token in each column: 0 for those outside the grid. As printed in the paper,
+        weights decrease with the row distance only.
         """
-        cell, token = self._cell, torch.arange(len(self._cell) + 1, device=self._cell.device)[:, None]
-        rows = token // self._cols - cell // self._cols
-        distance = (rows**2 + (token % self._cols - cell % self._cols) ** 2).sqrt()
-        near = (cell < token) & (distance <= self.policy.radius)
-        return near * (self.policy.radius - rows + 1)
+        reach, cols = int(self.policy.radius), self._cols
+        near = [(0, -1)]  # rows above and columns to the right, the previous token first
+        near += [
+            (rows, right)
+            for rows in range(reach + 1)
+            for right in range(max(-reach, 1 - cols), min(reach, cols - 1) + 1)
+            if (rows, right) != (0, -1) and (rows > 0 or right < 0) and math.hypot(rows, right) <= self.policy.radius
+        ]
+        rows, right = torch.tensor(near, device=device).unbind(1)
+        column = torch.arange(cols, device=device)[:, None] + right
+        inside = (column >= 0) & (column < cols)
+        return rows * cols - right - 1, inside * (self.policy.radius - rows + 1)
 
-    def adapt(self, depth: Tensor, width: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of the policy: depth and width [B] (int64), clamped to their ranges. As in the paper, the shallowest
-        tree may have any width.
+    def adapt(self, size: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped to their ranges. As
+        in the paper, the shallowest tree may have any width.
         """
         policy = self.policy
         direction = torch.where(alpha < 0, 0.0, torch.where(alpha >= policy.beta, 1.0, -1.0))
-        depth = (depth + direction * policy.depth_step).clamp(*policy.depth_range).long()
-        width = (width - direction * policy.width_step).long()
-        in_range = width.clamp(*policy.width_range).clamp(max=self._max_width)
+        depth, width = torch.addcmul(size, direction[:, None], self._steps).long().unbind(1)
+        depth, (least, most) = depth.clamp(*policy.depth_range), policy.width_range
+        in_range = width.clamp(min(least, self._max_width), min(most, self._max_width))
         return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width))
 
     def record(self, emitted: Tensor, depth: Tensor, width: Tensor, num_accepted: Tensor) -> None:
         """Enter a round: so many drafts [B] of trees of this depth and width [B] followed the `emitted` tokens [B]."""
-        used = num_accepted + (self.policy.numerator == "tokens")
+        used = num_accepted + 1 if self.policy.numerator == "tokens" else num_accepted
         entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
-        emitted_now = (self._cell >= emitted[:, None]) & (self._cell <= (emitted + num_accepted)[:, None])
+        emitted_now = (self._token >= emitted[:, None]) & (self._token <= (emitted + num_accepted)[:, None])
         self.history = torch.where(emitted_now[..., None], entry, self.history)
 
 

@@ -55,20 +55,21 @@ def test_tokenflock_averages_only_known_alphas() -> None:
     """The prefill's token has no alpha: it counts for depth and width, not for alpha."""
     drafting, batch = opened(adjacency(initialisation="tokenflock", radius=4))
     batch.emitted[:] = 3
-    drafting.sizes.history[0, 1:3] = torch.tensor([2.0, 4.0, 0.5])
-    weight = drafting.sizes._flock[batch.emitted]
-    shape, alpha = drafting.sizes.mean_size(weight), drafting.sizes.mean_alpha(weight)
+    drafting.sizes.history[0, 2:4] = torch.tensor([2.0, 4.0, 0.5])  # of tokens 1 and 2
+    near = drafting.sizes.flock(batch.emitted)
+    shape, alpha = drafting.sizes.mean_size(*near), drafting.sizes.mean_alpha(*near)
     assert alpha.tolist() == [0.5]
     start = drafting.sizes.start
     assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
-    assert drafting.sizes.mean_alpha(drafting.sizes._flock[[1]]).tolist() == [-1.0]
+    assert drafting.sizes.mean_alpha(*drafting.sizes.flock(torch.ones(1, dtype=torch.int64))).tolist() == [-1.0]
 
 
 def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     config = adjacency(initialisation="random")
     drafting, batch = opened(config, 50)
     monkeypatch.delattr(torch, "tensor")
-    depth, width, _ = drafting.sizes.inherited_size(batch.keys, batch.emitted)
+    size, _ = drafting.sizes.inherited_size(batch.keys, batch.emitted)
+    depth, width = size.unbind(1)
     assert 2 <= depth.min() <= depth.max() <= 5
     assert 2 <= width.min() <= width.max() <= 6
 
