@@ -4,7 +4,8 @@
 
 On an accelerator each operation is a kernel launch, which takes some microseconds however little it computes. Here the
 engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
-Every call of an operator counts, unless it returns a view, except those inside the forwards of target and drafter.
+Every call of an operator counts, unless it returns a view, except those inside the forwards of target and drafter. A
+composite operator counts as what it is made of. Adjacency trees have the size that an image starts with.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class OperationCounter(TorchDispatchMode):
         self.phase, self.counts, self._inside = "target", {phase: Counter[str]() for phase in PHASES}, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._inside:
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         name = func._schema.name.removeprefix("aten::")
         is_view = not func._schema.is_mutable and any(output.alias_info is not None for output in func._schema.returns)
         if not (self._inside or is_view or name in _NO_KERNEL):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -21,9 +23,16 @@ def models() -> Models:
     return on_meta(load_folder())
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.values()))
-def test_a_step_has_at_most_so_many(models: Models, name: str) -> None:
+FILTERED = [name for name in sorted(PRESETS.values()) if isinstance(CATALOGUE[name].config.policy, Adjacency)]
+
+
+@pytest.mark.parametrize(
+    ("name", "top_k"),
+    [*((name, 0) for name in sorted(PRESETS.values())), *((name, 50) for name in (*FILTERED, "eagle1", "lantern"))],
+)
+def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> None:
     config = CATALOGUE[name].config
+    config = replace(config, sampling=replace(models.target.sampling, top_k=top_k))
     counts = operations(models, config, batch=2)
     assert all(counts[phase] for phase in ("target", "accept", "commit"))
     total = sum(sum(phase.values()) for phase in counts.values())

@@ -131,8 +131,12 @@ class CachedDrafter(Drafter):
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
         dtype, device = self.cache.storage.dtype, self.cache.storage.device
         self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
-        self._offsets = torch.arange(max(levels, expanded) + 1, device=device)
-        self._expanded, self._streams = expanded, batch.streams
+        order = torch.arange(max(levels, expanded) + 1, device=device)
+        # columns of the tokens to feed, from the first one's index in the image on, and of the last one and the drafted
+        # nodes, from the root's position on
+        self._token_columns = order + self.base
+        self._node_columns = order[: expanded + 1] + (self.base - self.target.prompt_len)
+        self._streams = batch.streams
         # the tokens to feed next, the features before them, their counts, and how many tokens the cache holds
         fed, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
         self._tokens = torch.zeros(batch.size, fed, dtype=torch.int64, device=device)
@@ -161,11 +165,10 @@ class CachedDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         width = self._tokens.shape[1]
-        indices = self._per_row(self._cached)[:, None] + self._offsets[:width]  # of the tokens in the image
-        columns, span = indices + self.base, self._span(batch, width)
+        columns, span = self._per_row(self._cached)[:, None] + self._token_columns[:width], self._span(batch, width)
         outputs = self.decoder(
             self.inputs(self._per_row(self._tokens), self._features),
-            indices + self.target.prompt_len,
+            columns + (self.target.prompt_len - self.base),
             mask=self.attention_mask.chain(columns)[..., :span],
             cache=self.cache.at(columns, span),
         )
@@ -173,11 +176,10 @@ class CachedDrafter(Drafter):
             last = (self._per_row(self._counts) - 1)[:, None, None]
             outputs = outputs.gather(1, last.expand(-1, 1, outputs.shape[2]))
         # drafted nodes use the columns after the last token's; each level has the next position
-        root = batch.rope_positions[:, :1]
-        start = root + (self.base + 1 - self.target.prompt_len)
-        self._outputs, self._mask = outputs, self.attention_mask.chain(start - 1)[:, 0]
-        self._columns, self._positions = start + self._offsets[: self._expanded], root + 1
-        self._drafted = 0
+        self._positions = batch.rope_positions
+        columns = self._positions[:, :1] + self._node_columns
+        self._outputs, self._mask = outputs, self.attention_mask.chain(columns[:, :1])[:, 0]
+        self._columns, self._drafted, self._level = columns[:, 1:], 0, 0
         return self.logits(outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
@@ -187,14 +189,14 @@ class CachedDrafter(Drafter):
         # a node attends to what its parent attends to, and to itself
         self._mask = self._of_parents(self._mask, parents, nodes).scatter(2, columns[..., None], 0.0)
         self._drafted += nodes
+        self._level += 1
         span = self._span(batch, self._drafted)
         self._outputs = self.decoder(
             self.inputs(self._per_row(tokens), features),
-            self._positions,
+            self._positions[:, self._level, None],
             mask=self._mask[:, None, :, :span],
             cache=self.cache.at(columns, span),
         )
-        self._positions = self._positions + 1
         return self.logits(self._outputs)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
@@ -206,7 +208,8 @@ class CachedDrafter(Drafter):
             return x.expand(-1, nodes, -1)
         if parents.shape[0] == 1:
             return x.index_select(1, parents[0])
-        return x.gather(1, self._per_row(parents)[..., None].expand(-1, -1, x.shape[2]))
+        index = parents[..., None].expand(self._streams, -1, -1, x.shape[2])
+        return x.unflatten(0, (self._streams, -1)).gather(2, index).flatten(0, 1)
 
     def _per_row(self, x: Tensor) -> Tensor:
         return repeat_streams(x, self._streams)

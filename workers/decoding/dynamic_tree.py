@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,9 +13,34 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, shape_from_parents
+from workers.models.masks import additive_mask
 from workers.models.target import Target
 
-_Candidates = tuple[Tensor, Tensor, Tensor]  # tokens, scores and parents (candidates, -1 for the root) [B, C]
+
+class _Layout(NamedTuple):
+    """What all trees of one depth and width share.
+
+    first_ids [1 + (depth-1) * width]: the root's id, the ids of the first level's candidates, and for each further
+    level that is expanded the first candidate's id, `width` times. Ids count the candidates level by level; the root's
+    follows them. zeros [1, 1 + width]. level [depth, 1, 1]. rank [width, width]: the larger of a parent's rank in its
+    level and a child's among its siblings. levels [1]: the depth.
+    """
+
+    first_ids: Tensor
+    zeros: Tensor
+    level: Tensor
+    rank: Tensor
+    levels: Tensor
+
+
+@cache  # CUDA graphs keep its addresses
+def _layout(depth: int, width: int, device: torch.device) -> _Layout:
+    order = torch.arange((depth - 1) * width + 1, device=device) - 1
+    first_ids = torch.where(order < width, order, width + (order // width - 1) * width**2)
+    first_ids[0] = width + (depth - 1) * width**2
+    rank, level = torch.arange(width, device=device), torch.arange(depth, device=device)[:, None, None]
+    zeros, levels = first_ids.new_zeros(1, 1 + width), first_ids.new_full((1,), depth)
+    return _Layout(first_ids, zeros, level, rank.maximum(rank[:, None]), levels)
 
 
 class DynamicTree(TreeDrafting):
@@ -36,71 +64,70 @@ class DynamicTree(TreeDrafting):
 
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits()
-        limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, depth, width)
+        layout = _layout(depth, width, batch.emitted.device)
+        limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, layout)
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
         scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand
         if limits is not None:
-            scores = scores + limits[:, 0]
+            scores = scores + limits[:, 0, 0]
         all_tokens, all_scores = [tokens], [scores]
-        frontiers: list[Tensor] = []  # candidate ids of the nodes that were expanded
-        frontier = torch.arange(width, device=tokens.device).expand(batch.size, width)
-        parents: Tensor | None = None  # their parents among the nodes expanded before
-        created = width
+        parents: Tensor | None = None  # of the nodes to expand, among those expanded before
+        expanded = [layout.zeros.expand(batch.size, -1)]  # each node's index in its level
         for level in range(2, depth + 1):
             step, children = self.top_children(self.drafter.expand(batch, tokens, parents), width)
+            child_scores = scores[..., None] + step
             if limits is not None:
-                step = step + limits[:, level - 1, None]
-            children, child_scores = children.flatten(1), (scores[..., None] + step).flatten(1)
+                child_scores = child_scores + limits[:, level - 1]
+            children, child_scores = children.flatten(1), child_scores.flatten(1)
             all_tokens.append(children)
             all_scores.append(child_scores)
-            frontiers.append(frontier)
             if level < depth:
                 scores, best = child_scores.topk(width, dim=1)
-                if limits is not None:  # each row expands only as many nodes as its own width
-                    scores = scores + limits[:, level - 1]
-                tokens = children.gather(1, best)
-                parents, frontier = best // width, created + best
-                created += width * width
-        no_parent = torch.full_like(all_tokens[0], -1)
-        expanded = torch.cat(frontiers, 1).repeat_interleave(width, dim=1) if frontiers else no_parent[:, :0]
-        candidates = torch.cat(all_tokens, 1), torch.cat(all_scores, 1), torch.cat([no_parent, expanded], 1)
-        return self._prune(candidates, depth, width, row_depth)
+                tokens, parents = children.gather(1, best), best // width
+                expanded.append(best)
+        expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids
+        levels = layout.levels.expand(batch.size) if row_depth is None else row_depth
+        return self._prune(torch.cat(all_tokens, 1), torch.cat(all_scores, 1), expanded_ids, levels, depth, width)
 
-    def _prune(self, candidates: _Candidates, depth: int, width: int, row_depth: Tensor | None) -> DraftTree:
-        """Keep the best nodes of all candidates, in creation order."""
-        scores = candidates[1]
+    def _prune(
+        self, tokens: Tensor, scores: Tensor, expanded_ids: Tensor, levels: Tensor, depth: int, width: int
+    ) -> DraftTree:
+        """Keep the best of the candidates [B, C], in creation order. Candidates come in families of `width` siblings,
+        family f below the candidate expanded_ids[:, f].
+        """
         nodes = min(self.max_nodes, scores.shape[1])
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
-        level = torch.where(order < width, 1, (order - width) // (width * width) + 2)
-        return self._assemble(candidates, order, level, depth, width, row_depth)
+        family = order // width
+        parents, depth_of_node = expanded_ids.gather(1, family), (family + (2 * width - 1)) // width
+        return self._assemble((tokens, scores), order, parents, depth_of_node, levels, depth, width)
 
+    @staticmethod
     def _assemble(
-        self,
-        candidates: _Candidates,
+        candidates: tuple[Tensor, Tensor],
         order: Tensor,
-        level: Tensor,
+        parents: Tensor,
+        depth_of_node: Tensor,
+        levels: Tensor,
         depth: int,
         width: int,
-        row_depth: Tensor | None = None,
     ) -> DraftTree:
-        """The tree of the candidates at indices `order` [B, N], which are at levels [B, N] up to `depth`."""
-        tokens, scores, parents = candidates
-        batch, nodes = order.shape
-        node_of_candidate = torch.full_like(tokens, -1).scatter_(
-            1, order, torch.arange(nodes, device=order.device).expand(batch, nodes)
-        )
-        parent = parents.gather(1, order)
-        parent = torch.where(parent < 0, -1, node_of_candidate.gather(1, parent.clamp(min=0)))
+        """The tree of the candidates (tokens and scores [B, C]) at indices `order` [B, N], with their parents [B, N] (C
+        is the root) and depths [B, N]. levels [B]: drafted for each row, at most `depth`.
+        """
+        (tokens, scores), (batch, nodes) = candidates, order.shape
+        slots = torch.arange(1, nodes + 1, device=order.device).expand(batch, nodes)
+        slot_of_candidate = order.new_zeros(batch, scores.shape[1] + 1).scatter_(1, order, slots)
         kept_scores = scores.gather(1, order)
         exists = kept_scores > -torch.inf
-        shape = shape_from_parents(parent, level, exists, max_depth=depth, width=min(width, nodes))
-        levels = torch.full((batch,), depth, device=order.device) if row_depth is None else row_depth
+        parents = slot_of_candidate.gather(1, parents) - 1
+        shape = shape_from_parents(parents, depth_of_node, exists, max_depth=depth, width=min(width, nodes))
         nonfinite = scores.isnan().any(1)
         return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=nonfinite, scores=kept_scores)
 
 
-def _limits(row_depth: Tensor, row_width: Tensor, depth: int, width: int) -> Tensor:
-    """[B, depth, width] -inf for the levels and ranks beyond each row's own depth [B] and width [B], elsewhere 0."""
-    level, rank = (torch.arange(size, device=row_depth.device) for size in (depth, width))
-    beyond = (level >= row_depth[:, None])[..., None] | (rank >= row_width[:, None])[:, None]
-    return torch.zeros(beyond.shape, device=row_depth.device).masked_fill_(beyond, -torch.inf)
+def _limits(row_depth: Tensor, row_width: Tensor, layout: _Layout) -> Tensor:
+    """[B, depth, width, width] by level, parent's rank and child's rank: -inf beyond each row's own depth [B] and width
+    [B], elsewhere 0.
+    """
+    depth, width = row_depth[:, None, None, None], row_width[:, None, None, None]
+    return additive_mask((layout.level < depth) & (layout.rank < width))

@@ -46,32 +46,36 @@ class TreeShape:
         return self.children.shape[2]
 
 
-def _ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
-    """The ancestor-or-self matrix [B, N+1, N+1] of parents [B, N] (-1 = root), by max_depth row gathers."""
-    batch, nodes = parents.shape
-    parent_slots = torch.nn.functional.pad(parents + 1, (1, 0))[..., None].expand(batch, nodes + 1, nodes + 1)
-    mask = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
-    for _ in range(max_depth):
-        mask = mask | mask.gather(1, parent_slots)
+def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
+    """The ancestor-or-self matrix [B, N+1, N+1] of the nodes' parent slots [B, N]. Each pass doubles the distance to
+    the ancestors that it has found.
+    """
+    batch, slots = parent_slots.shape[0], parent_slots.shape[1] + 1
+    ancestors = torch.nn.functional.pad(parent_slots, (1, 0))  # each slot's ancestor at the next distance
+    mask = torch.eye(slots, dtype=torch.bool, device=parent_slots.device).expand(batch, -1, -1)
+    for doubling in range(max_depth.bit_length()):
+        ancestors = ancestors.gather(1, ancestors) if doubling else ancestors
+        mask = mask | mask.gather(1, ancestors[..., None].expand(batch, slots, slots))
     return mask
 
 
-def _child_table(parents: Tensor, exists: Tensor, width: int) -> Tensor:
+def _child_table(parent_slots: Tensor, exists: Tensor, width: int) -> Tensor:
     """Child slots [B, N+1, width] by rank. A node's rank is the number of its existing siblings before it."""
-    batch, nodes = parents.shape
-    siblings = (parents[:, :, None] == parents[:, None, :]) & exists[:, None, :]
+    batch, nodes = parent_slots.shape
+    siblings = (parent_slots[:, :, None] == parent_slots[:, None, :]) & exists[:, None, :]
     rank = siblings.tril(-1).sum(-1)
-    slot = torch.arange(1, nodes + 1, device=parents.device).expand(batch, nodes)
+    slot = torch.arange(1, nodes + 1, device=parent_slots.device).expand(batch, nodes)
     # nodes that do not exist or exceed the width go to a spare last column
     column = torch.where(exists, rank, width).clamp(max=width)
-    flat = (parents + 1) * (width + 1) + column
-    table = parents.new_zeros(batch, (nodes + 1) * (width + 1)).scatter_(1, flat, slot)
+    flat = column.add(parent_slots, alpha=width + 1)
+    table = parent_slots.new_zeros(batch, (nodes + 1) * (width + 1)).scatter_(1, flat, slot)
     return table.view(batch, nodes + 1, width + 1)[..., :width]
 
 
 def shape_from_parents(parents: Tensor, depth: Tensor, exists: Tensor, *, max_depth: int, width: int) -> TreeShape:
     """The shape of per-row trees: parents, depth and exists are [B, N]; ranks follow node order."""
-    mask, children = _ancestor_mask(parents, max_depth), _child_table(parents, exists, width)
+    parent_slots = parents + 1
+    mask, children = _ancestor_mask(parent_slots, max_depth), _child_table(parent_slots, exists, width)
     return TreeShape(parents, depth, mask, children, max_depth)
 
 

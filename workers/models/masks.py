@@ -19,8 +19,8 @@ def causal_padding_mask(valid: Tensor, order: Tensor | None = None) -> Tensor:
 
 
 def additive_mask(mask: Tensor) -> Tensor:
-    """The additive mask (fp32) of a boolean one: 0 where True, -inf where False."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    """The additive mask (fp32) of a boolean one: 0 where True, -inf where False, which are their logs."""
+    return mask.log()
 
 
 class AttentionMask:

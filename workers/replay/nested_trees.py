@@ -133,8 +133,11 @@ class NestedDrafting(DynamicTree):
         for deepest, width, nodes in self.sizes:
             kept |= surest(scores, members[:, trees.index(width)] & (depth <= deepest), nodes)
         order, _ = _first(surest(scores, kept, self.max_nodes))
-        candidates = tokens, scores.masked_fill(~kept, -torch.inf), parents
-        return self._assemble(candidates, order, depth[order], len(levels), self.width)
+        parents, root = parents.gather(1, order), tokens.shape[1]
+        candidates = tokens, scores.masked_fill(~kept, -torch.inf)
+        drafted = torch.full_like(order[:, 0], len(levels))
+        parents = torch.where(parents < 0, root, parents)
+        return self._assemble(candidates, order, parents, depth[order], drafted, len(levels), self.width)
 
 
 def surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
