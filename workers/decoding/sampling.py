@@ -44,12 +44,7 @@ def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.temperature == 0:
         return logits.softmax(-1)
-    if sampling.temperature != 1:
-        logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        kth_largest = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
-    probs = logits.softmax(-1)
+    probs = _filtered(logits, sampling, 0)[0].softmax(-1)
     if sampling.top_p < 1:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         removed = sorted_probs.cumsum(-1) - sorted_probs >= sampling.top_p
@@ -66,14 +61,23 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
     if sampling.temperature == 0 or sampling.top_p < 1:
         probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
         return probs.log(), tokens
+    filtered, tokens = _filtered(logits, sampling, count)
+    log_probs = filtered.log_softmax(-1)
+    if tokens is None:
+        log_probs, tokens = log_probs.topk(count, dim=-1)
+        return log_probs, tokens
+    return log_probs.gather(-1, tokens), tokens
+
+
+def _filtered(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor | None]:
+    """Logits [..., V] after temperature and top-k, and their `count` largest tokens; None: nothing is filtered."""
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     if not 0 < sampling.top_k < logits.shape[-1]:
-        log_probs, tokens = logits.log_softmax(-1).topk(count, dim=-1)
-        return log_probs, tokens
+        return logits, None
     largest, tokens = logits.topk(max(count, sampling.top_k), dim=-1)
-    kth_largest, tokens = largest[..., sampling.top_k - 1, None], tokens[..., :count]
-    return logits.masked_fill(logits < kth_largest, -torch.inf).log_softmax(-1).gather(-1, tokens), tokens
+    kth_largest = largest[..., sampling.top_k - 1, None]
+    return logits.masked_fill(logits < kth_largest, -torch.inf), tokens[..., :count]
 
 
 def sample_with_exponentials(probs: Tensor, noise: Tensor) -> Tensor:

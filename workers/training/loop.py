@@ -90,9 +90,7 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
     return torch.cat(parts)
 
 
-def build_optimisers(
-    model: nn.Module, config: TrainConfig, dtype: torch.dtype = torch.float32
-) -> list[torch.optim.Optimizer]:
+def build_optimisers(model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of linear layers and AdamW for embeddings, output heads ("head"), norms and biases; or
     AdamW for all. Parameters that need no gradient are left out. dtype: of Muon's iteration.
     """
@@ -105,7 +103,7 @@ def build_optimisers(
     others = [p for p in trainable if id(p) not in hidden]
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
-        optimisers.append(Muon(matrices, config.matrix_lr, weight_decay=config.weight_decay, dtype=dtype))
+        optimisers.append(Muon(matrices, config.matrix_lr, dtype, weight_decay=config.weight_decay))
     if others:
         optimisers.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
     return optimisers

@@ -13,7 +13,7 @@ from torch import Tensor
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: pushes singular values to about 1 in five steps
 
 
-def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.bfloat16, steps: int = 5) -> Tensor:
+def orthogonalise(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
     """Newton-Schulz towards the nearest semi-orthogonal matrices of a batch [n, rows, cols], in `dtype` (Muon)."""
     a, b, c = _QUINTIC
     x = matrices.to(dtype)
@@ -37,9 +37,9 @@ class Muon(torch.optim.Optimizer):
         self,
         matrices: Iterable[Tensor],
         lr: float,
+        dtype: torch.dtype,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__(list(matrices), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._dtype = dtype

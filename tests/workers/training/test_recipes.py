@@ -52,7 +52,7 @@ def test_the_codec_trains_by_a_cosine() -> None:
     assert rates[:60] == [(step + 1) / 60 for step in range(60)]
     cosine = [0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done / 1390)) for done in range(1390)]
     assert rates[60:] == pytest.approx(cosine)
-    (optimiser,) = build_optimisers(torch.nn.Linear(1, 1), config)
+    (optimiser,) = build_optimisers(torch.nn.Linear(1, 1), config, torch.float32)
     (group,) = optimiser.param_groups
     assert (group["lr"], group["betas"], group["weight_decay"], config.clip) == (2e-3, (0.9, 0.98), 1e-4, 1.0)
 
