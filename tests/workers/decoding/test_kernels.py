@@ -88,13 +88,13 @@ def tables(generator: torch.Generator) -> NeighbourTables:
     return NeighbourTables(torch.cat([torch.arange(CODES)[:, None], others], dim=1).int())
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("name", RULES)
+FUSED = [(name, sampled) for name in RULES for sampled in (True, False) if FusedRule.of(RULES[name], sampled=sampled)]
+
+
+@pytest.mark.parametrize(("name", "sampled"), FUSED)
 def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None:
     """The same path, and residuals that agree to rounding."""
-    rule = FusedRule.of(RULES[name], sampled=sampled)
-    if rule is None:
-        pytest.skip("left to the loops")
+    rule = fused_rule(RULES[name], sampled=sampled)
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     tree, neighbours = (sampled_tree if sampled else chosen_tree)(generator), tables(generator)
     logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
@@ -110,6 +110,35 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
     assert torch.equal(fused_path[:, : path.shape[1]], path)
     assert (fused_path[:, path.shape[1] :] == path[:, -1:]).all()
     torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [9, BLOCK + 4])
+def test_any_layout_of_the_neighbour_table(k: int) -> None:
+    """Columns of a wider table, int64, rows from elsewhere; more neighbours than a block has entries."""
+    generator = torch.Generator().manual_seed(k)
+    tree, table = chosen_tree(generator), tables(generator).neighbours
+    assert table is not None
+    logits = torch.randn(ROWS, NODES + 1, CODES, generator=generator)
+    rule = AcceptanceRule(Additive(k, 0.4))
+    layouts = [table[:, :k].contiguous(), table[:, :k], table.long(), table.repeat(1, 2).long()[:, :k]]
+    assert {layout.stride() for layout in layouts} == {(k, 1), (CODES, 1), (2 * CODES, 1)}
+    walks = []
+    for layout in layouts:
+        acceptor = Acceptor(rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, logits.device)
+        tests = acceptor._tests(tree, batch_of(tree))
+        walks.append(acceptor._walk_at_once(fused_rule(rule, sampled=False), tree, tests, logits))
+    path, num_accepted, residual = acceptor._walk(tree, tests, logits)
+    assert len(set(num_accepted.tolist())) > 1
+    for fused_path, fused_num_accepted, fused_residual in walks:
+        assert fused_num_accepted.tolist() == num_accepted.tolist()
+        assert torch.equal(fused_path[:, : path.shape[1]], path)
+        torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+
+
+def fused_rule(rule: AcceptanceRule, *, sampled: bool) -> FusedRule:
+    fused = FusedRule.of(rule, sampled=sampled)
+    assert fused is not None
+    return fused
 
 
 def batch_of(tree: DraftTree) -> Batch:
@@ -131,8 +160,7 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
     logits = torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     logits[2:4] = torch.nan
     acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
-    rule = FusedRule.of(RULES[name], sampled=True)
-    assert rule is not None
+    rule = fused_rule(RULES[name], sampled=True)
     _, num_accepted, residual = acceptor._walk_at_once(rule, tree, acceptor._tests(tree, batch_of(tree)), logits)
     assert (
         residual.isnan().any(1).tolist() == residual.isnan().all(1).tolist() == [False] * 2 + [True] * 2 + [False] * 4
@@ -167,7 +195,7 @@ for kind, k, members, paper, exact, sampled in (
 ):
     names = ("KIND", "K", "MEMBERS", "PAPER", "EXACT_RESIDUAL", "SAMPLED")
     constants = dict(zip(names, (kind, k, members, paper, exact, sampled)), BLOCK=2048)
-    types = TYPES | {"bound": "fp32", "slots": "i32"}
+    types = TYPES | {"bound": "fp32", "slots": "i32", "neighbours": "*i64" if kind == 3 else "*i32"}
     compile(walk, constants, types)
     compile(walk, constants | dict.fromkeys(("width", "ranks", "levels", "proposal_count", "node_stride"), 1), types)
 strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
