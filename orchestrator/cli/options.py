@@ -36,7 +36,7 @@ Threads = Annotated[
         metavar="N",
         min=1,
         callback=_use_threads,
-        help="CPU threads. Default: OMP_NUM_THREADS, else the free cores; of a worker: its cores.",
+        help="CPU threads. Default: OMP_NUM_THREADS, else the cores free at the start; of a worker: its cores.",
     ),
 ]
 Address = Annotated[

@@ -30,7 +30,9 @@ Data = Annotated[
     str | None, typer.Option(metavar="DIR", help="Your captioned or class-labelled images. Default: procedural scenes.")
 ]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: the recipe's.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same weights on the same machine.")]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="The same seed and threads give the same weights on the same machine.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the checkpoints in DIR.")]
 Captions = Annotated[
     str | None,
@@ -75,6 +77,9 @@ def train(
     With --captions, train an EAGLE drafter for the target of --models (default: builtin), on images that the target
     generates from the captions (kept in DIR). The loss is written to DIR/eagle.journal.jsonl and MLflow, the weights
     with the best held-out top-3 accuracy to DIR.
+
+    The number of threads is chosen once, at the start, and stays for the whole training: where other work will end or
+    begin meanwhile, give --threads.
     """
     if captions is None:
         drafter_options = {
