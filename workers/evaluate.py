@@ -27,7 +27,7 @@ from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import REFERENCE
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
-from workers.runtime.device import device_name, pick_device, versions
+from workers.runtime.device import compute_facts, pick_device, versions
 from workers.runtime.engines import Engines
 from workers.runtime.memory import guard_memory, in_chunks
 from workers.runtime.shard_tables import quality_table, timing_table
@@ -120,9 +120,7 @@ class Evaluator:
                 "source": str(captions.get("source", "scenes")),
             },
             "reference": self.reference,
-            "device": device_name(self.device),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
+            **compute_facts(self.device),
         }
 
     def cancel(self, task: Mapping[str, Any] | None = None) -> None:
@@ -282,10 +280,8 @@ class Evaluator:
             "images": shard.images,
             "seconds": seconds,
             "worker": self.spec.worker,
-            "device": device_name(self.device),
             "cuda_graphs": self.engines.get(shard.config).uses_graphs,
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
+            **compute_facts(self.device),
         }
         write_shard(self.storage, name, table, metadata)
         return {"name": name, "images": shard.images, "seconds": seconds, "ran": True, "worker": self.spec.worker}

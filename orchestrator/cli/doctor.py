@@ -99,6 +99,7 @@ def _describe(findings: dict[str, Any]) -> list[str]:
         ("torch", f"{torch['version']} ({torch['build']})"),
         *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
         *(() if torch["devices"] else [("GPU", "none usable by torch; everything runs on the CPU")]),
+        ("kernels", describe_kernels(torch)),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
         *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
         ("sweeps", describe_workers(findings["sweeps"]["workers"])),
@@ -113,6 +114,13 @@ def _describe(findings: dict[str, Any]) -> list[str]:
         "",
         *(problems or ["Nothing is missing."]),
     ]
+
+
+def describe_kernels(torch: dict[str, Any]) -> str:
+    """Which code walks over draft trees and makes random bits."""
+    if torch["kernels"] == "triton":
+        return "Triton's"
+    return "Triton's do not run on this GPU, so trees take longer" if torch["devices"] else "plain torch, on a CPU"
 
 
 def describe_workers(workers: dict[str, Any]) -> str:

@@ -37,8 +37,10 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """The torch build and its GPUs."""
+    """The torch build and its GPUs, and whether Triton's kernels run there."""
     import torch
+
+    from workers.decoding.kernels import implementation
 
     cuda = torch.version.cuda
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -47,6 +49,7 @@ def torch_facts() -> dict[str, Any]:
         "version": torch.__version__,
         "build": f"CUDA {cuda}" if cuda else "CPU only",
         "threads": torch.get_num_threads(),
+        "kernels": implementation("cuda" if count else "cpu"),
         "devices": [{"name": device.name, "memory_bytes": device.total_memory} for device in properties],
     }
 

@@ -30,6 +30,7 @@ from workers.data.pictures import (
     wrap,
 )
 from workers.decoding.engine import DecodingError, Engine, Result
+from workers.decoding.kernels import implementation
 from workers.decoding.state import Request
 from workers.decoding.timer import PHASES
 from workers.loading.models_yaml import find_entry, load_entry
@@ -118,6 +119,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
         "cuda_graphs": engine.uses_graphs,
+        "kernels": implementation(engine.device.type),
         "preset": options.preset,
         "config": config.to_mapping(),
         "digest": gallery.digest,

@@ -25,7 +25,8 @@ from workers.actor import actor_class
 _MAX_ATTEMPTS = 3  # of a task whose worker dies
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
-_SHARED_FACTS = ("models", "extractors", "captions", "precision", "device", "threads")  # equal for all workers
+# equal for all workers
+_SHARED_FACTS = ("models", "extractors", "captions", "precision", "device", "threads", "kernels")
 _DRAWING_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _START_TIMEOUT_S = 1800.0

@@ -103,6 +103,7 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     assert set(facts["models"]) >= {"target", "tokenizer", "drafters.eagle"}
     assert facts["extractors"]["clip_score"].startswith("scenes-clip@")
     assert facts["precision"] == "float32"
+    assert facts["kernels"] == ("triton" if facts["device"].startswith("cuda") else "torch")
     assert facts["metrics"]["speedup"] | {"about": ""} == {
         "direction": "maximize", "unit": "x", "about": "", "needs": ["timings", "rounds"],
     }  # fmt: skip

@@ -33,7 +33,7 @@ class _Layout(NamedTuple):
     levels: Tensor
 
 
-@cache  # CUDA graphs keep its addresses
+@cache  # of all sizes: CUDA graphs read them later
 def _layout(depth: int, width: int, device: torch.device) -> _Layout:
     order = torch.arange((depth - 1) * width + 1, device=device) - 1
     first_ids = torch.where(order < width, order, width + (order // width - 1) * width**2)

@@ -67,6 +67,11 @@ def is_available(device_type: str) -> bool:
     return True
 
 
+def implementation(device_type: str) -> str:
+    """What walks over trees and makes random bits there: "triton", or "torch" for the plain code."""
+    return "triton" if is_available(device_type) else "torch"
+
+
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
     """See `rng.bits`. The arguments broadcast to at most three dimensions."""

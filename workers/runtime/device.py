@@ -6,8 +6,11 @@ import platform
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from workers.decoding.kernels import implementation
 
 AUTO = "auto"
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # as torch and Linux name them
@@ -39,6 +42,16 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"{device.type} ({platform.machine()})"
+
+
+def compute_facts(device: torch.device) -> dict[str, Any]:
+    """What this process computes with. kernels: "triton", or "torch" where Triton's do not run."""
+    return {
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "kernels": implementation(device.type),
+        "versions": versions(),
+    }
 
 
 def training_dtype(device: torch.device, bf16: bool | None = None) -> tuple[torch.dtype, str]:

@@ -46,8 +46,8 @@ class Echo:
     def facts(self) -> dict[str, Any]:
         if self.odd and self.name == self.first:
             self.log.touch()
-        odd = {"device": "other"} if self.odd == self.name else {}
-        return {"pid": os.getpid(), "device": "cpu", "node": self.name} | odd | self.threads
+        odd = {"kernels": "triton"} if self.odd == self.name else {}
+        return {"pid": os.getpid(), "kernels": "torch", "node": self.name} | odd | self.threads
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
         with self.log.open("a") as lines:
@@ -231,7 +231,7 @@ def test_a_worker_on_other_hardware_is_not_used_and_warned_about(make: Any, warn
     assert "worker-1" not in pool.names
     assert len(pool.names) == 2
     assert len(warnings) == 1
-    assert warnings[0].startswith("worker-1 cannot be used: device: ")
+    assert warnings[0].startswith("worker-1 cannot be used: kernels: ")
     assert diff_facts({"device": "cpu"}, {"device": "cuda"}) == "device: cuda, but the first worker has cpu"
     assert diff_facts({"device": "cpu", "pid": 1}, {"device": "cpu", "pid": 2}) is None
     assert diff_facts(None, {"device": "cuda"}) is None
@@ -248,7 +248,7 @@ def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any) -
 
 def test_two_odd_workers_that_start_early_stop_nothing() -> None:
     """Six usual workers, one of which starts first; then two odd ones; then the other five."""
-    usual, odd = {"device": "cpu"}, {"device": "other"}
+    usual, odd = {"kernels": "torch"}, {"kernels": "triton"}
     agreement = _WorkerAgreement({f"worker-{n}" for n in range(8)})
     answers = [usual, odd, odd, *[usual] * 5]
     for n, facts in enumerate(answers):
