@@ -99,7 +99,7 @@ def test_steps_are_one_graph(name: str) -> None:
         counts, expected = engine.read(batch, step(batch)), eager.read(other, eager_step(other))
         assert counts == expected
         lengths |= set(counts.emitted)
-    assert len(lengths) > 2
+    assert len(lengths) > 1
     for row, emitted in enumerate(batch.emitted.tolist()):
         assert STEPS < emitted <= engine.image_len
         assert torch.equal(batch.tokens[row, :emitted], other.tokens[row, :emitted])
