@@ -5,7 +5,8 @@
 On an accelerator each operation is a kernel launch, which takes some microseconds however little it computes. Here the
 engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
 Every call of an operator counts, unless it returns a view, except those inside the forwards of target and drafter. A
-composite operator counts as what it is made of. Adjacency trees have the size that an image starts with.
+composite operator counts as what it is made of. Without --largest, adjacency trees have the size that an image starts
+with.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ class OperationCounter(TorchDispatchMode):
                 hook.remove()
 
 
-def operations(models: Models, config: DecodingConfig, *, batch: int = 2) -> dict[str, Counter[str]]:
-    """Operations of one step by phase and name. models: on the meta device."""
+def operations(
+    models: Models, config: DecodingConfig, *, batch: int = 2, largest: bool = False
+) -> dict[str, Counter[str]]:
+    """Operations of one step by phase and name. models: on the meta device. largest: see `set_bounds`."""
     target = models.target
     engine = Engine(
         target, config, models.drafters.get(config.drafter.kind), batch_size=batch, tables=blank_tables(config, target)
@@ -96,22 +99,25 @@ def operations(models: Models, config: DecodingConfig, *, batch: int = 2) -> dic
     counter, text = OperationCounter(), sample_caption(target)
     with torch.inference_mode():
         state, _ = engine.open(deque([Request(number, text) for number in range(batch)]))
-        set_bounds(engine, state)
+        set_bounds(engine, state, largest)
         engine.step(state)  # makes tables that later steps share
         engine.drafting.draft = counter.during("draft", engine.drafting.draft)  # type: ignore[method-assign]
         engine.acceptor = counter.during("accept", engine.acceptor)  # type: ignore[assignment]
         engine.commit = counter.during("commit", engine.commit)  # type: ignore[method-assign]
-        set_bounds(engine, state)
+        set_bounds(engine, state, largest)
         with counter, counter.excluding(networks(models, config)):
             engine.step(state)
     return counter.counts
 
 
-def set_bounds(engine: Engine, batch: Batch) -> None:
-    """What the host would have read after a round: trees of the size that an image starts with."""
+def set_bounds(engine: Engine, batch: Batch, largest: bool) -> None:
+    """What the host would have read after a round: adjacency trees of the size that an image starts with, or of the
+    policy's largest depth and width.
+    """
     policy = engine.config.policy
     if engine.drafting.next_bounds(batch) is not None and isinstance(policy, Adjacency):
-        engine.drafting.set_bounds([policy.start_depth, policy.start_width])
+        start, bounds = [policy.start_depth, policy.start_width], [policy.bounds.depth, policy.bounds.width]
+        engine.drafting.set_bounds(bounds if largest else start)
 
 
 def on_meta(models: Models) -> Models:
@@ -127,6 +133,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=list(CATALOGUE), help="presets; default all")
     parser.add_argument("--list", choices=PHASES, help="also the operations of a phase by name")
     parser.add_argument("--top-k", type=int, help="filter of both models' probs (default: the built-in model's)")
+    parser.add_argument("--largest", action="store_true", help="adjacency trees of the largest size of their ranges")
     args = parser.parse_args()
     models = on_meta(load_folder())
     print(f"| preset | {' | '.join(PHASES)} | in all |\n|---|" + "---|" * (len(PHASES) + 1))
@@ -134,7 +141,7 @@ def main() -> None:
         config = CATALOGUE[name].config
         if args.top_k is not None:
             config = replace(config, sampling=replace(models.target.sampling, top_k=args.top_k))
-        counts = operations(models, config)
+        counts = operations(models, config, largest=args.largest)
         totals = [sum(counts[phase].values()) for phase in PHASES]
         print(f"| {name} | {' | '.join(map(str, totals))} | {sum(totals)} |", flush=True)
         if args.list:

@@ -209,7 +209,7 @@ class CachedDrafter(Drafter):
         if parents.shape[0] == 1:
             return x.index_select(1, parents[0])
         index = parents[..., None].expand(self._streams, -1, -1, x.shape[2])
-        return x.unflatten(0, (self._streams, -1)).gather(2, index).flatten(0, 1)
+        return x.view(self._streams, -1, *x.shape[1:]).gather(2, index).flatten(0, 1)
 
     def _per_row(self, x: Tensor) -> Tensor:
         return repeat_streams(x, self._streams)

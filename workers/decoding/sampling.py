@@ -63,10 +63,10 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
         return probs.log(), tokens
     filtered, tokens = _filtered(logits, sampling, count)
     log_probs = filtered.log_softmax(-1)
-    if tokens is None:
-        log_probs, tokens = log_probs.topk(count, dim=-1)
-        return log_probs, tokens
-    return log_probs.gather(-1, tokens), tokens
+    if tokens is not None:
+        return log_probs.gather(-1, tokens), tokens
+    largest = log_probs.topk(count, dim=-1)
+    return largest.values, largest.indices
 
 
 def _filtered(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor | None]:
