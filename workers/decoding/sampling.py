@@ -61,12 +61,12 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
     if sampling.temperature == 0 or sampling.top_p < 1:
         probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
         return probs.log(), tokens
-    filtered, tokens = _filtered(logits, sampling, count)
+    filtered, largest = _filtered(logits, sampling, count)
     log_probs = filtered.log_softmax(-1)
-    if tokens is not None:
-        return log_probs.gather(-1, tokens), tokens
-    largest = log_probs.topk(count, dim=-1)
-    return largest.values, largest.indices
+    if largest is None:
+        log_probs, largest = log_probs.topk(count, dim=-1)
+        return log_probs, largest
+    return log_probs.gather(-1, largest), largest
 
 
 def _filtered(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor | None]:
