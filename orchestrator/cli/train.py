@@ -78,8 +78,7 @@ def train(
     generates from the captions (kept in DIR). The loss is written to DIR/eagle.journal.jsonl and MLflow, the weights
     with the best held-out top-3 accuracy to DIR.
 
-    The number of threads is chosen once, at the start, and stays for the whole training: where other work will end or
-    begin meanwhile, give --threads.
+    The default number of threads stays as it was chosen at the start, whatever other work begins or ends meanwhile.
     """
     if captions is None:
         drafter_options = {
