@@ -30,7 +30,7 @@ from workers.data.storage import Storage
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 SWEEP_TIMEOUT_S = 400.0  # of a busy machine; a quiet one needs a tenth
-POLL_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.05
 TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that differ from run to run
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
 SWEEP = f"""
@@ -146,14 +146,14 @@ class SweepRun:
             self.process.kill()
             raise AssertionError(f"still running after {timeout_s:g} s:\n{self.output}") from None
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = SWEEP_TIMEOUT_S) -> None:
+    def wait_for(self, condition: Callable[[], object], interval_s: float = POLL_INTERVAL_S) -> None:
         """Wait until a condition holds; fails if the process ends first."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + SWEEP_TIMEOUT_S
         while not condition():
-            assert time.monotonic() < end, f"not within {timeout_s:g} s:\n{self.output}"
+            assert time.monotonic() < end, f"not within {SWEEP_TIMEOUT_S:g} s:\n{self.output}"
             exited = self.process is not None and self.process.poll() is not None
             assert not exited or condition(), f"ended too early:\n{self.output}"
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(interval_s)
 
     @property
     def output(self) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow(seconds=110)
 TRIALS = 12
+STATUS_INTERVAL_S = 0.2  # each question about a job costs milliseconds in three of Ray's processes
 OBJECT_STORE_BYTES = 80 << 20
 HEALTH_CHECK = {  # a silent node is lost after seconds, not after a minute; in milliseconds
     "health_check_initial_delay_ms": 0,
@@ -130,7 +131,7 @@ def job(
         return not client.get_job_status(submitted).is_terminal()
 
     def wait_for(condition: Callable[[], object]) -> None:
-        run.wait_for(lambda: condition() or not running())
+        run.wait_for(lambda: condition() or not running(), STATUS_INTERVAL_S)
         assert condition(), client.get_job_logs(submitted)
 
     wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished"))
@@ -146,7 +147,7 @@ def job(
         wait_for(lambda: current_workers(run) == 2)
     finally:
         send_signal(others, signal.SIGCONT)
-    run.wait_for(lambda: not running())
+    run.wait_for(lambda: not running(), STATUS_INTERVAL_S)
     return ClusterSweep(run, client.get_job_status(submitted).value, client.get_job_logs(submitted), before, port)
 
 

@@ -81,21 +81,40 @@ def warnings() -> list[str]:
     return []
 
 
-@pytest.fixture
-def make(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def echoes(cluster: None) -> Iterator[None]:
+    """Pools start `Echo` workers."""
     actors: Any = ray.remote
-    monkeypatch.setattr(pool_module, "actor_class", lambda: actors(max_concurrency=2)(Echo))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "actor_class", lambda: actors(max_concurrency=2)(Echo))
+        yield
+
+
+def build(log: Path, count: int, warnings: list[str], **spec: Any) -> Pool:
+    slots = Slots(count, 0.5)
+    return Pool({"log": str(log), **spec}, slots, slots.environment(spec.get("threads")), warnings.append)
+
+
+@pytest.fixture
+def make(echoes: None, tmp_path: Path, warnings: list[str]) -> Iterator[Any]:
     pools: list[Pool] = []
 
-    def build(count: int = 2, **spec: Any) -> Pool:
-        slots = Slots(count, 0.5)
-        fields = {"log": str(tmp_path / "log"), **spec}
-        pools.append(Pool(fields, slots, slots.environment(spec.get("threads")), warnings.append))
+    def make(count: int = 2, **spec: Any) -> Pool:
+        pools.append(build(tmp_path / "log", count, warnings, **spec))
         return pools[-1]
 
-    yield build
+    yield make
     for made in pools:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def single(echoes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool of one worker for tests that leave it alive and idle."""
+    pool = build(tmp_path_factory.mktemp("single") / "log", 1, [])
+    pool.first_facts(TIMEOUT_S)
+    yield pool
+    pool.close()
 
 
 def task(n: int, trial: int = 0, urgent: bool = False, **payload: Any) -> Task:
@@ -142,17 +161,16 @@ def test_a_worker_computes_with_its_threads_which_wait_passively(
     assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), "glibc reads it when the process starts"
 
 
-def test_the_oldest_trial_goes_first_and_urgent_tasks_first_within_it(make: Any) -> None:
-    pool = make(1)
-    pool.first_facts(TIMEOUT_S)
+def test_the_oldest_trial_goes_first_and_urgent_tasks_first_within_it(single: Pool) -> None:
+    pool = single
     pool.submit(task(0, trial=9, seconds=0.3))
     for n, trial, urgent in ((1, 5, False), (2, 3, False), (3, 5, True), (4, 3, False)):
         pool.submit(task(n, trial=trial, urgent=urgent))
     assert [d.task.payload["n"] for d in collect_all(pool, 5)] == [0, 2, 4, 3, 1]
 
 
-def test_an_error_in_a_task_is_reported_and_the_worker_lives(make: Any) -> None:
-    pool = make(1)
+def test_an_error_in_a_task_is_reported_and_the_worker_lives(single: Pool) -> None:
+    pool = single
     pool.submit(task(0, raises=True))
     pool.submit(task(1))
     first, second = collect_all(pool, 2)
@@ -201,9 +219,8 @@ def test_workers_that_died_idle_do_not_count_against_a_task(make: Any, tmp_path:
     assert done.output == {"n": 3}
 
 
-def test_withdrawn_tasks_do_not_return(make: Any) -> None:
-    pool = make(1)
-    pool.first_facts(TIMEOUT_S)
+def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
+    pool = single
     pool.submit(task(0, trial=1, seconds=0.5))
     pool.submit(task(1, trial=1))
     pool.submit(task(2, trial=2))

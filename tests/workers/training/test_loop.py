@@ -58,7 +58,7 @@ def train_small_codec(config: TrainConfig, out: Path) -> list[Figures]:
     ("recipe", "config"),
     [
         (train_small_target, TrainConfig(steps=60, batch=8, warmup=3, save_every=60)),
-        (train_small_codec, TrainConfig(steps=40, batch=8, optimiser="adamw", other_lr=5e-3, save_every=40)),
+        (train_small_codec, TrainConfig(steps=20, batch=8, optimiser="adamw", other_lr=5e-3, save_every=20)),
     ],
 )
 def test_bfloat16_changes_a_loss_curve_less_than_the_seed_does(
