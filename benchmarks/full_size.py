@@ -82,6 +82,7 @@ def draw(engine: Engine, models: Models, batch: int, tokens: int) -> tuple[list[
         seconds, emitted = time.perf_counter() - begin, counts.so_far
         state.sync_host_counts(emitted)
         rounds.append(Round(seconds, round_bytes(models, columns, max(counts.depth)), statistics.fmean(counts.nodes)))
+    engine.keep(state)
     return rounds, sum(min(count - 1, tokens) for count in emitted)
 
 

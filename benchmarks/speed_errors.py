@@ -24,8 +24,9 @@ import torch
 
 from benchmarks.common import engine_for, held_out_requests
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.loading.models_yaml import load_folder
 from workers.metrics.metric import POSITION, TIMING_KEYS, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics

@@ -20,8 +20,8 @@ from workers.data.records import read_shard, write_shard
 from workers.data.reference import FILE
 from workers.data.shards import PREDICTIONS, Experiment, MeasureTask, PredictTask, QualityShard, TimingShard
 from workers.data.storage import Storage
-from workers.decoding.engine import Result
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.loading.models_yaml import Entry, folder_entry, load_entry
 from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import REFERENCE
@@ -180,7 +180,8 @@ class Evaluator:
         requests = self._requests(shard)
         batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
         baseline, candidate = (
-            partial(self.engines.draw_once, config, batch=shard.batch) for config in (shard.baseline, shard.config)
+            partial(self.engines.draw_once, config, batch=shard.batch, beside=(shard.baseline, shard.config))
+            for config in (shard.baseline, shard.config)
         )
         rows = time_pairs(
             baseline,

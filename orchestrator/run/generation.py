@@ -29,9 +29,10 @@ from workers.data.pictures import (
     to_pictures,
     wrap,
 )
-from workers.decoding.engine import DecodingError, Engine, Result
+from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.kernels import implementation
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.models.target import Grid

@@ -16,9 +16,8 @@ from tests.fakes.tables import TOKENS, different_settings, make_table
 from workers.data.records import write_shard
 from workers.data.reference import Reference, write_reference
 from workers.data.storage import Storage
-from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import ImageStatistics
+from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
 from workers.metrics.frechet import Gaussian, distance_between, distance_to_reference
 from workers.runtime.shard_tables import quality_table

@@ -1,6 +1,6 @@
-"""A CUDA graph's stand-in on a CPU: it repeats recorded operations on the memory that they had when they were recorded.
+"""A CUDA graph's stand-in on a CPU: it repeats captured operations on the memory that they had at capture.
 
-As with a CUDA graph, recording changes nothing, a replay runs no Python of the recorded function, and every tensor
+As with a CUDA graph, a capture computes nothing, a replay runs no Python of the captured function, and every tensor
 keeps its shape and address. So a step that reads a number of the host's, or a tensor that has been replaced since,
 gives other results than the same step run eagerly.
 """
@@ -31,8 +31,13 @@ def tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
+def memory_of(x: Tensor) -> Tensor:
+    """The bytes of all memory that x is a view of."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+
+
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that run under it, with their results; a mode while it records, then a graph."""
+    """Captures the operations that run under it, with their results; a mode while it captures, then a graph."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,7 +49,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if function is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("the host reads a value while a graph is recorded")
+            raise RuntimeError("the host reads a value while a graph is captured")
         for written in self._written(function, args, kwargs):
             self._remember(written)
         result = function(*args, **kwargs)
@@ -61,25 +66,34 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remember(self, written: Tensor) -> None:
         storage = written.untyped_storage()
         if storage.data_ptr() not in self._before:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            whole = memory_of(written)
             self._before[storage.data_ptr()] = whole, whole.clone()
 
     def rewind(self) -> None:
-        """Undo what the recorded operations have written."""
+        """Undo what the captured operations have written, and forget what they have computed."""
+        inputs: set[int] = set()
+        computed: dict[int, Tensor] = {}
+        for _, args, kwargs, result in self.operations:
+            inputs |= {x.untyped_storage().data_ptr() for x in tensors((args, kwargs))} - computed.keys()
+            fresh = {x.untyped_storage().data_ptr(): memory_of(x) for x in tensors(result)}
+            computed |= {place: memory for place, memory in fresh.items() if place not in inputs}
+        for memory in computed.values():
+            memory.fill_(0xFF)  # not a number
         for memory, contents in self._before.values():
-            memory.copy_(contents)
+            if memory.untyped_storage().data_ptr() in inputs:
+                memory.copy_(contents)
         self._before.clear()
 
     def replay(self) -> None:
-        for function, args, kwargs, recorded in self.operations:
+        for function, args, kwargs, captured in self.operations:
             result = function(*args, **kwargs)
-            for old, new in zip(tensors(recorded), tensors(result), strict=True):
+            for old, new in zip(tensors(captured), tensors(result), strict=True):
                 assert old.shape == new.shape
                 if old.data_ptr() != new.data_ptr():  # neither a view nor in place
                     old.copy_(new)
 
 
-def record(function: Callable[[], Any]) -> tuple[Tape, Any]:
+def capture(function: Callable[[], Any]) -> tuple[Tape, Any]:
     """See `workers.decoding.graphs.Capture`."""
     tape = Tape()
     with tape:

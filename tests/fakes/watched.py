@@ -11,8 +11,9 @@ from torch import Tensor
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
+from workers.decoding.statistics import Result
 from workers.decoding.tree import DraftTree
 from workers.models.target import Prompt, Target
 
@@ -32,7 +33,7 @@ class Replay(Drafter):
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.streams, self.table = batch.streams, torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64)
-        batch.carried.add(self, "table")
+        batch.buffers.add(self, "table")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

@@ -47,7 +47,7 @@ class TabularDrafter(Drafter):
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.image = torch.arange(batch.size)
-        batch.carried.add(self, "image")
+        batch.buffers.add(self, "image")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

@@ -12,9 +12,10 @@ from torch import Tensor
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.build import kinds_with_weights
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.metrics.caption_accuracy import image_accuracies

@@ -157,6 +157,8 @@ class SizeMap:
 class AdjacencyTree(DynamicTree):
     """A dynamic tree in the size that the earlier trees near its place in the image suggest."""
 
+    capturable = True
+
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         policy = config.policy
@@ -169,8 +171,8 @@ class AdjacencyTree(DynamicTree):
         super().prepare(batch)
         self.sizes.prepare(batch.size, batch.image_len, batch.keys.device)
         self._row_depth = self.row_width = torch.zeros_like(batch.emitted)
-        batch.carried.add(self.sizes, "history")
-        batch.carried.add(self, "_row_depth", "row_width")
+        batch.buffers.add(self.sizes, "history")
+        batch.buffers.add(self, "_row_depth", "row_width")
         self._bounds: Sequence[int] | None = None
         self._planned = batch.size
 
@@ -195,7 +197,7 @@ class AdjacencyTree(DynamicTree):
         """
         if self._bounds is None or self._planned != batch.size:  # the rows have changed
             self._bounds, self._planned = self.next_bounds(batch).tolist(), batch.size
-            batch.carried.settle()
+            batch.buffers.copy_back()
         (depth, width), self._bounds = self._bounds, None
         if batch.static:
             depth, width = self.max_levels, self._usual_width if width <= self._usual_width else self.width

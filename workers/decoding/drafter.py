@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -24,14 +25,14 @@ class Drafter(nn.Module, ABC):
     The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per round
     `root_logits` once, `expand` once per further level, and after verification `commit`.
 
-    static_shapes: what is computed, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
-    can repeat a round.
+    capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
+    can repeat a round. Not inherited: each class says it for itself.
     """
 
     kind: ClassVar[str]  # its name in configs
     max_levels: int | None = None  # None: any depth
-    static_shapes: ClassVar[bool] = False
-    batch: Batch | None = None  # that it was prepared for last
+    capturable: ClassVar[bool] = False
+    prepared_for: weakref.ref[Batch] | None = None  # its last batch
 
     @classmethod
     def load(cls, path: Path, target: Target) -> Drafter:
@@ -54,7 +55,7 @@ class Drafter(nn.Module, ABC):
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most `expanded` nodes below
         the root are expanded per round. Add the caches, and the tensors with a row per caption that later calls
-        replace, to `batch.carried`, which removes the rows of finished captions.
+        replace, to `batch.buffers`, which removes the rows of finished captions.
         """
 
     @abstractmethod
@@ -95,7 +96,6 @@ class CachedDrafter(Drafter):
 
     cache: KVCache
     attention_mask: AttentionMask
-    static_shapes = True
 
     def __init__(self, target: Target, decoder: Body, base: int) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ class CachedDrafter(Drafter):
         self._node_columns = order[: expanded + 1] + (self.base - self.target.prompt_len)
         self._streams = batch.streams
         # the tokens to feed next, the features before them, their counts, and how many tokens the cache holds
-        fed, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
-        self._tokens = torch.zeros(batch.size, fed, dtype=torch.int64, device=device)
-        self._features = torch.zeros(self.cache.rows, fed, width, dtype=dtype, device=device)
+        feed_width, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
+        self._tokens = torch.zeros(batch.size, feed_width, dtype=torch.int64, device=device)
+        self._features = torch.zeros(self.cache.rows, feed_width, width, dtype=dtype, device=device)
         self._counts = torch.ones(batch.size, dtype=torch.int64, device=device)
         self._cached = torch.zeros(batch.size, dtype=torch.int64, device=device)
-        batch.carried.add_cache(self.cache)
-        batch.carried.add(self.attention_mask, "padding")
-        batch.carried.add(self, "_tokens", "_features", "_counts", "_cached")
+        batch.buffers.add_cache(self.cache)
+        batch.buffers.add(self.attention_mask, "padding")
+        batch.buffers.add(self, "_tokens", "_features", "_counts", "_cached")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

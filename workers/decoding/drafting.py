@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -27,7 +28,7 @@ class Drafting(ABC):
 
     max_levels: int
     max_nodes: int
-    static_shapes: ClassVar[bool] = False  # see `Drafter.static_shapes`
+    capturable: ClassVar[bool] = False  # see `Drafter.capturable`
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         assert config.sampling is not None, "the sampling is resolved"
@@ -44,7 +45,7 @@ class Drafting(ABC):
         """The tree below each row's root."""
 
     def prepare(self, batch: Batch) -> None:
-        """Allocate what `batch` needs, and add the tensors that rounds replace to `batch.carried`, which removes the
+        """Allocate what `batch` needs, and add the tensors that rounds replace to `batch.buffers`, which removes the
         rows of finished captions. Called before the first caption is admitted.
         """
 
@@ -76,7 +77,7 @@ class VanillaDrafting(Drafting):
     """Vanilla AR decoding: nothing is drafted; the target's pass has one query, the root."""
 
     max_levels = max_nodes = 0
-    static_shapes = True
+    capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
@@ -99,10 +100,10 @@ class TreeDrafting(Drafting):
 
     def prepare(self, batch: Batch) -> None:
         self.drafter.prepare(batch, self.max_levels, self.expanded)
-        self.drafter.batch = batch
+        self.drafter.prepared_for = weakref.ref(batch)
 
     def is_prepared(self, batch: Batch) -> bool:
-        return self.drafter.batch is batch
+        return self.drafter.prepared_for is not None and self.drafter.prepared_for() is batch
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

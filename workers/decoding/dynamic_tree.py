@@ -48,7 +48,7 @@ class DynamicTree(TreeDrafting):
     sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent.
     """
 
-    static_shapes = True
+    capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,15 +14,15 @@ from torch import Tensor
 
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig
+from workers.decoding import graphs
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
 from workers.decoding.drafter import Drafter
-from workers.decoding.graphs import RunPhase, graph_capture, halved, run_eagerly
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import apply_cfg, to_probs
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import ImageStatistics, RoundCounts, StatisticsRecorder
+from workers.decoding.statistics import Result, RoundCounts, StatisticsRecorder
 from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
 from workers.models.masks import causal_padding_mask
@@ -38,15 +37,6 @@ Observer = Callable[[Batch, DraftTree, Tensor], None]
 
 class DecodingError(RuntimeError):
     """Decoding failed because of the model or the machine, not because of the config."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished image: its request, its tokens [image_len] (int64, CPU) and its statistics."""
-
-    request: Request
-    tokens: Tensor
-    statistics: ImageStatistics
 
 
 class Engine:
@@ -88,10 +78,12 @@ class Engine:
         self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, self.drafting.max_levels, self.device)
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
-        static = target.transformer.static_shapes and self.drafting.static_shapes
-        static = static and observer is None and (drafter is None or drafter.static_shapes)
-        self.capture = graph_capture(self.device) if static else None
-        self._kept: Batch | None = None  # with its graphs
+        parts = [target.transformer, self.drafting, *([] if drafter is None else [drafter])]
+        capturable = observer is None and all(vars(type(part)).get("capturable", False) for part in parts)
+        self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's rounds
+        if capturable and graphs.are_supported(self.device):
+            self.new_capture = partial(graphs.CudaCapture, self.device)
+        self._batch: Batch | None = None  # of the run before, with its graphs
 
     @torch.inference_mode()
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
@@ -115,36 +107,42 @@ class Engine:
                 tokens, images = batch.tokens.cpu(), recorder.close(finished)
                 for row, (request, statistics) in zip(finished, images, strict=True):
                     yield Result(request, tokens[row].clone(), statistics)
-                self._refill(batch, recorder, finished, queue)
+                if queue or recorder.open_rows:
+                    self._refill(batch, recorder, counts.so_far, queue)
+        self.keep(batch)
 
     def open(self, queue: deque[Request]) -> tuple[Batch, StatisticsRecorder]:
         """A batch with the queue's first captions, prefilled."""
         captions = min(self.batch_size, len(queue))
-        batch = self._kept_batch(captions) if self.capture else self.allocate(captions)
+        batch = self._static_batch(captions) if self.new_capture else self.allocate(captions)
         recorder = StatisticsRecorder(batch.size, self.timer)
         self.admit(batch, recorder, list(range(captions)), queue)
         batch.sync_host_counts([1])
         return batch, recorder
 
-    def _kept_batch(self, captions: int) -> Batch:
+    def _static_batch(self, captions: int) -> Batch:
         """The batch of the run before, in the least size that has a row for each of so many captions."""
-        batch = self._kept
-        if batch is None or batch.carried.capacity != self.batch_size or not self.drafting.is_prepared(batch):
-            self.release()
-            batch = self._kept = self.allocate(self.batch_size)
-        batch.carried.reset(halved(self.batch_size, captions))
+        batch, self._batch = self._batch, None  # a run that fails does not give it back
+        if batch is None or batch.buffers.capacity != self.batch_size or not self.drafting.is_prepared(batch):
+            del batch  # its memory is free for the new one
+            batch = self.allocate(self.batch_size)
+        batch.buffers.reset(graphs.padded_batch_size(self.batch_size, captions))
         batch.idle(torch.arange(batch.size, device=self.device))
         return batch
 
     @property
     def uses_graphs(self) -> bool:
         """Whether rounds are CUDA graphs."""
-        failed = self._kept is not None and self._kept.graphs is not None and self._kept.graphs.failure is not None
-        return self.capture is not None and not failed
+        return self.new_capture is not None and graphs.RoundGraphs.failure is None
+
+    def keep(self, batch: Batch) -> None:
+        """Keep a batch whose run has ended, with its graphs, for the next run; only if it is static."""
+        if batch.static:
+            self._batch = batch
 
     def release(self) -> None:
-        """Free the batch and the graphs that are kept from run to run."""
-        self._kept = None
+        """Free the batch and the graphs of the run before."""
+        self._batch = None
 
     def read(self, batch: Batch, report: Tensor) -> RoundCounts:
         """What a round did, from its `step`: the only device-to-host transfer of a round.
@@ -167,14 +165,11 @@ class Engine:
 
         Returns the round's report for `read`: [4 * B + n], four counts of every row and n bounds of the next draft.
         """
-        shape = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
+        key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer, phases = self.timer.start(), partial(self._phases, batch)
-        if batch.graphs is None:
-            return phases(run_eagerly(timer))
-        report: Tensor = batch.graphs.run(shape, timer, phases)
-        return report
+        return phases(graphs.eager_runner(timer)) if batch.graphs is None else batch.graphs.run(key, timer, phases)
 
-    def _phases(self, batch: Batch, run: RunPhase) -> Tensor:
+    def _phases(self, batch: Batch, run: graphs.RunPhase) -> Tensor:
         """The phases of a round, each carried out by `run`."""
         tree: DraftTree = run("drafter", lambda: self.drafting.draft(batch))
         features, logits = run("target", lambda: self._verify(batch, tree))
@@ -230,7 +225,7 @@ class Engine:
         so_far = torch.where(result.nonfinite, _TARGET_NONFINITE, so_far)
         counts, bounds = [so_far, result.num_emitted, tree.levels, tree.exists.sum(1)], self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
-        batch.carried.settle()
+        batch.buffers.copy_back()
         return report
 
     def allocate(self, size: int) -> Batch:
@@ -252,7 +247,7 @@ class Engine:
             reach=reach,
             cache=target.transformer.new_cache((2 if guided else 1) * size, columns),
             row_ends=row_ends,
-            capture=self.capture,
+            capture=self.new_capture() if self.new_capture else None,
         )
         self.drafting.prepare(batch)
         return batch
@@ -272,25 +267,27 @@ class Engine:
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
         batch.admit(indices, keys, first_tokens, prompt.valid)
         self.drafting.admit(indices, prompt, captions, features, first_tokens)
-        batch.carried.settle()
+        batch.buffers.copy_back()
         timer.lap("prefill")
         recorder.open(rows, requests)
 
-    def _refill(self, batch: Batch, recorder: StatisticsRecorder, finished: list[int], queue: deque[Request]) -> None:
+    def _refill(self, batch: Batch, recorder: StatisticsRecorder, so_far: list[int], queue: deque[Request]) -> None:
         """Give finished rows to waiting captions. Rows for which no caption is waiting are removed; those of a static
         batch are idle until half of its rows can be removed.
         """
-        reused = finished[: len(queue)]
+        finished = [row for row, count in enumerate(so_far) if count >= self.image_len]
+        reused, unused = finished[: len(queue)], finished[len(queue) :]
+        so_far = [1 if row in finished else count for row, count in enumerate(so_far)]
         if reused:
             self.admit(batch, recorder, reused, queue)
-        idle = finished[len(reused) :]
-        if idle:
+        if unused:
             rows = recorder.open_rows
             if batch.static:
-                batch.idle(torch.tensor(idle, device=self.device))
-                size = halved(self.batch_size, len(rows))
+                batch.idle(torch.tensor(unused, device=self.device))
+                size = graphs.padded_batch_size(self.batch_size, len(rows))
                 rows += [row for row in range(batch.size) if row not in rows][: size - len(rows)]
             if len(rows) < batch.size:
-                batch.keep(torch.tensor(rows, dtype=torch.int64, device=self.device))
+                batch.keep(torch.tensor(rows, device=self.device))
                 recorder.keep(rows)
-        batch.sync_host_counts(batch.emitted.tolist())
+                so_far = [so_far[row] for row in rows]
+        batch.sync_host_counts(so_far)

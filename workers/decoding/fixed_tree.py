@@ -23,7 +23,7 @@ class FixedTree(TreeDrafting):
     temperature 0, and where the policy says so).
     """
 
-    static_shapes = True
+    capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)

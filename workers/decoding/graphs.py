@@ -2,61 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from workers.decoding.row_tensors import RowTensors
+from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.timer import PhaseTimer
 
 _logger = logging.getLogger(__name__)
 
 
 class Graph(Protocol):
-    """A recorded computation. It reads and writes the memory that it had when it was recorded."""
+    """A captured computation. It reads and writes the memory that it had when it was captured."""
 
     def replay(self) -> None: ...
 
 
-# Records a function without carrying it out; returns the graph and the function's result, which a replay overwrites.
+# Captures a function without carrying it out; returns the graph and the function's result, which a replay overwrites.
 Capture = Callable[[Callable[[], Any]], tuple[Graph, Any]]
-Shape = tuple[int, ...]  # a batch's rows, its largest count of tokens, and what the drafting planned
 RunPhase = Callable[[str, Callable[[], Any]], Any]  # carries out the phase of this name
+GraphKey = tuple[int, ...]  # a batch's rows, its largest count of tokens, and what the drafting planned
 
 
-def graph_capture(device: torch.device) -> Capture | None:
-    """How graphs are recorded on a device; None where they are not. Graphs share their memory, as only one of them runs
-    at a time.
-    """
-    if device.type != "cuda" or os.environ.get("SPECFRONTIER_CUDA_GRAPHS") == "0":
-        return None
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def are_supported(device: torch.device) -> bool:
+    """Whether rounds are captured on a device."""
+    wanted = os.environ.get("SPECFRONTIER_CUDA_GRAPHS") != "0"
+    return device.type == "cuda" and wanted and RoundGraphs.failure is None
 
-    def capture(function: Callable[[], Any]) -> tuple[Graph, Any]:
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
-        try:
-            with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+
+class CudaCapture:
+    """Captures CUDA graphs that share their memory, as only one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch._C._cuda_clearCublasWorkspaces()  # graphs and eager kernels must not share one
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
                 result = function()
-        except Exception:
-            torch.cuda.set_stream(before)  # a failed capture leaves its own stream in place
-            raise
+            except BaseException:
+                self._abandon(graph)
+                raise
+            graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
         return graph, result
 
-    return capture
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Leave capture mode. The end of a failed capture raises before the allocator has left it."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
 
-def halved(capacity: int, captions: int) -> int:
-    """The rows of a batch for so many captions: its capacity, halved as often as they still fit."""
+def padded_batch_size(capacity: int, captions: int) -> int:
+    """The rows of a static batch for so many captions: its capacity, halved as often as they still fit."""
     rows = capacity
     while rows // 2 >= max(1, captions):
         rows //= 2
     return rows
 
 
-def run_eagerly(timer: PhaseTimer) -> RunPhase:
+def eager_runner(timer: PhaseTimer) -> RunPhase:
     """Carries out each phase as it comes."""
 
     def run(name: str, function: Callable[[], Any]) -> Any:
@@ -68,59 +84,67 @@ def run_eagerly(timer: PhaseTimer) -> RunPhase:
 
 
 class RoundGraphs:
-    """The graphs of a batch's rounds by shape, one graph for each phase, so that phases can be timed.
+    """The graphs of a batch's rounds by key, one graph for each phase, so that phases can be timed.
 
-    A shape's first round runs eagerly: it compiles kernels and fills tables. The second is recorded, and from then on
-    rounds of this shape are replayed. Where a phase cannot be recorded, this and all further rounds run eagerly.
+    A key's first round runs eagerly: it compiles kernels and fills tables. The second is captured, and from then on its
+    graphs are replayed. After a phase that cannot be captured, all rounds of this process run eagerly.
+
+    failure: why they do.
     """
 
-    def __init__(self, capture: Capture, carried: RowTensors) -> None:
-        self.failure: Exception | None = None  # why rounds run eagerly
-        self._capture, self._carried = capture, carried
-        self._seen: set[Shape] = set()
-        self._recorded: dict[Shape, tuple[list[tuple[str, Graph]], Any]] = {}
+    failure: ClassVar[str | None] = None
+
+    def __init__(self, capture: Capture, buffers: RowBuffers) -> None:
+        self._capture, self._buffers = capture, buffers
+        self._warm: set[GraphKey] = set()
+        self._captured: dict[GraphKey, tuple[list[tuple[str, Graph]], Any]] = {}
 
     @property
-    def shapes(self) -> list[Shape]:
-        """The shapes that have graphs."""
-        return list(self._recorded)
+    def keys(self) -> list[GraphKey]:
+        """The keys that have graphs."""
+        return list(self._captured)
 
-    def run(self, shape: Shape, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
-        """The result of `phases`, which gives each phase of a round to its argument. The next round of this shape
+    def run(self, key: GraphKey, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
+        """The result of `phases`, which gives each phase of a round to its argument. The next round of this key
         overwrites it.
+
+        Raises:
+            torch.OutOfMemoryError: during capture, as in any round.
         """
-        if shape not in self._recorded:
-            if shape not in self._seen or self.failure:
-                self._seen.add(shape)
-                return phases(run_eagerly(timer))
-            return self._record(shape, timer, phases)
-        graphs, result = self._recorded[shape]
-        for name, graph in graphs:
-            graph.replay()
-            timer.lap(name)
+        if key in self._captured:
+            graphs, result = self._captured[key]
+            for name, graph in graphs:
+                graph.replay()
+                timer.lap(name)
+            return result
+        if key not in self._warm or self.failure is not None:
+            self._warm.add(key)
+            return phases(eager_runner(timer))
+        graphs = []
+        result = phases(self._capturing_runner(graphs, timer))
+        if self.failure is None:
+            self._captured[key] = graphs, result
         return result
 
-    def _record(self, shape: Shape, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
-        graphs: list[tuple[str, Graph]] = []
-        eagerly = run_eagerly(timer)
+    def _capturing_runner(self, graphs: list[tuple[str, Graph]], timer: PhaseTimer) -> RunPhase:
+        """Captures each phase, and replays it once."""
+        eagerly = eager_runner(timer)
 
         def run(name: str, function: Callable[[], Any]) -> Any:
-            if self.failure:
+            if self.failure is not None:
                 return eagerly(name, function)
             try:
                 graph, result = self._capture(function)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
-                self.failure = error
-                self._recorded.clear()
-                self._carried.reset(self._carried.size)  # the phase has assigned tensors that were never computed
-                _logger.warning("a round cannot be recorded as a CUDA graph, so rounds take longer: %s", error)
+                RoundGraphs.failure = str(error)
+                self._buffers.reset(self._buffers.size)  # the phase has assigned tensors that were never computed
+                _logger.warning("a round cannot be captured as a CUDA graph, so rounds take longer: %s", error)
                 return eagerly(name, function)
             graphs.append((name, graph))
             graph.replay()
             timer.lap(name)
             return result
 
-        result = phases(run)
-        if not self.failure:
-            self._recorded[shape] = graphs, result
-        return result
+        return run

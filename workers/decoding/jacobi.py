@@ -35,7 +35,7 @@ class JacobiWindow(Drafting):
 
     tokens: Tensor  # [B, N]
     probs: Tensor  # [B, N, V]
-    static_shapes = True
+    capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
@@ -53,7 +53,7 @@ class JacobiWindow(Drafting):
     def prepare(self, batch: Batch) -> None:
         self.tokens = torch.zeros(batch.size, self.max_levels, dtype=torch.int64, device=batch.keys.device)
         self.probs = torch.zeros(batch.size, self.max_levels, self._vocab_size, device=batch.keys.device)
-        batch.carried.add(self, "tokens", "probs")
+        batch.buffers.add(self, "tokens", "probs")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

@@ -133,7 +133,7 @@ class CounterRNG:
 
     def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
         clamped = positions.clamp(max=self.positions - 1)
-        if self.keys.shape[0] * self.positions * slots > _MAX_TABLE_ENTRIES:
+        if len(self._first_rows) * self.positions * slots > _MAX_TABLE_ENTRIES:
             return generate(self.keys[:, None, None], clamped[..., None], purpose, _arange(slots, positions.device))
         if (purpose, slots) not in self._tables:
             table = self._table(generate, purpose, self.keys, slots)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from workers.decoding.graphs import Capture, RoundGraphs
 from workers.decoding.rng import CounterRNG
+from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.row_ends import RowEndPass, RowEnds
-from workers.decoding.row_tensors import RowTensors
 from workers.decoding.sampling import repeat_streams, repeat_streams_unless_shared, stream_rows
 from workers.decoding.tree import TreeShape
 from workers.models.cache import KVCache
@@ -27,7 +27,7 @@ class Request:
     sample: int = 0
 
 
-_LEAST_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
+_MIN_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
 
 
 class Batch:
@@ -83,19 +83,19 @@ class Batch:
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
         self._update_positions()
-        self.carried = RowTensors(size, fixed=self.static)
-        self.graphs = RoundGraphs(capture, self.carried) if capture else None
-        self.carried.add_cache(cache)
-        self.carried.add(self.rng, "keys")
-        self.carried.add(self.attention_mask, "padding")
-        self.carried.add(
+        self.buffers = RowBuffers(size, fixed=self.static)
+        self.graphs = RoundGraphs(capture, self.buffers) if capture else None
+        self.buffers.add_cache(cache)
+        self.buffers.add(self.rng, "keys")
+        self.buffers.add(self.attention_mask, "padding")
+        self.buffers.add(
             self, "emitted", "root", "_advances", "_tokens", "token_positions", "columns", "rope_positions"
         )
 
     @property
     def size(self) -> int:
         """Number of captions, B."""
-        return self.carried.size
+        return self.buffers.size
 
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the unconditional ones."""
@@ -138,7 +138,7 @@ class Batch:
         """
         self.max_emitted, self.cells_to_row_end = max(emitted, default=1), 0
         if self.static:
-            step = max(_LEAST_SPAN_STEP, -(-self.image_len // _MAX_SPANS))
+            step = max(_MIN_SPAN_STEP, -(-self.image_len // _MAX_SPANS))
             self.max_emitted = min(self.image_len, -(-self.max_emitted // step) * step)
         elif self.row_ends:
             cols = self.row_ends.cols
@@ -169,12 +169,12 @@ class Batch:
         self._advances[indices] = 0
         self.emitted[indices] = 1  # where they need the fewest columns
         self._update_positions()
-        self.carried.settle()
+        self.buffers.copy_back()
 
     def keep(self, indices: Tensor) -> None:
         """Keep only the captions at indices [n], in that order."""
         self.rng.keep(indices)
-        self.carried.keep(indices)
+        self.buffers.keep(indices)
 
     def _update_positions(self) -> None:
         self.token_positions = self.emitted[:, None] + self._offsets

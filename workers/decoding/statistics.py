@@ -52,6 +52,15 @@ class ImageStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Result:
+    """One finished image: its request, its tokens [image_len] (int64, CPU) and its statistics."""
+
+    request: Request
+    tokens: Tensor
+    statistics: ImageStatistics
+
+
+@dataclass(frozen=True, slots=True)
 class RoundCounts:
     """What a round did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth` and `nodes`."""
 

@@ -73,6 +73,7 @@ class EagleDrafter(CachedDrafter):
     """
 
     kind = "eagle"
+    capturable = True
 
     def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0, masked: bool = True) -> None:
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)

@@ -18,6 +18,7 @@ class IndependentDrafter(CachedDrafter):
     """Reads captions through its own conditioner; shares only the codebook and the grid with the target."""
 
     kind = "independent"
+    capturable = True
 
     def __init__(self, target: Target, transformer: Body, conditioner: nn.Module) -> None:
         super().__init__(target, transformer, base=target.prompt_len)

@@ -40,7 +40,7 @@ class MedusaDrafter(Drafter):
     """All nodes of a level share one distribution: a head does not see which path it continues."""
 
     kind = "medusa"
-    static_shapes = True
+    capturable = True
     feature: Tensor  # [R, D] the target's, of the token before the root
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:
@@ -61,7 +61,7 @@ class MedusaDrafter(Drafter):
         self._streams = batch.streams
         shape = (batch.streams * batch.size, target.transformer.config.dim)
         self.feature = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        batch.carried.add(self, "feature")
+        batch.buffers.add(self, "feature")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

@@ -186,7 +186,7 @@ class Body(nn.Module, ABC):
     """
 
     config: TransformerConfig
-    static_shapes: ClassVar[bool] = False  # a pass does the same for all values of its inputs: CUDA graphs can hold it
+    capturable: ClassVar[bool] = False  # a pass does the same for all values of its inputs: CUDA graphs can hold it
     embed: nn.Embedding | None  # of the image's codes; None: a drafter that uses the target's
     head: nn.Module | None
 
@@ -215,7 +215,7 @@ class Transformer(Body):
 
     head: nn.Linear | None
     rotations: Tensor
-    static_shapes = True
+    capturable = True
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

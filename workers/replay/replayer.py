@@ -17,9 +17,10 @@ from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, DrafterChoice, Jacobi, NoDrafter, Sampling
 from workers.data.shards import digest
 from workers.decoding.build import build_tables, drafter_class
-from workers.decoding.engine import Engine, Observer, Result
+from workers.decoding.engine import Engine, Observer
 from workers.decoding.rng import image_keys
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.loading.models import Models
 from workers.metrics.estimate import BLOCKS
 from workers.replay.prediction import Prediction, interpolate, predict

@@ -5,13 +5,14 @@ if memory runs out.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
 from search_spaces.trial import DecodingConfig
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
+from workers.decoding.statistics import Result
 from workers.loading.models import Capabilities, Models
 from workers.runtime.memory import OutOfMemory, guard_memory
 
@@ -75,14 +76,17 @@ class Engines:
                 raise
         return self.draw_once(config, requests, half), half
 
-    def draw_once(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> list[Result]:
-        """Like `draw`, without the retry at half the batch size."""
+    def draw_once(
+        self, config: DecodingConfig, requests: Sequence[Request], batch: int, beside: Collection[DecodingConfig] = ()
+    ) -> list[Result]:
+        """Like `draw`, without the retry at half the batch size. beside: configs whose engines keep their batches and
+        graphs meanwhile, because they take turns with this one.
+        """
 
         def run() -> list[Result]:
             engine = self.get(config)
-            for other in self._engines.values():
-                if other is not engine:
-                    other.release()
+            for other in self._engines.keys() - {config, *beside}:
+                self._engines[other].release()
             engine.batch_size = batch
             try:
                 return list(engine.run(requests))

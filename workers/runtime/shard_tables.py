@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from workers.data.records import FEATURES, SCORES, float_lists
-from workers.decoding.engine import Result
+from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.metrics.costs import TIMED_COLUMNS, VANILLA
 

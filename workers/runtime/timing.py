@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.decoding.engine import Result
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.metrics.costs import TIMED_COLUMNS, VANILLA, relative_noise
 
 Draw = Callable[[Sequence[Request]], list[Result]]

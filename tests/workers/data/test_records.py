@@ -15,9 +15,8 @@ from torch import Tensor
 
 from workers.data.records import features_of, read_shard, tokens_of, write_shard
 from workers.data.storage import Storage
-from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import ImageStatistics
+from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
 from workers.runtime.shard_tables import quality_table, timing_table
 

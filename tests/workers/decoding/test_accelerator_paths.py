@@ -1,10 +1,9 @@
 """What only an accelerator runs, run without one.
 
 There loops go to their fixed bounds where a CPU stops early, trees are padded, and nothing may be read back within a
-round. The first test takes the CPU's shortcuts away, repeats recorded rounds as CUDA graphs would, and holds tokens and
-statistics against those of eager rounds. The
-second runs rounds on the meta device, which has shapes but no values: whatever reads one raises, and so does whatever
-mixes devices.
+round. The first test takes the CPU's shortcuts away, repeats captured rounds as CUDA graphs would, and compares tokens
+and statistics with those of eager rounds. The second runs rounds on the meta device, which has shapes but no values:
+whatever reads one raises, and so does whatever mixes devices.
 """
 
 from __future__ import annotations
@@ -77,25 +76,25 @@ def decoded(engine: Engine) -> list[list[list[int]]]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("sizes", [BASE, ROW_ENDS], ids=["", "row ends"])
-def test_recorded_rounds_give_the_tokens_of_eager_ones(
+def test_captured_rounds_give_the_tokens_of_eager_ones(
     sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the CPU's shortcuts; in a batch that halves, and in a second run on the same memory."""
     config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
     target = toy_target(config=replace(sizes, rows=3))
-    eager, recorded = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
+    eager, captured = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
     expected = decoded(eager)
     tape.without_shortcuts(monkeypatch)
-    recorded.capture = tape.record
-    monkeypatch.setattr(state, "_LEAST_SPAN_STEP", 4)
-    assert decoded(recorded) == expected
-    batch = recorded._kept
+    captured.new_capture = lambda: tape.capture
+    monkeypatch.setattr(state, "_MIN_SPAN_STEP", 4)
+    assert decoded(captured) == expected
+    batch = captured._batch
     assert batch is not None
     assert batch.graphs is not None
-    assert batch.graphs.failure is None
-    assert batch.graphs.shapes
-    assert decoded(recorded) == expected
-    assert recorded._kept is batch
+    assert captured.uses_graphs
+    assert batch.graphs.keys
+    assert decoded(captured) == expected
+    assert captured._batch is batch
 
 
 class Shapeless(nn.Module):

@@ -10,8 +10,9 @@ import torch
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.adjacency import AdjacencyTree
-from workers.decoding.engine import Engine, Result
+from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
+from workers.decoding.statistics import Result
 
 REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i"])]
 

@@ -16,8 +16,9 @@ import torch
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, code_path, toy_drafter, toy_target
-from workers.decoding.engine import DecodingError, Engine, Result
+from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.state import Request
+from workers.decoding.statistics import Result
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,31 +17,41 @@ from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.fakes import tape
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine
-from workers.decoding.row_tensors import RowTensors
-from workers.decoding.state import Request
+from workers.decoding.graphs import RoundGraphs, are_supported
+from workers.decoding.row_buffers import RowBuffers
+from workers.decoding.state import Batch, Request
+from workers.loading.models import Models
 from workers.models.cache import KVCache
+from workers.runtime.engines import Engines
 
 
-def test_carried_tensors_keep_their_addresses() -> None:
-    owner = SimpleNamespace(captions=torch.arange(4), rows=torch.arange(8), other=torch.arange(4) + 10)
-    carried = RowTensors(4, fixed=True)
-    carried.add(owner, "captions", "rows", "other")
+class Owner:
+    """Four captions, two rows of a transformer each."""
+
+    def __init__(self) -> None:
+        self.captions, self.rows, self.other = torch.arange(4), torch.arange(8), torch.arange(4) + 10
+
+
+def test_buffers_keep_their_addresses() -> None:
+    owner = Owner()
+    buffers = RowBuffers(4, fixed=True)
+    buffers.add(owner, "captions", "rows", "other")
     places = [x.data_ptr() for x in (owner.captions, owner.rows, owner.other)]
 
     owner.captions, owner.other = owner.other, owner.captions  # each is the other's old value
     owner.rows = owner.rows + 100
-    carried.settle()
+    buffers.copy_back()
     assert [x.data_ptr() for x in (owner.captions, owner.rows, owner.other)] == places
     assert owner.captions.tolist() == [10, 11, 12, 13]
     assert owner.other.tolist() == [0, 1, 2, 3]
 
-    carried.keep(torch.tensor([3, 1]))
+    buffers.keep(torch.tensor([3, 1]))
     assert [x.data_ptr() for x in (owner.captions, owner.rows, owner.other)] == places
     assert owner.captions.tolist() == [13, 11]
     assert owner.rows.tolist() == [103, 101, 107, 105]  # both streams of each caption
-    assert carried.size == 2
+    assert buffers.size == 2
 
-    carried.reset(4)
+    buffers.reset(4)
     assert [x.data_ptr() for x in (owner.captions, owner.rows, owner.other)] == places
     assert (owner.captions.shape, owner.rows.shape) == ((4,), (8,))
 
@@ -49,17 +60,18 @@ def test_carried_tensors_keep_their_addresses() -> None:
 def test_caches_keep_the_rows_of_the_captions_that_stay(fixed: bool) -> None:
     cache = KVCache(layers=1, rows=6, columns=2, kv_heads=1, head_dim=1)
     cache.storage.copy_(torch.arange(12.0)[:, None].expand(1, 2, 12, 1))
-    carried = RowTensors(3, fixed=fixed)
-    carried.add_cache(cache)
-    carried.keep(torch.tensor([2, 0]))
+    buffers = RowBuffers(3, fixed=fixed)
+    buffers.add_cache(cache)
+    buffers.keep(torch.tensor([2, 0]))
     assert cache.read(0, 2)[0].flatten().tolist() == [4, 5, 0, 1, 10, 11, 6, 7]
 
 
 @pytest.mark.parametrize("failing", [1, 3, 4, 6])
-def test_a_round_that_cannot_be_recorded_runs_eagerly(
+def test_a_round_that_cannot_be_captured_runs_eagerly(
     failing: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever recording fails, after it has assigned what it could: the tokens are the same, and the log says why."""
+    """Whichever capture fails, after it has assigned what it could: the tokens are the same, and the log says why."""
+    monkeypatch.setattr(RoundGraphs, "failure", None)
     tape.without_shortcuts(monkeypatch)
     target, config = toy_target(), DecodingConfig(
         Eagle(), Dynamic(depth=4, width=4, nodes=12), AcceptanceRule(Additive(8, 0.3)), Sampling(cfg=2.0)
@@ -72,23 +84,22 @@ def test_a_round_that_cannot_be_recorded_runs_eagerly(
 
     calls = 0
 
-    def record(function: Callable[[], Any]) -> tuple[tape.Tape, Any]:
+    def capture(function: Callable[[], Any]) -> tuple[tape.Tape, Any]:
         nonlocal calls
         calls += 1
-        recorded = tape.record(function)
+        captured = tape.capture(function)  # what it has assigned is not computed before a replay
         if calls == failing:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return recorded
+        return captured
 
     engine = Engine(target, config, toy_drafter("eagle", target), batch_size=2)
-    engine.capture = record
+    engine.new_capture = lambda: capture
     assert tokens(engine) == tokens(Engine(target, config, toy_drafter("eagle", target), batch_size=2))
     assert calls == failing
-    assert engine._kept is not None
-    assert engine._kept.graphs is not None
-    assert engine._kept.graphs.failure is not None
-    assert not engine._kept.graphs.shapes
+    assert "not permitted" in str(RoundGraphs.failure)
     assert "not permitted" in caplog.text
+    assert not engine.uses_graphs
+    assert not are_supported(torch.device("cuda"))
 
 
 def test_a_batch_is_allocated_again_when_its_drafter_served_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +109,68 @@ def test_a_batch_is_allocated_again_when_its_drafter_served_another(monkeypatch:
     drafter = toy_drafter("eagle", target)
     engines = [Engine(target, config, drafter, seed=seed, batch_size=2) for seed in (0, 1)]
     for engine in engines:
-        engine.capture = tape.record
+        engine.new_capture = lambda: tape.capture
     runs = [[result.tokens.tolist() for result in engine.run([Request(7, "abc")])] for engine in engines * 2]
     assert runs[:2] == runs[2:]
     assert runs[0] != runs[1]
-    engines[0].release()
-    assert engines[0]._kept is None
+
+
+def test_a_tensor_that_changes_its_shape_is_refused() -> None:
+    owner, buffers = Owner(), RowBuffers(4, fixed=True)
+    buffers.add(owner, "captions")
+    owner.captions = owner.captions[:, None]
+    with pytest.raises(ValueError, match="captions"):
+        buffers.copy_back()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_batch_is_freed_without_a_garbage_collection(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape.without_shortcuts(monkeypatch)
+    target = toy_target()
+    config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
+    engine, batches = Engine(target, config, toy_drafter("eagle", target), batch_size=2), []
+    if static:
+        engine.new_capture = lambda: tape.capture
+
+    def allocate(size: int) -> Batch:
+        batch = Engine.allocate(engine, size)
+        batches.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(engine, "allocate", allocate)
+    gc.disable()
+    try:
+        for caption in ("abc", "de"):
+            list(engine.run([Request(0, caption), Request(1, caption)]))
+        assert [batch() is not None for batch in batches] == ([True] if static else [False, False])
+        engine.batch_size = 1
+        list(engine.run([Request(0, "abc")]))
+        engine.release()
+        assert not any(batch() for batch in batches)
+    finally:
+        gc.enable()
+
+
+def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape.without_shortcuts(monkeypatch)
+    target, captures = toy_target(), 0
+
+    def capture(function: Callable[[], Any]) -> tuple[tape.Tape, Any]:
+        nonlocal captures
+        captures += 1
+        return tape.capture(function)
+
+    vanilla = DecodingConfig(sampling=Sampling(cfg=2.0))
+    config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
+    drafter = toy_drafter("eagle", target)
+    assert drafter is not None
+    engines = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False)
+    for each in (vanilla, config):
+        engines.get(each).new_capture = lambda: capture
+    for turn in range(3):
+        before = captures
+        for each in (vanilla, config):
+            engines.draw_once(each, [Request(0, "abc")], 1, beside=(vanilla, config))
+        assert (captures == before) == (turn > 0)
+    engines.draw_once(vanilla, [Request(0, "abc")], 1)
+    assert engines.get(config)._batch is None

@@ -17,8 +17,8 @@ from search_spaces.trial import Sampling
 from tests.fakes.tiny_chameleon import SIZE, VQ, WORD_IDS, checkpoint, guided_logits, reference_model
 from tests.fakes.watched import Replay, draw
 from workers.decoding.drafter import Drafter
-from workers.decoding.engine import Result
 from workers.decoding.row_ends import teacher_forced
+from workers.decoding.statistics import Result
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.independent import IndependentDrafter
 from workers.models.families.lumina import ROW_END, Lumina

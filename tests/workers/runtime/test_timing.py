@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from workers.decoding.engine import Result
 from workers.decoding.state import Request
-from workers.decoding.statistics import ImageStatistics
+from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
 from workers.runtime.timing import Draw, time_draw, time_pairs
 

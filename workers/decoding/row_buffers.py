@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
+
 from torch import Tensor
 
 from workers.decoding.sampling import stream_rows
 from workers.models.cache import KVCache
 
 
-class RowTensors:
+class RowBuffers:
     """Tensors that change from round to round, each an attribute of its owner, and the KV caches of a batch.
 
     The first dimension counts captions, or rows of a transformer: every caption's conditional row, then every
-    unconditional one. Owners assign new tensors to their attributes. With `fixed`, `settle` copies them into the memory
-    that the attribute had at first, so that a CUDA graph finds them; a batch that shrinks uses the front of it.
+    unconditional one. Owners assign new tensors to their attributes. With `fixed`, `copy_back` copies them into the
+    memory that the attribute had at first, so that a CUDA graph finds them; a batch that shrinks uses the front of it.
     """
 
     def __init__(self, size: int, *, fixed: bool) -> None:
         self.size, self.capacity, self.fixed = size, size, fixed
-        self._slots: list[tuple[object, str]] = []
+        # weak, so that a batch, which has its own tensors here, is freed at once
+        self._slots: list[tuple[weakref.ref[object], str]] = []
         self._memory: list[Tensor] = []  # with `fixed`: each attribute's, at full size
         self._views: list[Tensor] = []  # its part that is in use
         self._caches: list[KVCache] = []
@@ -26,7 +29,7 @@ class RowTensors:
     def add(self, owner: object, *names: str) -> None:
         """Register attributes of `owner` that hold tensors."""
         for name in names:
-            self._slots.append((owner, name))
+            self._slots.append((weakref.ref(owner), name))
             if self.fixed:
                 self._memory.append(getattr(owner, name).clone())
                 self._views.append(self._memory[-1])
@@ -42,24 +45,35 @@ class RowTensors:
         for cache in self._caches:
             cache.keep(stream_rows(indices, cache.rows // size, size))
         for owner, name in self._slots:
-            x = getattr(owner, name)
-            setattr(owner, name, x[stream_rows(indices, len(x) // size, size)])
+            x = getattr(owner(), name)
+            setattr(owner(), name, x[stream_rows(indices, len(x) // size, size)])
         if self.fixed:
             self._set_views()
-            self.settle()
+            self.copy_back()
 
-    def settle(self) -> None:
-        """Copy what has been assigned since the last call into the fixed memory."""
+    def copy_back(self) -> None:
+        """With `fixed`, copy what has been assigned since the last call into the fixed memory.
+
+        Raises:
+            ValueError: a tensor has another shape or dtype than at first.
+        """
         if not self.fixed:
             return
         own = {memory.untyped_storage().data_ptr() for memory in self._memory}
-        assigned: list[tuple[Tensor, Tensor]] = []
+        copies: list[tuple[Tensor, Tensor]] = []
         for (owner, name), view in zip(self._slots, self._views, strict=True):
-            x = getattr(owner, name)
-            if x is not view:  # one attribute's old value may be another's new one, so copy it first
-                assigned.append((view, x.clone() if x.untyped_storage().data_ptr() in own else x))
-                setattr(owner, name, view)
-        for view, x in assigned:
+            x = getattr(owner(), name)
+            if x is view:
+                continue
+            if (x.shape, x.dtype) != (view.shape, view.dtype):
+                was, now = (f"{part.dtype} {tuple(part.shape)}" for part in (view, x))
+                raise ValueError(
+                    f"{type(owner()).__name__}.{name} was {was} and became {now}: a CUDA graph cannot hold it"
+                )
+            # one attribute's old value may be another's new one, so copy it first
+            copies.append((view, x.clone() if x.untyped_storage().data_ptr() in own else x))
+            setattr(owner(), name, view)
+        for view, x in copies:
             view.copy_(x)
 
     def reset(self, size: int) -> None:
@@ -69,7 +83,7 @@ class RowTensors:
         self.size = size
         self._set_views()
         for (owner, name), view in zip(self._slots, self._views, strict=True):
-            setattr(owner, name, view)
+            setattr(owner(), name, view)
 
     def _set_views(self) -> None:
         self._views = [memory[: len(memory) // self.capacity * self.size] for memory in self._memory]
