@@ -106,6 +106,8 @@ def _architecture(
     config = preset(_PRESET) if "eagle" in capabilities.drafters else DecodingConfig()
     needed, other = footprint(models, config, batch, batch), batch + 7  # two batch sizes show how memory grows
     more = footprint(models, config, other, other)
+    if device.type == "cuda":
+        needed, more = needed.with_graphs(), more.with_graphs()
     nets = sum(metric_bytes(entry).values())
     largest = None if free is None else largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
     if largest == 0:
@@ -121,15 +123,20 @@ def _architecture(
     }
 
 
+_PARTS = ("parameters", "cache", "graphs", "activations", "pictures", "metric_nets")
+
+
 def memory_parts(needed: Footprint, metric_nets: int = 0) -> dict[str, int]:
     """Bytes by purpose, and their peak."""
-    parts = {kind: getattr(needed, kind) for kind in ("parameters", "cache", "activations", "pictures")}
+    parts = {kind: getattr(needed, kind) for kind in _PARTS[:-1]}
     return {**parts, "metric_nets": metric_nets, "total": needed.bytes + metric_nets}
 
 
 def describe_memory(parts: Mapping[str, int]) -> str:
     """The peak of `memory_parts`, and the parts."""
-    kinds = [kind for kind in ("parameters", "cache", "activations", "pictures", "metric_nets") if parts[kind]]
+    kinds = [
+        kind for kind in ("parameters", "cache", "graphs", "activations", "pictures", "metric_nets") if parts[kind]
+    ]
     shown = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in kinds)
     return f"{format_bytes(parts['total'])} ({shown})"
 

@@ -42,7 +42,9 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
 
     available = gpu.memory - RESERVED_BYTES - nets
     other = (
-        small if batches["timing"] != batches["quality"] else footprint(models, work.config, 2 * batches["quality"], 1)
+        small
+        if batches["timing"] != batches["quality"]
+        else footprint(models, work.config, 2 * batches["quality"], 1).with_graphs()
     )
     at = batches["timing"] if other is small else 2 * batches["quality"]  # two batch sizes show how memory grows
     return {
@@ -68,7 +70,7 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
 
 def _decoding_bytes(found: Footprint) -> int:
     """Peak memory of decoding tokens."""
-    return found.parameters + found.cache + found.activations
+    return found.parameters + found.cache + found.graphs + found.activations
 
 
 def _assumptions(gpu: Gpu, label: str) -> list[str]:

@@ -133,8 +133,8 @@ class Workload:
         """
         label, config, shapes, notes = _extreme(sweep, shapes, heaviest)
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
-        small = footprint(shapes.models, config, batches["timing"], 1)
-        big = footprint(shapes.models, config, batches["quality"], batches["pictures"])
+        small = footprint(shapes.models, config, batches["timing"], 1).with_graphs()
+        big = footprint(shapes.models, config, batches["quality"], batches["pictures"]).with_graphs()
         if plain is None:
             plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
         images = _image_counts(sweep)

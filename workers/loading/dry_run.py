@@ -46,11 +46,16 @@ class Footprint:
     prefill: Work
     round: Work
     picture: Work
+    graphs: int = 0  # what CUDA graphs keep
 
     @property
     def bytes(self) -> int:
-        """The peak. Caches are still there while images are decoded."""
-        return self.parameters + self.cache + max(self.activations, self.pictures)
+        """The peak. Caches and graphs are still there while images are decoded."""
+        return self.parameters + self.cache + self.graphs + max(self.activations, self.pictures)
+
+    def with_graphs(self) -> Footprint:
+        """On a CUDA device, where the graphs of rounds keep as much memory as a round's activations."""
+        return replace(self, graphs=self.activations)
 
 
 def parameter_bytes(models: Models) -> int:
