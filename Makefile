@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 test: export PYTHONDONTWRITEBYTECODE = # if it is set, every process of a test compiles everything again
 test: venv
-	$(BIN)/python -m pytest -q -p tests.forked_workers --workers $(TEST_WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from orchestrator.tracking.client import connect
 from workers.runtime.threads import use_threads
 
 use_threads(1)  # processes share the cores, and results of sweeps that are compared must not depend on their number
@@ -31,25 +29,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast before slow: a broken change says so in seconds. Then the slowest first. Otherwise the order stays.
 
     Where several processes share the tests, files that mostly wait (for Ray, servers, browsers) are spread among the
     others: they overlap with tests that compute, and no process is left with minutes of work when the others are done.
     """
     items.sort(key=_place)
-    if config.getoption("workers", 1) > 1:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = _spread(items)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Processes that share the tests inherit what more than one of them would import later. What is imported by now
-    stays: the garbage collector need not look at those million objects again and again.
-    """
-    if session.config.getoption("workers", 1) > 1:
-        connect("sqlite://")
-        for module in ("alembic.autogenerate", "mlflow.store.tracking.sqlalchemy_store", "botorch.models"):
-            importlib.import_module(module)
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at those million objects again and again."""
     gc.collect()
     gc.freeze()
 
@@ -84,7 +76,8 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all test processes."""
-    return tmp_path_factory.getbasetemp()
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
