@@ -3,8 +3,9 @@
 OpenMP reads its environment once, when torch or another library loads it. So commands call `use_threads` before they
 import one, and worker processes start with `thread_environment`. This module imports none of them.
 
-Threads wait passively: while one waits for the others of a parallel loop it sleeps. By default it would spin, and with
-other work on the machine the threads that still compute would wait for cores on which others spin.
+Threads wait passively: one that waits for the others of a parallel loop spins for some ten microseconds, then sleeps.
+By default it would spin on, and with other work on the machine the threads that still compute would wait for cores on
+which others spin. If it slept at once, the many short loops of a small model would wait for it to wake.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-COUNT, WAIT_POLICY = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+COUNT, WAIT_POLICY, SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+_PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}  # GNU's OpenMP, which torch brings, counts its spins
 _CPU_LIMIT, _LOAD = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/loadavg")
 
 
@@ -21,7 +23,7 @@ def use_threads(count: int | None = None) -> None:
     """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS says, else one for
     each free core. A wait policy that the user has set stays.
     """
-    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
+    os.environ.update(_waiting())
     if count is None and COUNT in os.environ:
         return
     count = count or free_cores()
@@ -32,7 +34,14 @@ def use_threads(count: int | None = None) -> None:
 
 def thread_environment(count: int) -> dict[str, str]:
     """Environment of a process that computes with `count` threads."""
-    return {COUNT: str(count), WAIT_POLICY: os.environ.get(WAIT_POLICY, "PASSIVE")}
+    return {COUNT: str(count), **_waiting()}
+
+
+def _waiting() -> dict[str, str]:
+    """How threads wait: as the user has set it, else passively."""
+    if WAIT_POLICY not in os.environ:
+        return _PASSIVE
+    return {name: os.environ[name] for name in _PASSIVE if name in os.environ}
 
 
 def free_cores() -> int:

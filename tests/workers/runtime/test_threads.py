@@ -25,8 +25,8 @@ print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["OMP_WA
 
 def run(code: str, **variables: str) -> tuple[list[str], str]:
     """The lines that a new process prints, and what OpenMP says of itself when it is loaded."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
-    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(Path(__file__).parents[3])} | variables
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
+    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", "PYTHONPATH": str(Path(__file__).parents[3])} | variables
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return ran.stdout.splitlines(), ran.stderr
 
@@ -44,7 +44,8 @@ def test_openmp_and_torch_have_the_threads(count: int | None, variables: dict[st
     assert lines[0] == expected
     _, wanted, policy = expected.split()
     assert lines[1] == f"2 2 {policy}"
-    for name, value in (("OMP_NUM_THREADS", wanted), ("OMP_WAIT_POLICY", policy)):
+    spins = [("GOMP_SPINCOUNT", "6000")] if policy == "PASSIVE" else []
+    for name, value in (("OMP_NUM_THREADS", wanted), ("OMP_WAIT_POLICY", policy), *spins):
         assert f"{name} = '{value}'" in openmp, "set before OpenMP was loaded"
 
 
@@ -88,7 +89,8 @@ def test_by_default_there_is_a_thread_for_each_free_core(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "modules", {})
     monkeypatch.setattr(os, "environ", {})
     use_threads()
-    assert os.environ == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "PASSIVE"} == thread_environment(7)
+    expected = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "6000"}
+    assert os.environ == expected == thread_environment(7)
     os.environ["OMP_NUM_THREADS"] = "4,2"  # for nested loops
     use_threads()
     assert os.environ["OMP_NUM_THREADS"] == "4,2"
