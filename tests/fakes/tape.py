@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from workers.decoding import accept
 
-Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
+Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
 def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +26,11 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
 
 
-def tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors of an operation's argument or result."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [x for part in value for x in tensors(part)] if isinstance(value, tuple | list) else []
 
 
 def memory_of(x: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for written in self._written(function, args, kwargs):
             self._remember(written)
         result = function(*args, **kwargs)
-        self.operations.append((function, args, kwargs, result))
+        self.operations.append((function, args, kwargs, tensors(result)))
         return result
 
     @staticmethod
@@ -74,9 +76,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: set[int] = set()
         computed: dict[int, Tensor] = {}
         for _, args, kwargs, result in self.operations:
-            inputs |= {x.untyped_storage().data_ptr() for x in tensors((args, kwargs))} - computed.keys()
-            fresh = {x.untyped_storage().data_ptr(): memory_of(x) for x in tensors(result)}
-            computed |= {place: memory for place, memory in fresh.items() if place not in inputs}
+            inputs |= {
+                x.untyped_storage().data_ptr() for x in tensors((args, tuple(kwargs.values())))
+            } - computed.keys()
+            for x in result:
+                place = x.untyped_storage().data_ptr()
+                if place not in inputs and place not in computed:
+                    computed[place] = memory_of(x)
         for memory in computed.values():
             memory.fill_(0xFF)  # not a number
         for memory, contents in self._before.values():
@@ -87,7 +93,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def replay(self) -> None:
         for function, args, kwargs, captured in self.operations:
             result = function(*args, **kwargs)
-            for old, new in zip(tensors(captured), tensors(result), strict=True):
+            for old, new in zip(captured, tensors(result), strict=True):
                 assert old.shape == new.shape
                 if old.data_ptr() != new.data_ptr():  # neither a view nor in place
                     old.copy_(new)
