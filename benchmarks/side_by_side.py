@@ -1,4 +1,4 @@
-"""This checkout's engine beside another's: presets on the built-in model, drawn by both in turn.
+"""This checkout's engine compared with another's: presets on the built-in model, drawn by both in turn.
 
     git worktree add ../before 40e73d0
     python -m benchmarks.side_by_side ../before [--only lantern eagle2] [--batches 1 8 32] [--pairs 5]

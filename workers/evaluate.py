@@ -180,7 +180,7 @@ class Evaluator:
         requests = self._requests(shard)
         batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
         baseline, candidate = (
-            partial(self.engines.draw_once, config, batch=shard.batch, beside=(shard.baseline, shard.config))
+            partial(self.engines.draw_once, config, batch=shard.batch, alternating=(shard.baseline, shard.config))
             for config in (shard.baseline, shard.config)
         )
         rows = time_pairs(

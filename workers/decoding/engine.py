@@ -48,7 +48,7 @@ class Engine:
     one, and when none is waiting the batch shrinks. observer: called in every round before acceptance, with the batch,
     the draft tree and the target's guided logits [B, N+1, V]; it must not change them.
 
-    On a CUDA device rounds are CUDA graphs, where target, drafter and tree policy have static shapes and there is no
+    On a CUDA device rounds are CUDA graphs if target, drafter and tree policy are `capturable` and there is no
     observer. Then the batch, its caches included, is kept from run to run; `release` frees it.
 
     Raises:

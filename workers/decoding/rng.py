@@ -90,7 +90,7 @@ _CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its 
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
-@cache  # a large vocabulary's would be made anew in every round; CUDA graphs read them later
+@cache  # a large vocabulary's would be rebuilt in every round, and CUDA graphs read it later
 def _arange(stop: int, device: torch.device) -> Tensor:
     return torch.arange(stop, device=device)
 

@@ -39,7 +39,7 @@ class Batch:
 
     row_ends: the end-of-row tokens, for targets that have them.
 
-    carried: what the rounds replace; a drafter or drafting adds its own tensors to it.
+    buffers: the tensors that rounds replace; a drafter or drafting adds its own.
 
     graphs: the CUDA graphs of rounds, made by `capture`; None: rounds run eagerly. A batch with graphs is `static`: its
     addresses do not change, and its shapes only with the number of rows and in steps of many tokens. A row without an

@@ -77,15 +77,19 @@ class Engines:
         return self.draw_once(config, requests, half), half
 
     def draw_once(
-        self, config: DecodingConfig, requests: Sequence[Request], batch: int, beside: Collection[DecodingConfig] = ()
+        self,
+        config: DecodingConfig,
+        requests: Sequence[Request],
+        batch: int,
+        alternating: Collection[DecodingConfig] = (),
     ) -> list[Result]:
-        """Like `draw`, without the retry at half the batch size. beside: configs whose engines keep their batches and
-        graphs meanwhile, because they take turns with this one.
+        """Like `draw`, without the retry at half the batch size. alternating: configs whose engines keep their batches
+        and graphs meanwhile, because they take turns with this one.
         """
 
         def run() -> list[Result]:
             engine = self.get(config)
-            for other in self._engines.keys() - {config, *beside}:
+            for other in self._engines.keys() - {config, *alternating}:
                 self._engines[other].release()
             engine.batch_size = batch
             try:

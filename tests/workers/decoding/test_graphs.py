@@ -115,6 +115,14 @@ def test_a_batch_is_allocated_again_when_its_drafter_served_another(monkeypatch:
     assert runs[0] != runs[1]
 
 
+def test_the_environment_turns_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECFRONTIER_CUDA_GRAPHS", raising=False)
+    assert are_supported(torch.device("cuda"))
+    assert not are_supported(torch.device("cpu"))
+    monkeypatch.setenv("SPECFRONTIER_CUDA_GRAPHS", "0")
+    assert not are_supported(torch.device("cuda"))
+
+
 def test_a_tensor_that_changes_its_shape_is_refused() -> None:
     owner, buffers = Owner(), RowBuffers(4, fixed=True)
     buffers.add(owner, "captions")
@@ -170,7 +178,7 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
     for turn in range(3):
         before = captures
         for each in (vanilla, config):
-            engines.draw_once(each, [Request(0, "abc")], 1, beside=(vanilla, config))
+            engines.draw_once(each, [Request(0, "abc")], 1, alternating=(vanilla, config))
         assert (captures == before) == (turn > 0)
     engines.draw_once(vanilla, [Request(0, "abc")], 1)
     assert engines.get(config)._batch is None

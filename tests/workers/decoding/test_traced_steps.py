@@ -43,7 +43,7 @@ WIDEST = (3, 5)  # of the adjacency trees
 
 
 class Untimed:
-    """A timer that does not read the clock, which is no part of a graph."""
+    """A timer that does not read the clock, which is not part of a graph."""
 
     def start(self) -> Untimed:
         return self
