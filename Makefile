@@ -10,7 +10,7 @@ TEST_WORKERS ?= 3
 
 help:
 	@echo "make venv   virtual environment with pinned dependencies in $(VENV)"
-	@echo "make test   all tests, in three processes (TEST_WORKERS=N)"
+	@echo "make test   the tests, in three processes (TEST_WORKERS=N)"
 	@echo "make lint   ruff and mypy (strict)"
 	@echo "make bench  the benchmarks: every method's row, and the engine's overhead"
 	@echo "make sweep  the quick start's sweep on the built-in model, on this machine"

@@ -19,7 +19,8 @@ from orchestrator.results.store import Direction
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Search, StudyLog
+from orchestrator.run.study import Search
+from orchestrator.run.study_log import StudyLog
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
@@ -62,6 +63,7 @@ def run(sweep: SweepConfig, folder: Path) -> tuple[float, int]:
     )
     begin = time.perf_counter()
     driver.run()
+    driver.study.flush()
     return time.perf_counter() - begin, sum(not name.startswith("measures") for name in workers.ran)
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from orchestrator.doctor.machine import memory
 from orchestrator.doctor.workload import forecast, this_core
-from orchestrator.results.store import EVENTS, find_sweep, read_lines, read_sweep_text
+from orchestrator.results.json_lines import read_lines
+from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.forecast import Forecast, Range
 from search_spaces.sweep import SweepConfig
 from workers.runtime.threads import cores
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         storage = find_sweep(location)
         sweep = SweepConfig.parse(read_sweep_text(storage), location)
         print(location)
-        moments = replay(read_lines(storage, EVENTS), sweep)
+        moments = replay(read_lines(storage, EVENTS)[0], sweep)
         print_moments(moments)
         low, high = forecast(sweep, core, cores())["hours"]["this machine"]
         print(f"launch --check: {3600 * low:.0f} to {3600 * high:.0f} s on this machine; took {moments[0].left:.0f} s")

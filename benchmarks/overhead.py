@@ -24,6 +24,7 @@ from benchmarks.random_models import with_codes
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
+from workers.decoding.sampling import guided_logits
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
@@ -90,7 +91,8 @@ def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
         parts = [drafter.decoder, drafter.decoder.embed, drafter.decoder.head]
         watched += [part for part in parts if part is not None]
     elif isinstance(drafter, MedusaDrafter):
-        watched.append(drafter.heads)
+        levels, heads = config.policy.bounds.depth, drafter.heads
+        watched += [*heads.residuals[:levels], *([] if heads.heads is None else heads.heads[:levels])]
     return watched
 
 
@@ -123,13 +125,14 @@ def bare_loop(engine: Engine, models: Models) -> float:
     tokens = torch.zeros(streams, 1, dtype=torch.int64)
     begin = time.perf_counter()
     order = torch.arange(target.prompt_len).expand(streams, -1)
-    target.head(target.transformer(torch.zeros(streams, target.prompt_len, target.transformer.config.dim), order))
+    features = target.transformer(torch.zeros(streams, target.prompt_len, target.transformer.config.dim), order)
+    guided_logits(target.head, features, engine.sampling.cfg)
     for n in range(length - 1):
         column = torch.full((streams, 1), target.prompt_len + n)
         features = target.transformer(
             target.embed(tokens), column, cache=batch.cache.at(column, target.prompt_len + n + 1)
         )
-        target.head(features)
+        guided_logits(target.head, features, engine.sampling.cfg)
     return time.perf_counter() - begin
 
 

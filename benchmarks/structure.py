@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PRODUCT = ("search_spaces", "workers", "orchestrator")
+PRODUCT = ("search_spaces", "workers", "orchestrator", "specfrontier")
 TESTS = ("tests",)
 DUPLICATE_RUN = 6  # lines
 MANY_PARAMETERS, MAX_PARAMETERS = 7, 10

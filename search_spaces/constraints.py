@@ -15,7 +15,7 @@ from search_spaces.params import ConfigError
 
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)\s*(?P<bound>.+)")
+_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)(?!=)\s*(?P<bound>.+)")
 _BOUND = re.compile(
     rf"(?P<number>{_NUMBER})"
     rf"|(?:(?P<before>{_NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(?P<after>{_NUMBER}))?(?:\s*(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?"

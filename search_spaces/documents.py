@@ -6,6 +6,7 @@ whose aliases expand to an excessive size, and reads `1e-3` as a number.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -110,6 +111,19 @@ def read_document(text: str | bytes, file: str) -> Document:
         raise ConfigError((), f"not valid YAML: {reason}", f"{file}:{mark.line + 1 if mark else 1}") from error
     except RecursionError:
         raise ConfigError((), "nested too deeply, or an alias that contains itself", f"{file}:1") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        json.JSONDecodeError: not JSON, or nested too deeply for Python's parser.
+        UnicodeDecodeError: bytes that are not UTF-8.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 def write_document(data: Mapping[str, Any]) -> str:

@@ -206,6 +206,7 @@ def _suggestion(word: str, known: list[str]) -> str:
     return f" did you mean {close[0]!r}?" if close else ""
 
 
+_MAX_WHOLE = 2**31 - 1  # of whole numbers without a smaller bound: they become sizes and indices of tensors
 _FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
 
 
@@ -253,6 +254,8 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     number: int | float = kind(value)
     if not math.isfinite(number):
         raise ConfigError((), f"must be a finite number, got {value!r}")
+    if kind is int and allowed.high is None and number > _MAX_WHOLE:
+        raise ConfigError((), f"must be at most {_MAX_WHOLE}, got {value!r}")
     if number not in allowed:
         raise ConfigError((), f"must be {allowed}, got {value!r}")
     return number

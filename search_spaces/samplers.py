@@ -34,8 +34,8 @@ class SamplerChoice:
 class PoolOptions(Params):
     """The keys of `search.options` that say how the pool of such a sampler is made; the others are the sampler's."""
 
-    pool: Annotated[int, "settings drawn from the space", Range(2)] = 2000
-    captions: Annotated[int, "images that are recorded for each drafter and kind of tree", Range(2)] = 24
+    pool: Annotated[int, "settings drawn from the space", Range(2, 1_000_000)] = 2000
+    captions: Annotated[int, "images that are recorded for each drafter and kind of tree", Range(2, 1_000_000)] = 24
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple[PoolOptions, dict[str, Any]]:

@@ -204,6 +204,13 @@ def ready_spaces() -> list[str]:
     return sorted(path.relative_to(_READY).with_suffix("").as_posix() for path in _READY.rglob("*.yaml"))
 
 
+def describe_spaces() -> list[str]:
+    """A line for each ready space: its name, and what it is."""
+    names = ready_spaces()
+    width = max(map(len, names))
+    return [f"{name:<{width}}  {SweepConfig.read(name).about}" for name in names]
+
+
 def find_space(path_or_name: str | Path) -> Path:
     """The file of a sweep: a ready one by its name, or the path itself. ConfigError if there is neither."""
     name = str(path_or_name)

@@ -20,6 +20,7 @@ _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
 _ERROR_RATE = 0.05  # of a race, by default
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")  # Ray's values of labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Captions(Params):
     source: Annotated[
         str, "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet file"
     ] = "scenes"
-    count: Annotated[int, "number of captions", Range(1)] = 192
+    count: Annotated[int, "number of captions", Range(1, 1_000_000)] = 192
     seed: Annotated[int, "seed that chooses the scenes or captions", _SEEDS] = 1
     column: Annotated[str | None, "column of the captions in a table"] = None
     choose: Annotated[Literal["seeded", "first", "longest"], "choice among the several captions of a COCO image"] = (
@@ -79,7 +80,7 @@ class Reference(Params):
     """The real images of `fid`."""
 
     source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then without fid)"] = "scenes"
-    count: Annotated[int, "number of images, at most", Range(1)] = 4096
+    count: Annotated[int, "number of images, at most", Range(1, 10_000_000)] = 4096
     seed: Annotated[int, "seed of the scenes", _SEEDS] = 2
 
 
@@ -87,9 +88,15 @@ class Reference(Params):
 class Quality(Params):
     """Shards that measure quality, at the batch size of the best throughput."""
 
-    batch: Annotated[int, "images per batch", Range(1)] = 48
+    batch: Annotated[int, "images per batch", Range(1, 65_536)] = 48
     shard: Annotated[int, "captions per shard", Range(1)] = 48
-    samples: Annotated[int, "images per caption", Range(1)] = 1
+    samples: Annotated[int, "images per caption", Range(1, 65_536)] = 1
+    nodes: Annotated[
+        Mapping[str, Any] | None, "Ray's labels of the nodes that draw, such as {gpu: h100}; left out: all that agree"
+    ] = None
+
+    def check(self) -> None:
+        _check_labels(self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +108,27 @@ class Timing(Params):
     all of its images times these costs. Further ones are timed only to check them (`speedup_timed`).
     """
 
-    batch: Annotated[int, "images per batch", Range(1)] = 1
+    batch: Annotated[int, "images per batch", Range(1, 65_536)] = 1
     images: Annotated[int, "timed images, one per caption", Range(1)] = 8
-    repetitions: Annotated[int, "how often the two alternate, at most", Range(1)] = 2
+    repetitions: Annotated[int, "how often the two alternate, at most", Range(1, 10_000)] = 2
     precision: Annotated[
         float, "relative standard error of the costs at which no further repetition follows; 0 runs all", Range(0, 1)
     ] = 0.01
     direct: Annotated[int, "trials that are timed themselves, of those that share their costs", Range(1)] = 2
+    nodes: Annotated[
+        Mapping[str, Any] | None,
+        "Ray's labels of the nodes that time, such as {gpu: a10g}; left out: those with the device of the first worker",
+    ] = None
+
+    def check(self) -> None:
+        _check_labels(self.nodes)
+
+
+def _check_labels(nodes: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError unless each value is one that `ray start --labels` accepts."""
+    for key, value in (nodes or {}).items():
+        if not isinstance(value, str) or not _LABEL.fullmatch(value):
+            raise ConfigError(("nodes", key), f"must be a label's value, such as a10g, got {value!r}; quote numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,7 @@ class Search(Params):
     """
 
     sampler: Annotated[str, "how configs are proposed"] = "tpe"
-    parallel: Annotated[int, "trials that run at once", Range(1)] = 2
+    parallel: Annotated[int, "trials that run at once", Range(1, 100_000)] = 2
     seed: Annotated[int, "seed of the proposals", _SEEDS] = 0
     options: Annotated[Mapping[str, Any], "arguments of the sampler"] = field(default_factory=dict)
 
@@ -185,7 +206,7 @@ class Budget(Params):
     trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24
     images: Annotated[int | None, "generated images", Range(1)] = None
     hours: Annotated[
-        float | None, "wall clock of one run (a resumed sweep starts from zero)", Range(0, open_low=True)
+        float | None, "wall clock of the sweep, without the time between its launches", Range(0, open_low=True)
     ] = None
 
 

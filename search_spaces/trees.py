@@ -16,6 +16,9 @@ from search_spaces.params import Choices, ConfigError, Params, Range
 from search_spaces.plugins import Registry
 from search_spaces.static_trees import NAMED_TREES, Paths, StaticTree
 
+# Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
+_LEVELS, _WIDTHS, _NODES = Range(1, 256), Range(1, 256), Range(1, 4096)
+
 Children = Literal["sampled", "top"]
 
 
@@ -67,7 +70,7 @@ class Chain(TreePolicy):
 
     kind: ClassVar[str] = "chain"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
-    length: Annotated[int, "number of drafted tokens", Range(1)]
+    length: Annotated[int, "number of drafted tokens", _LEVELS]
     children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
     @property
@@ -117,9 +120,9 @@ class Dynamic(TreePolicy):
 
     kind: ClassVar[str] = "dynamic"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
-    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", Range(1)]
-    width: Annotated[int, "children per expanded node, and nodes expanded per level", Range(1)]
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)]
+    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS]
+    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS]
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES]
 
     @property
     def bounds(self) -> TreeBounds:
@@ -153,11 +156,11 @@ class Adjacency(TreePolicy):
     beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0)] = 1.0
     depth_step: Annotated[int, "change of depth per round", Range(0)] = 1
     width_step: Annotated[int, "change of width per round", Range(0)] = 3
-    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", Range(1)] = (2, 10)
-    width_range: Annotated[tuple[int, int], "least and largest width", Range(1)] = (4, 13)
-    start_depth: Annotated[int, "depth in levels where there is no neighbour", Range(1)] = 5
-    start_width: Annotated[int, "width where there is no neighbour", Range(1)] = 10
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", Range(1)] = 58
+    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS] = (2, 10)
+    width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS] = (4, 13)
+    start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS] = 5
+    start_width: Annotated[int, "width where there is no neighbour", _WIDTHS] = 10
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES] = 58
     numerator: Annotated[
         Literal["accepted", "tokens"], "alpha counts the accepted drafts, or all emitted tokens (one more)"
     ] = "accepted"

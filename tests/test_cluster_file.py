@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def on_prem() -> dict[str, Any]:
 
 def test_the_cloud_cluster_is_valid() -> None:
     assert_valid(cloud())
+
+
+def test_the_cloud_cluster_with_the_image_is_valid() -> None:
+    line = re.search(r"^#   (docker: .*)$", FILE.read_text(), flags=re.M)
+    assert line
+    config = {key: value for key, value in cloud().items() if key != "setup_commands"} | yaml.safe_load(line[1])
+    assert config["docker"]["image"].endswith(f"/specfrontier:{version('specfrontier')}")
+    assert_valid(config)
 
 
 def test_the_on_prem_cluster_is_valid() -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("search_spaces", "workers", "orchestrator")  # each may import itself and those before it
+LAYERS = ("search_spaces", "workers", "orchestrator", "specfrontier")  # each may import itself and those before it
 ORCHESTRATOR_LAYERS = ("results", "tracking", "report", "run", "doctor", "cli")  # likewise
 SWEEP_LIBRARIES = frozenset({"ray", "optuna", "mlflow", "typer"})
 DECODING = ("workers.decoding", "workers.models", "workers.drafters")

@@ -12,7 +12,7 @@ from workers.data.storage import Storage
 from workers.runtime.logs import describe_task, log_duration, open_log
 from workers.runtime.specification import WorkerSpec
 
-MAX_CONCURRENCY = 2  # calls at a time: a task, and a query or a cancellation
+MAX_CONCURRENCY = 2  # calls at a time: a task, and a ping, a query or a cancellation
 
 
 class Worker:
@@ -34,8 +34,14 @@ class Worker:
         self.busy = threading.Lock()
 
     def facts(self) -> dict[str, Any]:
-        """See `Evaluator.facts`; also the name of the machine."""
-        return {**self.evaluator.facts(), "node": platform.node()}
+        """See `Evaluator.facts`; also the name of the machine, and the labels that Ray gives the node."""
+        import ray
+
+        labels = ray.get_runtime_context().get_node_labels() if ray.is_initialized() else {}
+        return {**self.evaluator.facts(), "node": platform.node(), "labels": dict(labels)}
+
+    def ping(self) -> None:
+        """A sign of life."""
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """See `Evaluator.run`. A second task waits for the first."""

@@ -5,7 +5,6 @@ The name of a result's file follows from its task: a file that exists is not com
 
 from __future__ import annotations
 
-import json
 import platform
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from workers.data.captions import captions_hash, read_captions
-from workers.data.records import read_shard, write_shard
+from workers.data.records import ShardError, read_shard, write_shard
 from workers.data.reference import FILE
 from workers.data.shards import PREDICTIONS, Experiment, MeasureTask, PredictTask, QualityShard, TimingShard
 from workers.data.storage import Storage
@@ -29,11 +28,12 @@ from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
 from workers.runtime.device import compute_facts, pick_device, versions
 from workers.runtime.engines import Engines
-from workers.runtime.memory import guard_memory, in_chunks
+from workers.runtime.memory import guard_memory, in_chunks, limit_memory
+from workers.runtime.numerics import measure_numerics
 from workers.runtime.shard_tables import quality_table, timing_table
 from workers.runtime.specification import WorkerSpec
 from workers.runtime.timing import time_pairs
-from workers.runtime.trial_metrics import ShardReader, compute_trial_metrics, draw_pictures
+from workers.runtime.trial_metrics import ShardReader, compute_trial_metrics, draw_pictures, read_metrics, write_metrics
 
 _STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
 IMAGES_PER_DECODE = 64  # decoded from tokens together
@@ -47,7 +47,7 @@ def _open_store(spec: WorkerSpec) -> Storage:
     """
     storage = Storage(spec.store)
     is_drivers = spec.token is None or (
-        storage.exists(_STORE_TOKEN) and storage.read(_STORE_TOKEN).decode() == spec.token
+        storage.exists(_STORE_TOKEN) and storage.read(_STORE_TOKEN).decode("utf-8", "replace") == spec.token
     )
     if not is_drivers:
         raise ValueError(
@@ -68,6 +68,7 @@ class Evaluator:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec, self.storage = spec, _open_store(spec)
         self.device = pick_device(spec.device)
+        memory = limit_memory(self.device, spec.gpu_share)
         entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
@@ -97,6 +98,7 @@ class Evaluator:
         self._sweep_reference = SweepReference(self.storage, spec.reference, self.extractors, side)
         self.reference = self._sweep_reference.facts
         select_metrics(spec.metrics, self.available)
+        self._measured = {"memory": memory, "numerics": measure_numerics(target, self.extractors, texts)}
 
     @property
     def available(self) -> set[str]:
@@ -106,7 +108,7 @@ class Evaluator:
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can compute, as plain data."""
         metrics, unavailable = select_metrics(None, self.available)
-        captions = self.spec.captions
+        source = str(self.spec.captions.get("source", "scenes"))
         return {
             "capabilities": self.capabilities.to_mapping(),
             "models": dict(self.models.hashes),
@@ -114,12 +116,9 @@ class Evaluator:
             "precision": self.experiment.precision,
             "metrics": {metric.name: metric.description for metric in metrics},
             "without": unavailable | dict(self.extractors.unavailable),
-            "captions": {
-                "count": len(self.captions),
-                "hash": self.experiment.captions,
-                "source": str(captions.get("source", "scenes")),
-            },
+            "captions": {"count": len(self.captions), "hash": self.experiment.captions, "source": source},
             "reference": self.reference,
+            **self._measured,
             **compute_facts(self.device),
         }
 
@@ -131,18 +130,23 @@ class Evaluator:
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Runs a task by its "kind": quality, timing, measure, reference or predict; see the method of that name.
 
+        If shards are damaged or missing, the result is {"unusable": the reason by the shard's name} instead.
+
         Raises:
             ValueError: no such kind.
             Cancelled: `cancel` was called while it ran.
         """
         self._cancelled.clear()
         self._running, kind = dict(task), task.get("kind")
-        if kind == QualityShard.kind:
-            return self.quality(QualityShard.from_mapping(task))
-        if kind == TimingShard.kind:
-            return self.timing(TimingShard.from_mapping(task))
-        if kind == MeasureTask.kind:
-            return self.measure(MeasureTask.from_mapping(task))
+        try:
+            if kind == QualityShard.kind:
+                return self.quality(QualityShard.from_mapping(task))
+            if kind == TimingShard.kind:
+                return self.timing(TimingShard.from_mapping(task))
+            if kind == MeasureTask.kind:
+                return self.measure(MeasureTask.from_mapping(task))
+        except ShardError as error:
+            return {"unusable": error.reasons}
         if kind == REFERENCE:
             return self.prepare_reference()
         if kind == PredictTask.kind:
@@ -156,10 +160,9 @@ class Evaluator:
             ConfigError: the model does not support the config.
             OutOfMemory, Cancelled, DecodingError: see `Engines.draw`.
         """
-        name = shard.name(self.experiment)
+        name, start = shard.name(self.experiment), time.perf_counter()
         if self.storage.exists(name):
             return self._stored_result(name)
-        start = time.perf_counter()
         results, batch = self.engines.draw(shard.config, self._requests(shard), shard.batch)
         scores = self._score(results)
         table = quality_table(results, seed=self.spec.seed, batch=batch, features=scores.features, scores=scores.scores)
@@ -173,10 +176,9 @@ class Evaluator:
             OutOfMemory: the stated batch does not fit; timings at another batch would not be comparable.
             Cancelled, DecodingError: see `Engines.draw`.
         """
-        name = shard.name(self.experiment)
+        name, start = shard.name(self.experiment), time.perf_counter()
         if self.storage.exists(name):
             return self._stored_result(name)
-        start = time.perf_counter()
         requests = self._requests(shard)
         batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
         baseline, candidate = (
@@ -198,11 +200,11 @@ class Evaluator:
         """Computes a config's metrics from its stored shards and draws its pictures, unless the file exists.
 
         Raises:
-            FileNotFoundError, ValueError: a shard is missing or damaged, or a metric is unknown.
+            ShardError: shards are missing or damaged.
+            ValueError: a metric is unknown.
         """
         name, start = task.name(), time.perf_counter()
-        if self.storage.exists(name):
-            stored: dict[str, Any] = json.loads(self.storage.read(name))
+        if (stored := read_metrics(self.storage, name)) is not None:
             return stored | {"ran": False}
         metrics, unavailable = select_metrics(task.metrics, self.available)
         positions = {caption.id: position for position, caption in enumerate(self.captions)}
@@ -214,8 +216,7 @@ class Evaluator:
         result["skipped"] |= unavailable
         result["pictures"] = draw_pictures(shards, task, self.models.target, task.config.digest())
         result |= {"seconds": time.perf_counter() - start, "worker": self.spec.worker}
-        self.storage.write(name, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False).encode())
-        return result | {"ran": True}
+        return write_metrics(self.storage, name, result) | {"ran": True}
 
     def prepare_reference(self) -> dict[str, Any]:
         """Writes the features of the real images to the store, unless they exist; returns the reference's facts.
@@ -273,8 +274,13 @@ class Evaluator:
 
     def _write(self, name: str, table: Any, shard: QualityShard | TimingShard, seconds: float) -> dict[str, Any]:
         """Writes a shard's table with its metadata; returns what the driver needs of it."""
+        if self.storage.exists(name):  # a second worker ran the task and was quicker: trials may have read its file
+            return self._stored_result(name)
         metadata = {
             "kind": shard.kind,
+            "name": name,
+            "setting": shard.config.digest(),
+            "captions": [caption.id for caption in self.captions[shard.start : shard.stop]],
             "config": shard.config.to_mapping(),
             "experiment": self.experiment.digest(),
             "extractors": dict(self.experiment.extractors),
@@ -289,5 +295,5 @@ class Evaluator:
 
     def _stored_result(self, name: str) -> dict[str, Any]:
         """What `_write` returned for a shard whose file exists."""
-        _, metadata = read_shard(self.storage, name, [])
+        _, metadata = read_shard(self.storage, name, [], fix="")
         return {"name": name, "ran": False, **{key: metadata[key] for key in ("images", "seconds", "worker")}}

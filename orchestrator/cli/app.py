@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from orchestrator.cli import (
     ui,
 )
 from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.interrupts import exit_code, interruptible
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
 from workers.runtime.allocator import keep_freed_memory
@@ -31,10 +33,9 @@ app = typer.Typer(
     name="specfrontier",
     help="Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on Ray, compares "
     "fronts, logs to MLflow.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated (SIGTERM).",
     no_args_is_help=True,
     context_settings={"max_content_width": 110},
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -85,8 +86,12 @@ def main() -> None:
     """Run the command line; a `CommandError` ends it with its message and exit code."""
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
     keep_freed_memory()
-    try:
-        app()
-    except CommandError as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(error.code)
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray's takes SIGTERM for a crash
+    with interruptible():
+        try:
+            app()
+        except CommandError as error:
+            typer.echo(f"Error: {error}", err=True)
+            sys.exit(exit_code(error.code))
+        except SystemExit as end:
+            sys.exit(exit_code(end.code))

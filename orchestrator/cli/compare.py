@@ -36,7 +36,7 @@ Published = Annotated[
         "--published",
         help="Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
         "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of images. "
-        "A figure differs if z, its distance beyond rounding over both errors, is above 1.96 (5 % level).",
+        "A figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of Student's t.",
     ),
 ]
 

@@ -100,6 +100,7 @@ def _describe(findings: dict[str, Any]) -> list[str]:
         *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
         *(() if torch["devices"] else [("GPU", "none usable by torch; everything runs on the CPU")]),
         ("kernels", describe_kernels(torch)),
+        ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
         *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
         ("sweeps", describe_workers(findings["sweeps"]["workers"])),

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import options as o
+from orchestrator.cli.completion import complete_preset
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
+from orchestrator.outputs import output_folder
 
 EPILOG = """\b
 Examples:
@@ -25,17 +27,25 @@ CaptionsFile = Annotated[
     str | None, typer.Option("--captions", metavar="FILE", help="File with one caption per line; - for standard input.")
 ]
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A published method with its paper's parameters; see --list-presets.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=complete_preset,
+        help="A published method with its paper's parameters; see --list-presets.",
+    ),
 ]
 ListPresets = Annotated[bool, typer.Option("--list-presets", help="List the presets and exit.")]
 ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
 ]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Images generated together.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same images at any batch size.")]
-Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Images per caption.")]
-Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
+Batch = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images generated together.")]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="The same seed gives the same images at any batch size."),
+]
+Samples = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images per caption.")]
+Out = Annotated[str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")]
 
 
@@ -69,7 +79,8 @@ def generate(
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
     generation = Generation(preset, seed, batch, samples, Path(out), o.pick_device(device), models or "builtin")
-    typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
+    with output_folder(generation.folder):
+        typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
 
 
 def _describe_presets() -> str:

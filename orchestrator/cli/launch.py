@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli import options as o
+from orchestrator.cli.completion import complete_space
 from orchestrator.cli.launch_plan import describe_plan
+from orchestrator.cli.launch_run import run_sweep
 from orchestrator.cli.revive import Revive, stopped_trials
-from orchestrator.cli.tables import counted
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.run.preflight_machine import check_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.results.sweep import Sweep
-    from orchestrator.results.trials import TrialRecord
     from orchestrator.run.launch import LaunchOptions
-    from orchestrator.tracking.tracker import SweepTracker
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -35,22 +29,24 @@ Examples:
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
 """
-_EXHAUSTED = {
-    "space": "all points of the space are done",
-    "pool": "all settings of the pool are done (search.options.pool is its size)",
-}
-_LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
-_MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
-_MLFLOW_UNREACHABLE_TIMEOUT_S = 5.0  # if the server did not respond before
-
-Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
-Out = Annotated[str, typer.Option(metavar="DIR|URI", help="Parent folder; each sweep gets a folder with its name.")]
+Space = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPACE", help="A YAML file, or the name of a ready space (--list).", autocompletion=complete_space
+    ),
+]
+Out = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR|URI", callback=o.given_path, help="Parent folder; each sweep gets a folder with its name."
+    ),
+]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the sweep. Default: the space's.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the sweep, or start it.")]
 Trials = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: total number of trials.")]
 Images = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: images; no trial starts after that.")]
 Hours = Annotated[
-    float | None, typer.Option(metavar="H", help="Budget: wall clock of one run; a resumed sweep starts from zero.")
+    float | None, typer.Option(metavar="H", help="Budget: wall clock of the sweep, without the time between launches.")
 ]
 SamplerName = Annotated[
     str | None, typer.Option("--sampler", metavar="NAME", help="tpe, replay, nsga2, nsga3, gp, random, qmc, grid.")
@@ -66,6 +62,19 @@ Study = Annotated[
     str | None, typer.Option(metavar="URL|FILE", help="Optuna storage. Default: a journal in the sweep's folder.")
 ]
 Check = Annotated[bool, typer.Option("--check", help="Validate everything, print what would run, and exit.")]
+
+
+def _list_spaces(requested: bool) -> None:
+    if requested:
+        from search_spaces.sweep import describe_spaces
+
+        typer.echo("\n".join(describe_spaces()))
+        raise typer.Exit
+
+
+List = Annotated[
+    bool, typer.Option("--list", callback=_list_spaces, is_eager=True, help="List the ready spaces and exit.")
+]
 JsonEvents = Annotated[bool, typer.Option("--json", help="Print one JSON event per line on standard output.")]
 
 
@@ -92,22 +101,20 @@ def launch(
     mlflow: o.Mlflow = True,
     revive: Revive = None,
     check: Check = False,
+    list_spaces: List = False,
     as_json: JsonEvents = False,
-) -> None:
+) -> str:
     """Map the front of a search space: workers generate images with every proposed config, time it and measure it.
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
     from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
-    from workers.loading.models_yaml import split_entry
 
-    file, entry = (None, None) if models is None else split_entry(models)
-    changes = {
+    given = {
         "name": name,
         "seed": seed,
-        "models.file": file,
-        "models.name": entry,
+        **_model_keys(models),
         "budget.trials": trials,
         "budget.images": images,
         "budget.hours": hours,
@@ -115,20 +122,60 @@ def launch(
         "search.parallel": parallel,
     }
     with ends_with(WRONG_USAGE):
-        changes = {key: value for key, value in changes.items() if value is not None}
+        changes = {key: value for key, value in given.items() if value is not None}
         config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
-    storage = _open_storage(config, out, resume=resume)
+        check_resources(workers, cpus_per_worker, gpus_per_worker or 0.0, address, config.requested_metrics)
+    storage = _open_storage(config, out, resume=resume or check)
     revived = stopped_trials(storage, revive)
     uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
         typer.echo(describe_plan(config, storage))
-        return
-    from orchestrator.run.cluster import Slots
-    from orchestrator.run.launch import LaunchOptions
+        return storage.uri
+    resources = (workers, cpus_per_worker, gpus_per_worker or 0.0)
+    options = _launch_options(config, resources, address, threads, study, revived)
+    run_sweep(config, storage, options, uri, as_json=as_json)
+    return storage.uri
 
-    slots = Slots(workers, cpus_per_worker, gpus_per_worker or 0.0)
-    options = LaunchOptions(address, slots, threads, study, revived)
-    _run(config, storage, options, uri, as_json=as_json)
+
+def _model_keys(models: str | None) -> dict[str, str | None]:
+    """The keys of a sweep that --models sets."""
+    from workers.loading.models_yaml import split_entry
+
+    file, entry = (None, None) if models is None else split_entry(models)
+    return {"models.file": file, "models.name": entry}
+
+
+def _launch_options(
+    config: SweepConfig,
+    resources: tuple[int | None, float, float],
+    address: str | None,
+    threads: int | None,
+    study: str | None,
+    revived: tuple[int, ...],
+) -> LaunchOptions:
+    """resources: the fields of `Slots`."""
+    from orchestrator.run.launch import LaunchOptions
+    from orchestrator.run.placement import Slots
+
+    slots = Slots(*resources)
+    peak_bytes = _peak_bytes(config) if 0 < slots.gpus < 1 else 0
+    return LaunchOptions(address, slots, threads, study, revived, peak_bytes)
+
+
+def _peak_bytes(config: SweepConfig) -> int:
+    """Memory that the sweep's heaviest setting takes of a GPU, by a dry run.
+
+    Raises:
+        CommandError: the models do not support the sweep's settings.
+    """
+    from orchestrator.doctor.workload import Workload, models_for_plan
+    from workers.metrics.registry import weight_keys
+
+    with ends_with(WRONG_USAGE):
+        shapes = models_for_plan(config)
+        work = Workload.of(config.resolve(shapes.models.target.sampling), shapes)
+        nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(config.requested_metrics))
+        return work.big.bytes + nets
 
 
 def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
@@ -137,7 +184,7 @@ def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
     Raises:
         CommandError: it holds a sweep, and `resume` is false or the sweep differs.
     """
-    from orchestrator.results.store import SWEEP
+    from orchestrator.results.store import SWEEP, read_sweep_text
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -149,7 +196,7 @@ def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
         if not resume:
             problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
             raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
-        stored = SweepConfig.parse(storage.read(SWEEP).decode(), f"{storage.display_name}/{SWEEP}")
+        stored = SweepConfig.parse(read_sweep_text(storage), storage.locate(SWEEP))
         changed = config.changed_sections(stored)
         if changed:
             problem = f"this sweep started with other values of {', '.join(changed)}; start another with --name NAME"
@@ -176,125 +223,3 @@ def _preflight(
     except PoolError as error:
         raise CommandError(str(error), FAILED) from error
     return uri
-
-
-def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:
-    """Run the sweep, with progress, result files and MLflow; print a summary at the end.
-
-    Raises:
-        CommandError: it failed or was interrupted; the message has the command that resumes it.
-    """
-    from orchestrator.results.store import EVENTS
-    from orchestrator.results.views import Views
-    from orchestrator.run import progress
-    from orchestrator.run.forecast import Forecast
-    from orchestrator.run.launch import launch as launch_sweep
-    from orchestrator.tracking.tracker import SweepTracker
-    from workers.runtime.threads import cores
-
-    budget = config.budget
-    state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
-    events = storage.path(EVENTS)
-    views = Views(storage)
-    with ends_with(WRONG_USAGE):
-        tracker = SweepTracker(storage, uri=uri) if uri else None
-    if events is not None:
-        events.parent.mkdir(parents=True, exist_ok=True)
-    ending = "failed"
-    try:
-        with progress.choose_view(state, as_json=as_json) as view:
-            record = progress.event_sink(state, view, events)
-
-            def emit(event: Any) -> None:
-                record(event)
-                if event["event"] == "identity" and tracker:
-                    tracker.start()
-                if event["event"] in ("trial_finished", "trial_revived"):
-                    if problem := views.refresh():
-                        record({"event": "note", "note": f"tables and plot not written: {problem}"})
-                    if tracker:
-                        tracker.nudge()
-
-            outcome = launch_sweep(config, storage, options, emit, cores=cores())
-        ending = "finished"
-    except KeyboardInterrupt:
-        ending = "interrupted"
-        raise CommandError(f"interrupted; resume with: {_resume_command()}", INTERRUPTED) from None
-    except ValueError as error:  # the same command would fail again
-        raise CommandError(str(error), WRONG_USAGE) from error
-    except (RuntimeError, OSError) as error:
-        problem = f"{error}\nfinished trials are kept; resume with: {_resume_command()}"
-        raise CommandError(problem, FAILED) from error
-    finally:
-        _finish(storage, tracker, ending)
-    typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
-    if only_vanilla_ran(outcome.records):
-        cause = next(record.cause for record in outcome.records if record.state == "failed")
-        raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
-    if outcome.lost:
-        lost = counted(len(outcome.lost), "trial")
-        problem = f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
-        raise CommandError(problem, FAILED)
-
-
-def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
-    """Whether all trials except vanilla failed."""
-    others = [record for record in records if record.number != 0]
-    return bool(others) and all(record.state == "failed" for record in others)
-
-
-def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
-    """Write tables, plot and report, and give MLflow some time to log the rest. Errors are ignored: the results are
-    stored.
-    """
-    from orchestrator.report.page import write_report
-    from orchestrator.results.views import Views
-
-    with suppress(ValueError, OSError):
-        Views(storage).write()
-        write_report(storage)
-    if tracker:
-        tracker.finish(_MLFLOW_UNREACHABLE_TIMEOUT_S if tracker.problem else _MLFLOW_TIMEOUT_S, event)
-
-
-def _resume_command() -> str:
-    """This command line with --resume, with credentials redacted."""
-    from orchestrator.results.redaction import without_credentials
-
-    words = ["specfrontier", *map(without_credentials, sys.argv[1:])]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
-
-
-def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
-    """The front, and where to find report, plot and MLflow runs."""
-    from orchestrator.cli.pareto import confidences, describe_front
-    from orchestrator.results.store import FRONT_PLOT, REPORT
-    from orchestrator.results.sweep import Sweep, front_of
-
-    sweep = Sweep.open(storage.uri)
-    found = front_of([sweep])
-    marks = {"knee": found.knee()}
-    front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
-    reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
-    stopped = [record for record in sweep.records if record.stop is not None]
-    if stopped:
-        revived = sum(record.is_revived for record in stopped)
-        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
-        reason += f"(specfrontier pareto {storage.display_name} --stopped)"
-    lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
-    lines += [f"report   {storage.display_name}/{REPORT}", f"plot     {storage.display_name}/{FRONT_PLOT}"]
-    return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) if tracker else ())])
-
-
-def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
-    """How to open the sweep in MLflow."""
-    from orchestrator.tracking.server import find_location
-
-    sweep_location = sweep.storage.display_name
-    location = find_location(sweep.storage, sweep.records, tracker.uri)
-    if location.trials < len(sweep.records):
-        missing = counted(len(sweep.records) - location.trials, "trial")
-        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {sweep_location}"]
-    base = tracker.public_uri if location.has_server else _LOCAL_SERVER
-    opening = [] if location.has_server else [f"MLflow   specfrontier ui {sweep_location}    then, while it runs:"]
-    return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from orchestrator.cli.tables import counted
 
 if TYPE_CHECKING:
     from search_spaces.sweep import SweepConfig
@@ -26,6 +28,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     drawn = config.captions.count * quality.samples
     search, budget = config.search, config.budget
     yield "store", storage.display_name
+    yield from _resume(config, storage)
     models = config.models
     yield "models", str(models)
     yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"
@@ -53,12 +56,12 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         "quality",
         (
             f"{config.captions.count} captions x {quality.samples}, batch {quality.batch}: {drawn} images a trial, "
-            f"at most {drawn * budget.trials:,} in all"
+            f"at most {drawn * budget.trials:,} in all{_on(quality.nodes)}"
         ),
     )
     pairs = (
         f"{timing.direct} trials of each shape, {timing.images} captions x at most {timing.repetitions}, batch "
-        f"{timing.batch}, paired with vanilla"
+        f"{timing.batch}, paired with vanilla{_on(timing.nodes)}"
     )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:
@@ -71,6 +74,33 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
     yield from _forecast(config)
+
+
+def _on(nodes: Mapping[str, str] | None) -> str:
+    from orchestrator.run.placement import describe_labels
+
+    return f", on nodes with {describe_labels(nodes)}" if nodes else ""
+
+
+def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
+    """What is left of a sweep that exists, and who runs it now."""
+    from orchestrator.results.store import SHARDS, SWEEP, read_trials
+    from orchestrator.run.driver_lock import find_driver
+
+    if not storage.exists(SWEEP):
+        return
+    records = read_trials(storage)
+    states = [record.state for record in records]
+    named = (f"{states.count(state)} {state}" for state in ("complete", "stopped", "failed") if state in states)
+    finished = f"{counted(len(records), 'trial')} finished" + (f" ({', '.join(named)})" if records else "")
+    left = max(0, config.budget.trials - len(records))
+    more = f"{left} more of the budget" if left else "no other: the budget of trials is spent (--trials raises it)"
+    recorded = {name for record in records for name in record.shards}
+    unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
+    kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be drawn again" if unfinished else ""
+    yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
+    if driver := find_driver(storage):
+        yield "running", f"{driver}: a launch is refused until it ends"
 
 
 def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,8 @@ from workers.runtime.threads import use_threads
 if TYPE_CHECKING:
     import torch
 
+MAX_SEED = 2**63 - 1  # as in a sweep's file
+
 Models = Annotated[
     str | None,
     typer.Option(
@@ -56,6 +58,17 @@ Assignments = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
+    """The path of an option.
+
+    Raises:
+        CommandError: it is empty, as from an unset variable of a shell; "" would be the working directory, or /.
+    """
+    if path is not None and not path.strip():
+        raise CommandError(f"{option.opts[0]} is empty; give a path", WRONG_USAGE)
+    return path
 
 
 def pick_device(name: str | None) -> torch.device:

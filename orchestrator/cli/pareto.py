@@ -91,7 +91,7 @@ def pareto(
                 checked = f"({len(front.candidates)} trials checked)"
                 raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
-        facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened)}
+        facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened, where or ())}
     chosen = marks.get("best", marks.get("knee"))
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
@@ -139,12 +139,15 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(sweeps: Sequence[Sweep]) -> list[str]:
-    """What to know about their speeds (see `speed_warnings`)."""
+def _warnings(sweeps: Sequence[Sweep], where: Sequence[str]) -> list[str]:
+    """Filters that match nothing (see `unmatched`), and what to know about speeds (see `speed_warnings`)."""
+    from orchestrator.results.query import unmatched
     from orchestrator.results.speed_check import speed_warnings
 
     return [
-        f"{sweep.name}, {text}" for sweep in sweeps for text in speed_warnings(sweep.records, sweep.identity.timing)
+        f"{sweep.name}, {text}"
+        for sweep in sweeps
+        for text in (*unmatched(sweep.table, where), *speed_warnings(sweep.records, sweep.identity.timing))
     ]
 
 
@@ -177,8 +180,9 @@ def describe_front(
     ]
     if "stopped" in facts:
         lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
+    notes = [f"note: {text}" for text in facts.get("warnings", ())]
     if not front.candidates:
-        return lines
+        return [*lines, *notes]
     lines += ["", front_table(front, rows), ""]
     for name, sweep in front.sweeps.items():
         if sweep.vanilla is not None:
@@ -199,7 +203,7 @@ def describe_front(
         share = f"{100 * facts['best_confidence']:.0f} % of draws"
         limit = " and ".join(limits)
         lines.append(f"best {front.axes[0].name} within {limit}: {describe_trial(front, best)}; within it in {share}")
-    lines += [f"note: {text}" for text in facts.get("warnings", ())]
+    lines += notes
     return lines if lines[-1] else lines[:-1]
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli import options as o
+from orchestrator.cli.completion import complete_space
 from orchestrator.cli.tables import counted, measured, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.outputs import output_folder
 
 if TYPE_CHECKING:
     from orchestrator.run.predictions import PredictedSpace
@@ -24,7 +26,10 @@ Examples:
 TABLE, PLOT = "predictions.parquet", "predictions.png"
 _VALUES = ("mean_accepted_length", "speedup", "excess")
 
-Space = Annotated[str, typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.")]
+Space = Annotated[
+    str,
+    typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.", autocompletion=complete_space),
+]
 Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings drawn from the space.")]
 Captions = Annotated[int, typer.Option(metavar="N", min=2, help="Images recorded for each drafter and kind of tree.")]
 Recordings = Annotated[
@@ -34,7 +39,7 @@ From = Annotated[
     str | None,
     typer.Option("--from", metavar="SWEEP", help="A sweep of the same models; its trials correct the predictions."),
 ]
-Out = Annotated[str, typer.Option(metavar="DIR", help="Output folder; created if missing.")]
+Out = Annotated[str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")]
 
 
 def predict(
@@ -68,14 +73,13 @@ def predict(
     folder = Path(out)
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
-        folder.mkdir(parents=True, exist_ok=True)
         finished = None if trials is None else Sweep.open(trials)
     from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
     from workers.decoding.engine import DecodingError
 
     chosen = o.pick_device(device)
     try:
-        with in_memory("; try fewer --captions, or another --device"), ends_with(WRONG_USAGE):
+        with output_folder(folder), in_memory("; try fewer --captions, or another --device"), ends_with(WRONG_USAGE):
             predicted = predict_space(
                 sweep,
                 count=settings,

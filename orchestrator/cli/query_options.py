@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import complete_sweep
 from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
@@ -18,8 +19,13 @@ __all__ = ["AsJson", "Infeasible", "OneSweep", "ReferencePoint", "SubjectTo", "S
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
-Sweeps = Annotated[list[str], typer.Argument(metavar="SWEEP...", help=f"A {_PLACE}.", show_default=False)]
-OneSweep = Annotated[str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False)]
+Sweeps = Annotated[
+    list[str],
+    typer.Argument(metavar="SWEEP...", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep),
+]
+OneSweep = Annotated[
+    str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep)
+]
 X = Annotated[
     str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's first two.")
 ]

@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.outputs import check_writable
 
 EPILOG = """\b
 Examples:
@@ -22,11 +23,11 @@ Examples:
 
 def reference(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")],
-    out: Annotated[str, typer.Option(metavar="FILE", help="Output path or URI.")] = "reference.parquet",
-    count: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Maximum number of images. Default: all of them.")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Selects the images or scenes.")] = 0,
+    out: Annotated[
+        str, typer.Option(metavar="FILE", callback=o.given_path, help="Output path or URI.")
+    ] = "reference.parquet",
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of images (all).")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="Selects the images or scenes.")] = 0,
     models: Annotated[
         str, typer.Option(metavar="MODELS", help="builtin, or a folder with its own features.safetensors.")
     ] = "builtin",
@@ -36,9 +37,7 @@ def reference(
     inception_tf: Annotated[
         str | None, typer.Option(metavar="FILE", help="The same network, resized as TensorFlow 1 did it.")
     ] = None,
-    vgg: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Add torchvision's VGG-16, for precision and recall.")
-    ] = None,
+    vgg: Annotated[str | None, typer.Option(metavar="FILE", help="Add VGG-16, for precision and recall.")] = None,
     device: o.Device = None,
     threads: o.Threads = None,
     as_json: o.AsJson = False,
@@ -59,6 +58,8 @@ def reference(
         raise CommandError(f"--out {out}: give a file name that ends in .parquet", WRONG_USAGE)
     try:
         storage, name = Storage.holding(out)
+        if (path := storage.path(name)) is not None:
+            check_writable(path.parent)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         weights = {key: path for key, path in files.items() if path is not None}
         extractors = list(load_extractors(find_entry(models).folder, weights, torch_device).values())
@@ -73,7 +74,7 @@ def reference(
         raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
         write_reference(storage, name, built)
-    where, width = f"{storage.display_name}/{name}", built.features[0].shape[1]
+    where, width = storage.locate(name), built.features[0].shape[1]
     if as_json:
         typer.echo(json.dumps({"file": where, "width": width, **built.facts}, indent=2))
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli import query_options as o
+from orchestrator.cli.options import given_path
 from orchestrator.errors import FAILED, CommandError, ends_with
 
 EPILOG = """\b
@@ -20,7 +22,10 @@ Examples:
 def report(
     sweep: o.OneSweep,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Output file. Default: report.html in the sweep's folder.")
+        str | None,
+        typer.Option(
+            metavar="FILE", callback=given_path, help="Output file. Default: report.html in the sweep's folder."
+        ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
@@ -32,16 +37,17 @@ def report(
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep
 
+    note = partial(typer.echo, err=True)
     with ends_with(FAILED):
         storage = Sweep.open(sweep).storage
         if out is None:
-            name = write_report(storage)
+            name = write_report(storage, note)
             path = storage.path(name)
         else:
             path = Path(out)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(report_page(storage), "utf-8")
-    typer.echo(str(path) if path is not None else f"{storage.display_name}/{name}")
+            path.write_text(report_page(storage, note), "utf-8")
+    typer.echo(str(path) if path is not None else storage.locate(name))
     if not open_it:
         return
     if path is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -49,7 +50,7 @@ def sync(
     from orchestrator.tracking.tracker import sync
 
     with ends_with(FAILED):
-        done = sync(opened.storage, uri, experiment)
+        done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
         found = find_location(opened.storage, opened.records, resolve_uri(opened.storage, uri))
     tracking_uri = public_uri(found.uri)
     links = found.links(tracking_uri) if found.has_server else {}

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
+from orchestrator.outputs import output_folder
 from workers.training import COMPONENTS, SCENES_ONLY
 
 EPILOG = """\b
@@ -25,13 +26,18 @@ Examples:
 ALL, EAGLE = "all", "eagle"
 
 Components = Annotated[list[str], typer.Argument(metavar="COMPONENT", help=f"{', '.join(COMPONENTS)}; or {ALL}.")]
-Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for weights, checkpoints and caches.")]
+Out = Annotated[
+    str, typer.Option(metavar="DIR", callback=o.given_path, help="Folder for weights, checkpoints and caches.")
+]
 Data = Annotated[
     str | None, typer.Option(metavar="DIR", help="Your captioned or class-labelled images. Default: procedural scenes.")
 ]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: the recipe's.")]
 Seed = Annotated[
-    int, typer.Option(metavar="N", help="The same seed and threads give the same weights on the same machine.")
+    int,
+    typer.Option(
+        metavar="N", min=0, max=o.MAX_SEED, help="The same seed and threads give the same weights on the same machine."
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the checkpoints in DIR.")]
 Captions = Annotated[
@@ -101,7 +107,7 @@ def train(
     from workers.training.eagle import EagleRecipe
 
     torch_device = o.pick_device(device)
-    with _exit_codes("resume with the same command and --resume"):
+    with output_folder(Path(out)), _exit_codes("resume with the same command and --resume"):
         eagle = EagleRecipe(**{key: value for key, value in recipe.items() if value is not None})  # type: ignore[arg-type]
         job = drafter_job(models or "builtin", captions, Path(out), eagle, count=count)
         path = train_drafter(
@@ -131,7 +137,7 @@ def _train_components(
     arguments = [str(part) for option in options.items() if option[1] is not None for part in option]
     for index, component in enumerate(ordered):
         command = shlex.join(["specfrontier", "train", *ordered[index:], *arguments, "--resume"])
-        with _exit_codes(f"resume with: {command}"):
+        with output_folder(Path(out)), _exit_codes(f"resume with: {command}"):
             path = train_component(
                 component, Path(out), Path(data) if data is not None else None,
                 seed=seed, device=device_name, steps=steps, resume=resume, log=typer.echo,

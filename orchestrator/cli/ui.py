@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -45,7 +46,7 @@ def ui(
             return
         if found.is_behind(len(opened.records)):  # a running sweep logs its trials itself: then `sync` refuses
             try:
-                sync(opened.storage, found.uri)
+                sync(opened.storage, found.uri, note=partial(typer.echo, err=True))
             except TrackingError as error:
                 typer.echo(f"Not all trials are in MLflow: {error}", err=True)
         if host not in _LOOPBACK:

@@ -37,9 +37,10 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """The torch build and its GPUs, and whether Triton's kernels run there."""
+    """The torch build and its GPUs, and whether Triton's kernels and CUDA graphs run there."""
     import torch
 
+    from workers.decoding.graphs import are_supported
     from workers.decoding.kernels import implementation
 
     cuda = torch.version.cuda
@@ -50,6 +51,7 @@ def torch_facts() -> dict[str, Any]:
         "build": f"CUDA {cuda}" if cuda else "CPU only",
         "threads": torch.get_num_threads(),
         "kernels": implementation("cuda" if count else "cpu"),
+        "cuda_graphs": are_supported(torch.device("cuda" if count else "cpu")),
         "devices": [{"name": device.name, "memory_bytes": device.total_memory} for device in properties],
     }
 

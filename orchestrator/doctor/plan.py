@@ -14,7 +14,6 @@ from orchestrator.doctor.workload import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
     KERNEL_LAUNCH_S,
-    RESERVED_BYTES,
     Gpu,
     Workload,
 )
@@ -23,7 +22,7 @@ from search_spaces.sweep import SweepConfig
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.shape_only import ShapeOnlyModels
 from workers.metrics.registry import uses_timings, weight_keys
-from workers.runtime.memory import format_bytes
+from workers.runtime.memory import RESERVED_BYTES, format_bytes
 
 
 def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from workers.metrics.registry import uses_timings
 GIB = 2**30
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet
 KERNEL_LAUNCH_S = 10e-6  # from Python
-RESERVED_BYTES = 1 * GIB  # CUDA context and fragmentation
 LENGTHS = (1.5, 3.0)  # mean accepted lengths of most settings
 _CALIBRATION_S = 0.1  # of each of a CPU's three measurements
 

@@ -19,7 +19,8 @@ import numpy as np
 import yaml
 
 from orchestrator.report.facts import NOTES, facts, searched
-from orchestrator.report.thumbnails import Kind, embed_thumbnails
+from orchestrator.report.thumbnails import Kind, Note, embed_thumbnails, ignore
+from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES
 from orchestrator.results.describe import VANILLA, describe, describe_duration, family
 from orchestrator.results.joint import JointErrors, block_effects, critical_t
@@ -36,18 +37,19 @@ _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones 
 _DIGITS = 4  # significant digits of the numbers in a config's description
 
 
-def write_report(storage: Storage) -> str:
-    """Write the report of the sweep in `storage` to report.html there; returns that name.
+def write_report(storage: Storage, note: Note = ignore) -> str:
+    """Write the report of the sweep in `storage` to report.html there; returns that name. note: called with a sentence
+    about each damaged file whose image or captions are missing.
 
     Raises:
         ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
     """
-    storage.write(REPORT, report_page(storage).encode())
+    storage.write(REPORT, dump_text(report_page(storage, note), HTML))
     return REPORT
 
 
-def report_page(storage: Storage) -> str:
-    """The report of the sweep in `storage`, as HTML. Raises the same errors as `write_report`."""
+def report_page(storage: Storage, note: Note = ignore) -> str:
+    """The report of the sweep in `storage`, as HTML. note, errors: as `write_report`."""
     sweep = Sweep.open(storage)
     style = _part("style.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
@@ -56,7 +58,7 @@ def report_page(storage: Storage) -> str:
         "style_hash": _hash(style),
         "script": script,
         "script_hash": _hash(script),
-        "data": as_script_data(page_data(sweep)),
+        "data": as_script_data(page_data(sweep, note)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("template.html"))
 
@@ -69,7 +71,7 @@ def as_script_data(data: object) -> str:
     return text
 
 
-def page_data(sweep: Sweep) -> dict[str, Any]:
+def page_data(sweep: Sweep, note: Note = ignore) -> dict[str, Any]:
     """Everything that the page shows, as plain data with credentials redacted."""
     names, axes = _metric_names(sweep), _axes(sweep)
     candidates = front_of([sweep], *(axis.name for axis in axes)).candidates if len(axes) > 1 else []
@@ -98,7 +100,7 @@ def page_data(sweep: Sweep) -> dict[str, Any]:
         }
     )
     front = {candidate.record.number for candidate in candidates if candidate.on_front}
-    return texts | embed_thumbnails(sweep.storage, by_importance(sweep.records, front))
+    return texts | embed_thumbnails(sweep.storage, by_importance(sweep.records, front), note)
 
 
 def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> list[tuple[TrialRecord, Kind]]:
@@ -139,12 +141,13 @@ def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], confidence: 
 
 def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
     """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
-    shape share, and what is shared with no other trial (see `JointErrors`).
+    shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
     """
-    entry, own = record.metrics[axis.name], JointErrors.of([record], [axis]).own[0, 0]
+    entry, joint = record.metrics[axis.name], JointErrors.of([record], [axis])
+    own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
-    return [entry.value, entry.error, effects, noise, float(np.nan_to_num(own)), noise_dof]
+    return [entry.value, entry.error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]
 
 
 def _critical_values() -> list[float]:

@@ -18,7 +18,7 @@ from orchestrator.results.indicators import (
     hypervolume,
     reference_point,
 )
-from orchestrator.results.joint import JointErrors
+from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Axis, Identity
@@ -95,7 +95,7 @@ def compare(
                 additive_epsilon(fronts[b], fronts[a], axis_directions, scale),
             ),
             (coverage(fronts[a], fronts[b], axis_directions), coverage(fronts[b], fronts[a], axis_directions)),
-            (volumes[a] - volumes[b], float((volumes_drawn[a] - volumes_drawn[b]).std(ddof=1))),
+            (volumes[a] - volumes[b], standard_error(volumes_drawn[a] - volumes_drawn[b])),
         )
         for a, b in combinations(fronts, 2)
     ]
@@ -105,7 +105,7 @@ def compare(
         scale=tuple(float(value) for value in scale),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
         hypervolumes=volumes,
-        hypervolume_errors={name: float(drawn.std(ddof=1)) for name, drawn in volumes_drawn.items()},
+        hypervolume_errors={name: standard_error(drawn) for name, drawn in volumes_drawn.items()},
         pairs=tuple(pairs),
     )
 
@@ -192,7 +192,7 @@ def _is_time(identities: Sequence[Identity], metric: str) -> bool:
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:
     """The facts that timings depend on and that differ, among the identities that record them."""
     facts = {
-        "devices": _stated(identity.device for identity in identities),
+        "devices": _stated(identity.timing_device for identity in identities),
         "threads": _stated(identity.threads for identity in identities),
         "timing batches": _stated(identity.timing.get("batch") for identity in identities),
     }

@@ -9,12 +9,16 @@ of squares. A value is modelled as
 with independent standard normal z: one for each block of captions, whose jackknife replicates are v_g, and one for each
 shape, whose step costs make all of its trials slower together. The variances and covariances of this model are those of
 the delete-a-group jackknife (Shao and Tu 1995, section 2.3). A value without replicates has an error of its own.
+
+These variances are estimates: of 24 blocks, or of as few as two timings. So tests and draws use Student's t: a z is
+divided by an independent sqrt(chi-square / dof) of its source, which all blocks of captions share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +28,7 @@ from orchestrator.results.store import Axis, Identity
 from orchestrator.results.trials import Measured, TrialRecord
 
 _MISSING = Measured(np.nan, None, 0)
+_ONE_SIGMA = 2 * NormalDist().cdf(1) - 1  # the share of a normal variable within its standard deviation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +38,8 @@ class JointErrors:
     values [n, m]: NaN where a trial lacks the metric. effects [n, m, k]: change of the value per standard deviation of
     each of k independent sources of error. source_dof [k]: degrees of freedom of the step costs of a shape; NaN
     for blocks of captions. own [n, m]: standard error that no other value shares; NaN if a value's error is unknown.
-    dof [n, m]: degrees of freedom of the blocks' part; infinite without replicates.
+    dof, own_dof [n, m]: degrees of freedom of the blocks' part and of `own`; infinite without replicates, or if not
+    stated.
     """
 
     values: Floats
@@ -41,6 +47,7 @@ class JointErrors:
     source_dof: Floats
     own: Floats
     dof: Floats
+    own_dof: Floats
 
     @classmethod
     def of(
@@ -53,7 +60,7 @@ class JointErrors:
         entries = [[record.metrics.get(axis.name, _MISSING) for axis in axes] for record in records]
         found = []  # (trial, metric, column, effect)
         shape = len(records), len(axes)
-        own, dof = np.full(shape, np.nan), np.full(shape, np.inf)
+        own, dof, own_dof = np.full(shape, np.nan), np.full(shape, np.inf), np.full(shape, np.inf)
         for i, record in enumerate(records):
             for j, (axis, entry) in enumerate(zip(axes, entries[i], strict=True)):
                 effects: dict[Hashable, float] = {
@@ -69,22 +76,26 @@ class JointErrors:
                     own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
                 if entry.replicates:
                     dof[i, j] = len(entry.replicates) - 1
+                own_dof[i, j] = entry.error_dof or (0 if record.shape else entry.noise_dof) or np.inf
         values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64).reshape(shape)
         dense = np.zeros((*shape, len(columns)))
         for i, j, column, effect in found:
             dense[i, j, column] = effect
         source_dof = np.array([noise_dof.get(source, np.nan) for source in columns], dtype=np.float64)
-        return cls(values, dense, source_dof, own, dof)
+        return cls(values, dense, source_dof, own, dof, own_dof)
 
     def draws(self, count: int = DRAWS, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
-        rng = np.random.default_rng(seed)
-        flat = self._flat_effects
-        shared = rng.standard_normal((count, flat.shape[1])) @ flat.T
-        drawn: Floats = self.values + shared.reshape(count, *self.values.shape)
+        rng, blocks = np.random.default_rng(seed), np.isnan(self.source_dof)
+        z, flat = rng.standard_normal((count, len(blocks))), self._flat_effects
+        costs = z[:, ~blocks] * _student_scale(1 - rng.random((count, sum(~blocks))), self.source_dof[~blocks])
+        by_blocks = (z[:, blocks] @ flat[:, blocks].T).reshape(count, *self.values.shape)
+        by_blocks *= _student_scale(1 - rng.random((count, 1, 1)), self.dof)
+        drawn: Floats = self.values + by_blocks + (costs @ flat[:, ~blocks].T).reshape(by_blocks.shape)
         own = np.nan_to_num(self.own)
         if own.any():
-            drawn += own * rng.standard_normal(drawn.shape)
+            scale = _student_scale(1 - rng.random(drawn.shape), self.own_dof)
+            drawn += own * scale * rng.standard_normal(drawn.shape)
         return drawn
 
     def covariance(self) -> Floats:
@@ -100,13 +111,14 @@ class JointErrors:
 
     def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
         """Trial a minus trial b: the difference [m], its standard error [m] (NaN: unknown), and its degrees of freedom
-        [m], for Student's t: of blocks and step costs together (Welch 1947, Satterthwaite 1946).
+        [m], for Student's t: of all sources together (Welch 1947, Satterthwaite 1946).
         """
         squares, timed = np.square(self.effects[a] - self.effects[b]), ~np.isnan(self.source_dof)
         blocks, costs = squares[:, ~timed].sum(axis=1), squares[:, timed]
-        own = 0.0 if a == b else self.own[a] ** 2 + self.own[b] ** 2
-        variance = blocks + costs.sum(axis=1) + own
+        own = np.square(self.own[[a, b]]) if a != b else np.zeros((2, self.own.shape[1]))
+        variance = blocks + costs.sum(axis=1) + own.sum(axis=0)
         spread = blocks**2 / np.minimum(self.dof[a], self.dof[b]) + (costs**2 / self.source_dof[timed]).sum(axis=1)
+        spread += (own**2 / self.own_dof[[a, b]]).sum(axis=0)
         dof = np.divide(variance**2, spread, out=np.full(len(variance), np.inf), where=spread > 0)
         return self.values[a] - self.values[b], np.sqrt(variance), dof
 
@@ -128,6 +140,35 @@ def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:
     finite = np.isfinite(dof)
     critical: Floats = np.where(finite, stdtrit(np.where(finite, dof, 1.0), p), ndtri(p))
     return critical
+
+
+def degrees_of_freedom(entry: Measured) -> float:
+    """Of a value's error: of blocks, step costs and what else there is together (Welch, Satterthwaite)."""
+    blocks, noise, total = float(np.square(block_effects(entry)).sum()), entry.noise**2, (entry.error or 0.0) ** 2
+    own = max(0.0, total - blocks - noise) if entry.error_dof else 0.0
+    parts = (blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)
+    spread = sum(part**2 / dof for part, dof in parts if dof > 0)
+    return total**2 / spread if spread else np.inf
+
+
+def standard_error(drawn: Floats) -> float:
+    """The spread of draws [count] as a standard error: half of the central 68.3 %. Their standard deviation may not
+    exist, because Student's t has none with two degrees of freedom or fewer.
+    """
+    low, high = np.quantile(drawn, [(1 - _ONE_SIGMA) / 2, (1 + _ONE_SIGMA) / 2])
+    return float(high - low) / 2
+
+
+def _student_scale(uniforms: Floats, dof: Floats) -> Floats:
+    """Samples of sqrt(dof / chi-square) with `dof` degrees of freedom, quantiles at `uniforms` in (0, 1]; 1 for
+    infinite dof. The two broadcast.
+    """
+    from scipy.special import gammaincinv  # the import takes a part of a second
+
+    scales: Floats = np.ones(np.broadcast_shapes(uniforms.shape, dof.shape))
+    for value in np.unique(dof[np.isfinite(dof)]):
+        scales = np.where(dof == value, np.sqrt(value / 2 / gammaincinv(value / 2, uniforms)), scales)
+    return scales
 
 
 def block_effects(entry: Measured) -> Floats:

@@ -28,7 +28,7 @@ def front_png(front: Front, title: str = "", dpi: int = 120) -> bytes:
 
     Points off the front are pale, except vanilla. With three axes the front has no line.
     """
-    return _png(lambda plot: _draw(plot, front), _label(front.axes[0]), _label(front.axes[1]), title, dpi)
+    return _png(lambda plot: draw_front(plot, front, title), dpi)
 
 
 def scatter_png(
@@ -52,34 +52,39 @@ def scatter_png(
                 label=label,
             )
         plot.legend(frameon=False, fontsize=8, loc="best")
+        _style(plot, *labels)
 
-    return _png(draw, *labels, "", dpi)
+    return _png(draw, dpi)
 
 
-def _png(draw: Callable[[Axes], None], x: str, y: str, title: str, dpi: int) -> bytes:
+def _png(draw: Callable[[Axes], None], dpi: int) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 5.2), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep global state
-    plot = figure.add_subplot()
-    draw(plot)
-    plot.set_xlabel(x)
-    plot.set_ylabel(y)
-    plot.set_title(title.replace("$", r"\$"), fontsize=11, loc="left")
-    plot.grid(alpha=0.25, linewidth=0.6)
-    plot.spines[["top", "right"]].set_visible(False)
+    draw(figure.add_subplot())
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
 
 
-def _label(axis: Axis) -> str:
+def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
+    plot.set_xlabel(x)
+    plot.set_ylabel(y)
+    plot.set_title(title.replace("$", r"\$"), fontsize=11, loc="left")
+    plot.grid(alpha=0.25, linewidth=0.6)
+    plot.spines[["top", "right"]].set_visible(False)
+
+
+def axis_label(axis: Axis) -> str:
+    """An axis in words: `fid, lower is better`."""
     unit = f" [{axis.unit}]" if axis.unit else ""
     return f"{axis.name}{unit}, {'higher' if axis.direction == 'maximize' else 'lower'} is better"
 
 
-def _draw(plot: Axes, front: Front) -> None:
+def draw_front(plot: Axes, front: Front, title: str = "") -> None:
+    """Draw a front on matplotlib axes (see `front_png`)."""
     axes = front.axes
     values, errors = values_of([candidate.record for candidate in front.candidates], axes[:2])
     errors = np.nan_to_num(errors)
@@ -103,6 +108,7 @@ def _draw(plot: Axes, front: Front) -> None:
         plot.legend(frameon=False, fontsize=8, loc="best")
     else:
         plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
+    _style(plot, axis_label(axes[0]), axis_label(axes[1]), title)
 
 
 def _points(plot: Axes, values: Any, errors: Any, colour: str, tree: str, strong: bool) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}  # functions of pyarrow.compute
+_MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
 _FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)in\s|(?<=\s)not\s+in\s)\s*(.*?)\s*")
 
@@ -45,20 +46,48 @@ def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """
     mask = np.ones(table.num_rows, dtype=np.bool_)
     for text in where if table.num_rows else ():
-        match = _FILTER.fullmatch(text)
-        if match is None:
-            raise QueryError(
-                f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as tree.depth>=4 or "
-                "'acceptance.k in 10,100'"
-            )
-        name, sign, rest = match.groups()
-        relation = " ".join(sign.split())
-        values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
-        try:
-            mask &= _compare(column_of(table, name), relation, [_unquote(value) for value in values])
-        except ValueError as error:
-            raise QueryError(f"filter {text!r}: {name}{error}") from None
+        mask &= _passing_one(table, text)[1]
     return mask
+
+
+def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
+    """A sentence for each filter that no row passes on its own: which values its column has."""
+    notes = []
+    for text in where if table.num_rows else ():
+        name, passed = _passing_one(table, text)
+        if not passed.any():
+            notes.append(f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}")
+    return notes
+
+
+def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
+    """A filter's column, and which rows pass it. Raises QueryError (see `passing`)."""
+    match = _FILTER.fullmatch(text)
+    if match is None:
+        raise QueryError(
+            f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as tree.depth>=4 or "
+            "'acceptance.k in 10,100'"
+        )
+    name, sign, rest = match.groups()
+    relation = " ".join(sign.split())
+    values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
+    try:
+        return name, _compare(column_of(table, name), relation, [_unquote(value) for value in values])
+    except ValueError as error:
+        raise QueryError(f"filter {text!r}: {name}{error}") from None
+
+
+def _describe_values(column: pyarrow.ChunkedArray) -> str:
+    """`is chain, dynamic or static`; of more than ten numbers: `is from 2 to 60`."""
+    values = sorted(set(column.drop_null().to_pylist()))
+    if not values:
+        return "has no value in any trial"
+    if len(values) > _MAX_LISTED and not isinstance(values[0], str):
+        return f"is from {values[0]:.4g} to {values[-1]:.4g}"
+    listed = [str(value) for value in values[:_MAX_LISTED]]
+    if len(values) > _MAX_LISTED:
+        return f"is {', '.join(listed)}, ..."
+    return f"is {' or '.join([*([', '.join(listed[:-1])] if listed[1:] else []), listed[-1]])}"
 
 
 def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from search_spaces.documents import parse_json
+
 _SECRET_KEYS = "access_key|secret_key|session_token|password|passwd|token|sig|signature|key|credential[s]?"
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY = re.compile(rf"(?i)(?<=[?&])([^=&#\s]*(?:{_SECRET_KEYS})[^=&#\s]*)=[^&#\s]*")
@@ -38,7 +40,7 @@ def redact_file(name: str, data: bytes) -> bytes:
         return data
     text = data.decode("utf-8", "replace")
     try:
-        plain = json.loads(data) if name.endswith(".json") else yaml.safe_load(data)
+        plain = parse_json(data) if name.endswith(".json") else yaml.safe_load(data)
     except (ValueError, yaml.YAMLError):
         return without_credentials(text).encode()
     redacted = redact_values(plain)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.results.json_lines import scan_lines
 from orchestrator.results.speed_check import speed_warnings
-from orchestrator.results.store import EVENTS, planned_trials, read_lines
+from orchestrator.results.store import EVENTS, planned_trials
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import FAILED, STOPPED, State
+from orchestrator.results.trials import FAILED, STOPPED, State, TrialRecord
+from workers.data.storage import Storage
 from workers.runtime.logs import log_folder
 
 _RECENT_EVENTS = 3
@@ -41,8 +44,8 @@ class SweepStatus:
 
 def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
     """now: the time from which `idle_s` counts."""
-    events = read_lines(sweep.storage, EVENTS)
-    stamps = [record.finished for record in sweep.records if record.finished] + [event["at"] for event in events[-1:]]
+    log = _read_events(sweep.storage)
+    stamps = [record.finished for record in sweep.records if record.finished] + log.last
     times = [datetime.fromisoformat(stamp) for stamp in stamps]
     logs = log_folder(sweep.storage)
     return SweepStatus(
@@ -52,13 +55,21 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         finished=len(sweep.records),
         failed=_causes(sweep, FAILED),
         stopped=_causes(sweep, STOPPED),
-        running=tuple(sorted(_started(events) - {record.number for record in sweep.records})),
+        running=tuple(sorted(log.started - {record.number for record in sweep.records})),
         images=sum(record.images for record in sweep.records if record.duplicate_of is None),
-        events=tuple(describe_event(event) for event in events if event["event"] != "shard")[-_RECENT_EVENTS:],
+        events=tuple(map(describe_event, log.recent)),
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
-        warnings=tuple(speed_warnings(sweep.records, sweep.identity.timing)),
+        warnings=(*_damage(log, sweep.records), *speed_warnings(sweep.records, sweep.identity.timing)),
         logs=None if logs is None else str(logs),
     )
+
+
+def _damage(log: _EventLog, records: Iterable[TrialRecord]) -> list[str]:
+    """What the events lack."""
+    missing = [str(record.number) for record in records if log.last and record.number not in log.finished]
+    problems = [f"{log.damaged} damaged lines are left out"] if log.damaged else []
+    problems += [f"the end of trial {', '.join(missing[:_RECENT_EVENTS])} is missing"] if missing else []
+    return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]
 
 
 def _causes(sweep: Sweep, state: State) -> tuple[Mapping[str, Any], ...]:
@@ -78,14 +89,34 @@ def describe_event(event: Mapping[str, Any]) -> str:
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 
 
-def _started(events: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Trials that the current launch has started and not finished."""
-    started: set[int] = set()
-    for event in events:
+@dataclass(slots=True)
+class _EventLog:
+    """started: trials that the current launch has started and not finished. finished: of all launches. recent: the
+    latest events but shards. last: the time of the last event, if there is one. damaged: number of damaged lines.
+    """
+
+    started: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_EVENTS))
+    last: list[str] = field(default_factory=list)
+    damaged: int = 0
+
+
+def _read_events(storage: Storage) -> _EventLog:
+    """One by one: a large sweep has as many events as shards."""
+    log = _EventLog()
+    for event in scan_lines(storage, EVENTS):
+        if event is None:
+            log.damaged += 1
+            continue
+        log.last = [event["at"]]
+        if event["event"] != "shard":
+            log.recent.append(event)
         if event["event"] == "launch":
-            started.clear()
+            log.started.clear()
         elif event["event"] == "trial_started":
-            started.add(event["trial"])
+            log.started.add(event["trial"])
         elif event["event"] == "trial_finished":
-            started.discard(event["trial"])
-    return started
+            log.started.discard(event["trial"])
+            log.finished.add(event["trial"])
+    return log

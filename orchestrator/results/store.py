@@ -3,29 +3,27 @@
 sweep.yaml                  the sweep as launched, with all defaults written out
 identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
-shards/, measures/          results of the workers' tasks, named by `workers.data.shards`
+shards/, measures/          results of the workers' tasks, named by `workers.data.shards`; damaged/: shards set aside
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
 events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
 mlflow.jsonl                runs that were logged to MLflow
 predictions.parquet         settings that the replay sampler chooses from
-store.id, *.lock            checks that all workers see this store, and that one process at a time writes
+store.id, *.lock            checks that all workers see this store, and that one process at a time writes (`locks`)
 """
 
 from __future__ import annotations
 
-import fcntl
-import io
-import json
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -62,15 +60,17 @@ class Identity:
     """Everything that a sweep's results depend on. Written when the sweep starts, checked when it is resumed.
 
     experiment: digest of what its shards depend on. models, extractors, versions: name -> content hash or identity.
-    captions: count, hash, source. reference: identity, count, source. baseline: vanilla with the sweep's sampling.
-    objectives: with the direction that the sweep optimises. samples: images per caption. timing: images, batch,
-    repetitions. started: ISO 8601, UTC.
+    format: of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference: identity, count,
+    source. baseline: vanilla with the sweep's sampling. objectives: with the direction that the sweep optimises.
+    samples: images per caption. timing: images, batch, repetitions. device, threads, numerics: of the first worker (see
+    `orchestrator.run.agreement`). started: ISO 8601, UTC.
     """
 
     name: str
     experiment: str
     started: str
     metrics: Mapping[str, Axis]
+    format: int = 2  # of stores of earlier versions
     objectives: tuple[Axis, ...] = ()
     constraints: tuple[str, ...] = ()
     target: str = ""
@@ -85,6 +85,7 @@ class Identity:
     versions: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
     threads: int | None = None
+    numerics: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     timing: Mapping[str, Any] = field(default_factory=dict)
 
@@ -130,6 +131,12 @@ class Identity:
             raise ValueError(f"not a sweep's identity: {error!r}") from error
 
     @property
+    def timing_device(self) -> str | None:
+        """The labels of the nodes that time, or else the device of the first worker."""
+        labels = self.timing.get("nodes") or {}
+        return ", ".join(f"{name}={value}" for name, value in labels.items()) or self.device
+
+    @property
     def sampling(self) -> Sampling | None:
         """The sampling settings of the baseline."""
         return None if self.baseline is None else self.baseline.sampling
@@ -173,30 +180,42 @@ def read_identity(storage: Storage) -> Identity | None:
     if not storage.exists(IDENTITY):
         return None
     try:
-        return Identity.from_mapping(json.loads(storage.read(IDENTITY)))
+        return Identity.from_mapping(load_checked(storage.read(IDENTITY)))
     except ValueError as error:
         raise ValueError(
-            f"{storage.display_name}/{IDENTITY}: damaged ({error}); restore the file, or launch under another --name"
+            f"{storage.locate(IDENTITY)}: damaged ({error}); restore the file, or launch under another --name"
         ) from error
 
 
 def write_identity(storage: Storage, identity: Identity) -> None:
-    storage.write(IDENTITY, json.dumps(identity.to_mapping(), indent=1, ensure_ascii=False).encode())
+    storage.write(IDENTITY, dump_checked(identity.to_mapping(), indent=1))
+
+
+def write_sweep_text(storage: Storage, text: str) -> None:
+    storage.write(SWEEP, dump_text(text, YAML))
 
 
 def read_sweep_text(storage: Storage) -> str:
-    """The text of sweep.yaml; "" if there is none."""
-    return storage.read(SWEEP).decode("utf-8", "replace") if storage.exists(SWEEP) else ""
+    """The text of sweep.yaml; "" if there is none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return load_text(storage.read(SWEEP), YAML) if storage.exists(SWEEP) else ""
+    except ValueError as error:
+        problem = f"{storage.locate(SWEEP)}: damaged ({error}); remove it: `launch SPACE --resume` writes it again"
+        raise ValueError(problem) from error
 
 
 def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
-    """sweep.yaml as plain data, for display; empty if the file is missing or damaged."""
+    """sweep.yaml as plain data, for display; empty if there is none. Raises ValueError as `read_sweep_text`."""
     import yaml
 
     try:
         given = yaml.safe_load(read_sweep_text(storage))
-    except (OSError, yaml.YAMLError):
-        return {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{storage.locate(SWEEP)}: not valid YAML; restore the file") from error
     return given if isinstance(given, Mapping) else {}
 
 
@@ -219,7 +238,7 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
     """The finished trials in the order of their numbers, without those in `skip`.
 
     Raises:
-        ValueError: a file is not a trial's record.
+        ValueError: a file is damaged, not a trial's record, or that of a trial with another number than its name.
     """
     records = []
     for name in storage.names(TRIALS):
@@ -227,60 +246,27 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
         if stem.isdigit() and int(stem) in skip:
             continue
         try:
-            records.append(TrialRecord.from_json(storage.read(f"{TRIALS}/{name}")))
+            record = TrialRecord.from_json(storage.read(f"{TRIALS}/{name}"))
+            if (own := trial_file(record.number)) != f"{TRIALS}/{name}":
+                raise ValueError(f"holds the record of trial {record.number}, whose file is {own}")
         except ValueError as error:
-            where = f"{storage.display_name}/{TRIALS}/{name}"
-            raise ValueError(f"{where}: {error}; remove it, and --resume runs it again") from error
+            where = storage.locate(f"{TRIALS}/{name}")
+            raise ValueError(f"{where}: {error}; remove it: --resume runs a trial without a record again") from error
+        records.append(record)
     return sorted(records, key=lambda record: record.number)
 
 
-def read_table(storage: Storage, name: str, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """A Parquet file, or some of its columns.
+def read_table(
+    storage: Storage, name: str, columns: Sequence[str] | None = None, *, fix: str = "restore the file"
+) -> pyarrow.Table:
+    """A Parquet file of the store, or some of its columns. `fix`: what the user can do if it is missing or damaged.
 
     Raises:
         ValueError: it is missing or damaged, or has no such column.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from workers.data.records import read_shard
 
-    path = storage.path(name)
     try:
-        file = pq.ParquetFile(path if path is not None else io.BytesIO(storage.read(name)))
-        if missing := [column for column in columns or () if column not in file.schema_arrow.names]:
-            raise ValueError(f"{name}: no column {missing[0]!r}; columns: {', '.join(file.schema_arrow.names)}")
-        return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ValueError(f"{storage.display_name}/{name}: cannot be read ({error})") from error
-
-
-def read_lines(storage: Storage, name: str) -> list[Mapping[str, Any]]:
-    """The JSON objects of a JSON lines file; empty if there is no such file. Skips an incomplete line (its writer was
-    killed, or is still writing)."""
-    entries: list[Mapping[str, Any]] = []
-    for line in storage.read(name).splitlines() if storage.exists(name) else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
-
-
-@contextmanager
-def exclusive(storage: Storage, lock: str) -> Iterator[bool]:
-    """Hold a lock while the block runs; False if another process holds it. The system releases it when its process
-    dies. Remote storage has no locks: True.
-    """
-    path = storage.path(lock)
-    if path is None:
-        yield True
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        return read_shard(storage, name, columns, fix=fix)[0].replace_schema_metadata(None)
+    except OSError as error:
+        raise ValueError(f"{storage.locate(name)}: cannot be read ({error}); {fix}") from error

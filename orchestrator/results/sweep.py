@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
 from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
-from orchestrator.results.joint import JointErrors
+from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
 from orchestrator.results.store import (
@@ -30,6 +30,7 @@ from orchestrator.results.store import (
     load_identity,
     read_table,
     read_trials,
+    trial_file,
 )
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
@@ -51,7 +52,7 @@ class Sweep:
     records: tuple[TrialRecord, ...]
 
     @classmethod
-    def open(cls, location: str | Path | Storage) -> Sweep:
+    def open(cls, location: str | Path | Storage) -> Self:
         """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
 
         Raises:
@@ -155,7 +156,8 @@ class Sweep:
                 shards.setdefault(shard, record.number)
         tables = [pa.table({"number": pa.array([], pa.int64())})]
         for shard, owner in shards.items():
-            table = read_table(self.storage, shard, columns)
+            fix = f"to draw it again, delete it and {trial_file(owner)}, then launch with --resume"
+            table = read_table(self.storage, shard, columns, fix=fix)
             tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
         return pa.concat_tables(tables, promote_options="permissive")
 
@@ -234,7 +236,7 @@ class Front:
 
     def hypervolume_error(self, reference: Sequence[float]) -> float:
         """The standard error of the hypervolume: its spread over draws from the candidates' errors."""
-        return float(drawn_hypervolumes(self.joint_errors().draws(), reference, directions(self.axes)).std(ddof=1))
+        return standard_error(drawn_hypervolumes(self.joint_errors().draws(), reference, directions(self.axes)))
 
 
 def front_of(

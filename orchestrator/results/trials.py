@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from orchestrator.results.describe import describe
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.checked_json import dump_checked, load_checked
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,7 +24,7 @@ _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 class Measured:
     """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`.
 
-    replicates, noise, noise_dof: see `workers.metrics.estimate.Estimate`.
+    replicates, noise, noise_dof, error_dof: see `workers.metrics.estimate.Estimate`.
     """
 
     value: float
@@ -33,6 +33,7 @@ class Measured:
     replicates: tuple[float, ...] = ()
     noise: float = 0.0
     noise_dof: int = 0
+    error_dof: int = 0
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> Measured:
@@ -108,7 +109,7 @@ class TrialRecord:
 
     def to_json(self) -> bytes:
         plain = asdict(replace(self, config=None)) | {"config": self.config.to_mapping() if self.config else {}}
-        return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False).encode()
+        return dump_checked(plain, indent=1)
 
     @classmethod
     def from_json(cls, data: bytes) -> TrialRecord:
@@ -118,14 +119,14 @@ class TrialRecord:
             ValueError: these bytes are not a trial's record.
         """
         try:
-            fields = json.loads(data)
+            fields = load_checked(data)
             fields["metrics"] = parse_metrics(fields["metrics"])
             fields["history"] = parse_history(fields["history"])
             fields["shards"] = tuple(fields["shards"])
             fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
             fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
 
 

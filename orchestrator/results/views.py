@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import time
 
-from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
+from orchestrator.results.checked_text import HTML, load_text
+from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
 from orchestrator.results.sweep import Sweep, front_of
+from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 INTERVAL_S = 20.0  # between two writes, at least
+_KIND = "trials"  # of the tables
 _COST_FACTOR = 50.0  # writing takes at most 1/50 of the time
 
 
@@ -35,16 +37,35 @@ class Views:
         return problem
 
     def write(self) -> None:
-        import pyarrow.parquet as pq
-
         from orchestrator.results.plots import front_png
+        from workers.data.records import write_shard
 
         sweep = Sweep.open(self.storage)
         if not sweep.records:
             return
         for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, sweep.front())):
-            buffer = io.BytesIO()
-            pq.write_table(table, buffer)
-            self.storage.write(name, buffer.getvalue())
+            write_shard(self.storage, name, table, {"kind": _KIND})
         title = f"{sweep.name}: {sweep.identity.target}"
         self.storage.write(FRONT_PLOT, front_png(front_of([sweep]), title))
+
+    def restore(self) -> list[str]:
+        """Write the views again if a table or the plot is damaged, and set a damaged report aside; returns a sentence
+        about each damaged file.
+        """
+        place, notes = self.storage.display_name, []
+        for name in filter(self.storage.exists, (TRIAL_TABLE, FRONT_TABLE)):
+            try:
+                read_table(self.storage, name, [], fix="written anew from the trials' records")
+            except ValueError as error:
+                notes.append(str(error))
+        if self.storage.exists(FRONT_PLOT) and not is_intact_png(self.storage.read(FRONT_PLOT)):
+            notes.append(f"{place}/{FRONT_PLOT}: damaged; drawn anew from the trials' records")
+        if notes:
+            self.write()
+        try:
+            if self.storage.exists(REPORT):
+                load_text(self.storage.read(REPORT), HTML)
+        except ValueError as error:
+            self.storage.move(REPORT, f"{REPORT}.damaged")
+            notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it anew")
+        return notes

@@ -1,105 +1,177 @@
-"""Connects to the Ray cluster that workers run on, or starts one on this machine, and sizes the workers."""
+"""Connects to the Ray cluster that workers run on, or starts one on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
+from ray._private import ray_constants, services
+from ray._private.authentication import authentication_token_setup
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from orchestrator.run.tasks import PoolError
-from workers.runtime.allocator import allocator_environment
-from workers.runtime.threads import thread_environment
+from orchestrator.interrupts import Terminated, cleaned_up
+from orchestrator.run.cluster_guard import ClusterGuard
+from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit
+from orchestrator.run.tasks import ClusterLost, PoolError
 
+_ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_PROBE_TIMEOUT_S = 10.0
+_AUTH_MODE = "RAY_AUTH_MODE"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus 0: chosen by `fit`."""
+@contextlib.contextmanager
+def connected(
+    address: str | None,
+    slots: Slots,
+    cores: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    placement: Placement = ANYWHERE,
+) -> Iterator[Slots]:
+    """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields slots that fit.
 
-    count: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
+    environment: variables of the processes of a Ray started here. (Ray's own way starts an agent for it first.)
 
-    def environment(self, threads: int | None) -> dict[str, str]:
-        """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
-        threads = threads or max(1, int(self.cpus))
-        return thread_environment(threads) | allocator_environment() | {"HF_HUB_OFFLINE": "1"}
+    Raises:
+        PoolError: no cluster at the address, or no node with room for a worker, or none of a kind that is needed.
+    """
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address is None:
+            guard = stack.enter_context(contextlib.closing(ClusterGuard()))
+            stack.enter_context(cleaned_up(guard.kill))
+            # without a mode, Ray requires tokens of whoever connects to a cluster that it starts
+            variables = {**environment, **guard.mark, **_token(guard.folder), _AUTH_MODE: None}
+            stack.enter_context(_environment(variables))
+            stack.enter_context(_loopback())
+            local_cores = max(cores, round((slots.count or 1) * slots.cpus + 0.5))
+            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+            options |= {"num_cpus": local_cores, "_temp_dir": str(guard.folder / "ray")}
+        else:
+            stack.enter_context(_environment({_AUTH_MODE: os.environ.get(_AUTH_MODE)}))
+        stack.callback(ray.shutdown)
+        _connect(address, options)
+        nodes = alive_nodes()
+        slots = fit(slots, nodes)
+        placement.check(slots, nodes)
+        try:
+            yield slots
+        except ClusterLost:
+            guard.kill()  # what is left would take seconds to notice
+            raise
 
 
 @contextlib.contextmanager
-def connected(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
-    """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields slots that fit.
-
-    Raises:
-        PoolError: no cluster at the address, or no node with room for a worker.
-    """
-    _connect(address, max(cores, round((slots.count or 1) * slots.cpus + 0.5)))
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables of the processes that start in the block (None: not set)."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
     try:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        yield fit(slots, nodes)
+        yield
     finally:
-        ray.shutdown()
+        _set(before)
 
 
-def _connect(address: str | None, cores: int) -> None:
-    """Connect to the cluster at `address`, or start Ray on this machine with `cores` cores.
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _token(folder: Path) -> dict[str, str]:
+    """The environment variable of a new token in a folder of this user alone; none if the user has a token.
+
+    If there is none, Ray writes one that other users can read to ~/.ray, which may be read-only.
+    """
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    if loader.has_token(ignore_auth_mode=True):
+        return {}
+    path = folder / "auth_token"
+    path.write_text(generate_new_authentication_token())
+    return {"RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Clusters that start in the block use the loopback's address, so all of their sockets are bound to it.
+
+    Ray does so by itself where it supports no clusters of machines (macOS, Windows). It replaces a given 127.0.0.1 by
+    the address of the network.
+    """
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _connect(address: str | None, options: Mapping[str, Any]) -> None:
+    """Connect to the cluster at `address`, or start Ray on this machine. Handlers of signals stay as they are.
 
     Raises:
         PoolError: no cluster at the address.
+        Terminated: SIGTERM arrived meanwhile.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None:
-            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-            ray.init("local", num_cpus=cores, **options)
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle processes, which no actor takes
+    if address and _AUTH_MODE not in os.environ:
+        if _requires_token(address):
+            authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         else:
-            if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-                os.environ["RAY_AUTH_MODE"] = "token"
-            ray.init(address, **options)
+            os.environ[_AUTH_MODE] = "disabled"
+            Config.initialize("")  # Ray caches the mode
+    handler = signal.getsignal(signal.SIGTERM)
+    ray._private.worker._worker_logs_enabled = False  # a dead raylet's last words would go to standard output
+    try:
+        ray.init(address or "local", **options)
+    except SystemExit:  # by Ray's own handler
+        raise Terminated from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         host = f"at {address}" if address else "on this machine"
         raise PoolError(
             f"no Ray cluster {host}: {error}. `ray status` shows running clusters; for one that requires a token, set "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
         ) from error
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
-def cluster_resources() -> dict[str, float]:
-    """Resources of all nodes together, by Ray's names."""
-    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
+def _requires_token(address: str) -> bool:
+    """Whether a cluster refuses calls without a token. True if that cannot be asked: of Ray clients, and over TLS.
 
-
-def fit(slots: Slots, nodes: Sequence[Mapping[str, float]]) -> Slots:
-    """Slots for these nodes: one GPU per worker if a node has one and `slots` asks for none.
-
-    Ray waits forever for resources that no node has. That makes sense only on an autoscaling cluster, where waiting
-    workers are the demand, so it requires an explicit number of workers.
-
-    Raises:
-        PoolError: no node has room for a worker.
+    With a token, a driver in a cluster without tokens would refuse its own workers' calls.
     """
-    gpus = slots.gpus or (1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0)
-    needed = {"CPU": slots.cpus, "GPU": gpus}
-    fits = any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes)
-    if not fits and slots.count is None:
-        largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
-        name = next((name for name in needed if needed[name] > largest[name]), "CPU")
-        raise PoolError(
-            f"a worker needs {needed[name]:g} {name}, but the largest node has {largest[name]:g}: lower "
-            f"--{name.lower()}s-per-worker, or give --workers N on an autoscaling cluster"
-        )
-    return Slots(slots.count, slots.cpus, gpus)
+    import grpc
+
+    if "://" in address or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return True
+    try:
+        bootstrap = services.canonicalize_bootstrap_address(address)
+    except (ConnectionError, RuntimeError, ValueError):
+        bootstrap = None  # `ray.init` says why
+    if bootstrap is None:
+        return True
+    with grpc.insecure_channel(bootstrap) as channel:
+        try:
+            channel.unary_unary(_ALIVE_METHOD)(b"", timeout=_PROBE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
-def worker_capacity(slots: Slots, resources: Mapping[str, float]) -> int:
-    """How many workers the cluster has room for; at least 1, because nodes may still join."""
-    counts = [int(resources.get("CPU", 0) // slots.cpus)] if slots.cpus else []
-    counts += [int(resources.get("GPU", 0) // slots.gpus)] if slots.gpus else []
-    return max(1, min(counts, default=1))
+def alive_nodes() -> list[Node]:
+    """The nodes that the cluster has now."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Node(node["Resources"], node["Labels"]) for node in nodes if node["Alive"]]

@@ -10,22 +10,22 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.results.describe import describe
 from orchestrator.results.store import Axis, write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.run.damaged_shards import DamagedShards
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
-from orchestrator.run.limits import Limits
+from orchestrator.run.limits import Limits, seconds_taken
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
-from orchestrator.run.study import Proposal, Search, StudyLog
+from orchestrator.run.study import Proposal, Search
+from orchestrator.run.study_log import StudyLog
 from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task, TaskResult, Workers, finished_event
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-_SUMMARY_DIGITS = 3  # significant digits of the numbers in a config's summary
 _MAX_LOST_IN_A_ROW = 10  # trials
 _POLL_TIMEOUT_S = 0.5
 
@@ -53,6 +53,7 @@ class Driver:
         self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
         self.shards = {f"shards/{name}" for name in storage.names("shards")}
         self._timings = ShapeTimings(planner, self.shards)
+        self._damaged = DamagedShards(storage, planner, self.shards, emit)
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
         self._finished: list[TrialRecord] = []  # as the search knows them: revived ones as they were when they stopped
@@ -75,6 +76,7 @@ class Driver:
             SweepError: the baseline failed, or too many trials in a row were lost.
         """
         self._stored = {record.number: record for record in stored}
+        self._limits.earlier_s = seconds_taken(stored)
         while True:
             stopped_by = self._start_trials()
             if not self._pending:
@@ -117,22 +119,18 @@ class Driver:
         if first != proposal.number:
             pending.duplicate_of = first
             return
-        tasks = self.planner.plan(pending, self.shards) + self._timings.assign(pending)
+        self.planner.outline(pending)
         self._limits.images += pending.images
+        timings = self._timings.assign(pending)
         if self._baseline is None:
             self._baseline = pending  # all trials need its images: its missing shards run even if it has a record
         elif record is not None:
             return
         if record is None:
-            names = {"label": proposal.label, "summary": self._summary(proposal)}
+            names = {"label": proposal.label, "summary": pending.summary(self.sweep.sampling)}
             self.emit({"event": "trial_started", "trial": pending.number, **names, "config": proposal.config.flat()})
-        self._submit(tasks)
+        self._submit(self.planner.plan(pending, self.shards) + timings)
         self._submit_ready()
-
-    def _summary(self, proposal: Proposal) -> str:
-        """The trial's label, or a short description of its config."""
-        described = describe(proposal.config, self.sweep.sampling, _SUMMARY_DIGITS) if proposal.config else ""
-        return proposal.label or described
 
     def _model_problem(self, proposal: Proposal) -> str | None:
         try:
@@ -150,6 +148,9 @@ class Driver:
             return
         if result.output is None:
             self._fail(pending, result.cause or "failed", permanent=result.permanent)
+        elif unusable := result.output.get("unusable"):
+            pending.measuring = False
+            self._submit(self._damaged.redraw(result.task, unusable, trials))
         elif result.task.kind == "measure":
             self._add_measurement(pending, result.output)
         else:
@@ -194,8 +195,7 @@ class Driver:
         pending.fail(cause)
         if not permanent and not self.search.is_stateful:
             self._lost.add(pending.number)
-            recent = range(pending.number - _MAX_LOST_IN_A_ROW + 1, pending.number + 1)
-            if self._lost.issuperset(recent):
+            if self._lost.issuperset(range(pending.number - _MAX_LOST_IN_A_ROW + 1, pending.number + 1)):
                 raise SweepError(f"{_MAX_LOST_IN_A_ROW} trials in a row were lost, the last one to: {cause}")
 
     def _submit_ready(self) -> None:
@@ -238,7 +238,7 @@ class Driver:
             self.study.finish(finished, expected)
             if record.is_revived:
                 self.study.revive(record)
-        self.emit(finished_event("trial_finished", record, self._summary(pending.proposal)) | {"new": is_new})
+        self.emit(finished_event("trial_finished", record, pending.summary(self.sweep.sampling)) | {"new": is_new})
 
     def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
         """Run stopped trials on (see `revivals`); once the time is spent, the trials `numbers` alone.
@@ -267,7 +267,7 @@ class Driver:
             record = with_constraints(pending.record, self.sweep.constraints, self._records)
             replace_record(self._records, self.storage, record)
             self.study.revive(self._records[number])
-            self.emit(finished_event("trial_revived", self._records[number], self._summary(pending.proposal)))
+            self.emit(finished_event("trial_revived", self._records[number], pending.summary(self.sweep.sampling)))
         for pending in self._pending:
             self.workers.withdraw(pending.number)
         self._pending.clear()

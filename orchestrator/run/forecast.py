@@ -58,7 +58,10 @@ class Forecast:
 
     def update(self, event: Event, now: float) -> None:
         kind = event["event"]
-        if kind == "trial_started":
+        if kind == "launch":  # the driver emits every trial again
+            self._done = self._images_done = 0
+            self._running.clear()
+        elif kind == "trial_started":
             config: Mapping[str, Any] = event.get("config") or {}
             trial_kind = config.get("drafter.kind"), config.get("tree.policy")
             self._running[event["trial"]] = _Trial(trial_kind, not event.get("label"))

@@ -91,8 +91,6 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
     """
-    with ends_with(WRONG_USAGE):
-        options.folder.mkdir(parents=True, exist_ok=True)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
         with ends_with(WRONG_USAGE):
             entry = find_entry(options.models)

@@ -4,48 +4,56 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import (
-    DRIVER_LOCK,
+    EVENTS,
+    SHARDS,
     STORE_ID,
     STUDY,
-    SWEEP,
     Identity,
-    exclusive,
     read_identity,
     read_trials,
     write_identity,
+    write_sweep_text,
 )
-from orchestrator.run.cluster import Slots, connected
+from orchestrator.results.trials import TrialRecord
+from orchestrator.results.views import Views
+from orchestrator.run.cluster import connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner, utc_now
+from orchestrator.run.placement import Placement, Slots
 from orchestrator.run.pool import Pool
 from orchestrator.run.predicted_pool import prediction_task, read_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.preparation import PreparedWorkers
 from orchestrator.run.settings_pool import SettingsPool
-from orchestrator.run.study import Search, StudyLog
-from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task
+from orchestrator.run.study import Search
+from orchestrator.run.study_journal import restore_journal
+from orchestrator.run.study_log import StudyLog
+from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError, Task
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
-from workers.data.shards import PREDICTIONS, Experiment
+from workers.data.shards import FORMAT, PREDICTIONS, Experiment
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
 from workers.metrics.metric import REFERENCE
+from workers.runtime.memory import format_bytes
 
+_MAX_LOST_CLUSTERS = 3  # without a new shard
 _KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # of captions and reference: not paths
 # Facts of the workers that identity.json keeps.
-_IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads")
+_IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads", "numerics")
 # Parts of the identity that a resumed sweep must share.
-_FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed", "device")
+_FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed")
 
 
 class IdentityError(ValueError):
@@ -57,7 +65,7 @@ class LaunchOptions:
     """Where a sweep runs. address None: Ray on this machine. threads: of a worker (None: its cores).
 
     study: a file or database URL for Optuna's study (None: a journal in the sweep's folder). revive: stopped trials to
-    run to the end.
+    run to the end. peak_bytes: memory that a worker needs, if it is known and checked.
     """
 
     address: str | None = None
@@ -65,23 +73,45 @@ class LaunchOptions:
     threads: int | None = None
     study: str | None = None
     revive: tuple[int, ...] = ()
+    peak_bytes: int = 0
 
 
 def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
     """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine.
 
+    The caller holds the `driver_lock`. If a cluster on this machine is lost, another one goes on.
+
     Raises:
         PoolError, StudyError, IdentityError, ConfigError, SweepError: the message names the fix.
     """
-    emit({"event": "launch", "note": "starting workers"})
-    with _only_driver(storage), connected(options.address, options.slots, cores) as slots:
+    lost_at: list[int] = []  # the number of shards whenever a cluster was lost
+    note = "starting workers"
+    while True:
+        emit({"event": "launch", "note": note})
+        try:
+            return _launch(sweep, storage, options, emit, cores)
+        except ClusterLost as error:
+            lost_at.append(len(storage.names(SHARDS)))
+            if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
+                raise
+            note = f"{error}; starting another"
+
+
+def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, cores: int) -> Outcome:
+    """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
+    environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
+    with connected(options.address, options.slots, cores, environment, placement) as slots:
 
         def warn(message: str) -> None:
             emit({"event": "workers", "alive": pool.alive, "note": message})
 
-        environment = slots.environment(options.threads) | _plugins()
-        with closing(Pool(worker_spec(sweep, storage), slots, environment, warn)) as pool:
+        variables = {} if options.address is None else environment
+        spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
+        with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage))) as pool:
+            journal = None if options.study else storage.path(STUDY) or Path(f"{sweep.name}-study.log")
+            records = _read_records(sweep, storage, journal, emit)  # while the workers load their models
             facts = pool.first_facts()
+            _check_memory(facts, options)
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
             check_enqueued(sweep, capabilities)
@@ -96,24 +126,34 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
                 workers.wait(PREDICTIONS)
                 return read_pool(sweep, storage, identity.experiment)
 
-            study_url = options.study or str(storage.path(STUDY) or Path(f"{sweep.name}-study.log"))
+            names, study_url = [axis.name for axis in identity.objectives], options.study or str(journal)
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             planner = Planner(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics)
-            names = [axis.name for axis in identity.objectives]
             directions = [axis.direction for axis in identity.objectives]
             study_id = f"{identity.experiment} {identity.started}"
-            driver = Driver(
-                sweep,
-                storage,
-                planner,
-                Search(sweep, directions, predicted_pool),
-                StudyLog(sweep.name, study_url, directions, names, study_id),
-                workers,
-                check=capabilities.check,
-                emit=emit,
-            )
-            return driver.run(read_trials(storage), options.revive)
+            search = Search(sweep, directions, predicted_pool)
+            with closing(StudyLog(sweep.name, study_url, directions, names, study_id)) as study:
+                driver = Driver(
+                    sweep, storage, planner, search, study, workers, check=capabilities.check, emit=emit
+                )  # fmt: skip
+                outcome = driver.run(records, options.revive)
+                if problem := study.flush():
+                    emit({"event": "note", "note": problem})
+                return outcome
+
+
+def _read_records(sweep: SweepConfig, storage: Storage, journal: Path | None, emit: EventSink) -> Sequence[TrialRecord]:
+    """The trials' records. Damaged views are rebuilt from them, with a note for each. journal: of Optuna's study."""
+    records, notes = read_trials(storage), Views(storage).restore()
+    if lines := drop_damaged_lines(storage, EVENTS):
+        notes.append(f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete")
+    objectives = [objective.metric for objective in sweep.objectives]
+    if journal is not None and (note := restore_journal(journal, objectives, records)):
+        notes.append(note)
+    for note in notes:
+        emit({"event": "note", "note": note})
+    return records
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
@@ -148,27 +188,29 @@ def _store_id(storage: Storage) -> str:
     """A random id, written before any worker starts. A worker that reads another id has another store at this path."""
     if not storage.exists(STORE_ID):
         storage.write(STORE_ID, uuid.uuid4().hex.encode())
-    return storage.read(STORE_ID).decode()
-
-
-@contextmanager
-def _only_driver(storage: Storage) -> Iterator[None]:
-    """Hold the sweep's lock while the block runs.
-
-    Raises:
-        SweepError: another launch holds it.
-    """
-    with exclusive(storage, DRIVER_LOCK) as acquired:
-        if not acquired:
-            raise SweepError(
-                f"{storage.display_name}: another launch is running this sweep; wait until it ends, or stop it"
-            )
-        yield
+    return storage.read(STORE_ID).decode("utf-8", "replace")
 
 
 def _plugins() -> dict[str, str]:
     """The environment variable that carries the plugins of this process to the workers, if there are any."""
     return {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
+
+
+def _stored_facts(storage: Storage) -> dict[str, Any]:
+    """What workers must share with those that drew a resumed sweep's images; empty for a new sweep."""
+    identity = read_identity(storage)
+    facts = {} if identity is None else {"device": identity.device, "numerics": identity.numerics or None}
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _check_memory(facts: Mapping[str, Any], options: LaunchOptions) -> None:
+    """Raise PoolError if the sweep's peak does not fit a worker's share of a GPU."""
+    available = facts["memory"]
+    if available is not None and options.peak_bytes > available:
+        raise PoolError(
+            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(options.peak_bytes)} at its "
+            f"peak, and a worker has {format_bytes(available)}; give it a larger share, or lower quality.batch"
+        )
 
 
 def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:
@@ -198,6 +240,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
         {
             "name": sweep.name,
             "experiment": _experiment(sweep, facts).digest(),
+            "format": FORMAT,
             "metrics": {
                 name: metrics[name]
                 for name in metrics
@@ -237,5 +280,5 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
             f"{storage.display_name}: {', '.join(changed)} changed since this sweep started; launch under another "
             "--name, or restore the originals"
         )
-    storage.write(SWEEP, sweep.to_yaml().encode())
+    write_sweep_text(storage, sweep.to_yaml())
     return stored

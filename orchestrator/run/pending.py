@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.results.describe import describe
 from orchestrator.results.trials import (
     COMPLETE,
     FAILED,
@@ -22,9 +23,11 @@ from orchestrator.results.trials import (
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
 from workers.metrics.registry import uses_timings
+
+_SUMMARY_DIGITS = 3  # significant digits of the numbers in a config's summary
 
 
 def utc_now() -> str:
@@ -92,9 +95,22 @@ class PendingTrial:
         return ",".join(self.files["timing"])
 
     @property
+    def needs(self) -> set[str]:
+        """The files that workers still draw or read for it; a trial with a record, the baseline, needs its images."""
+        if self.duplicate_of is not None:
+            return set()
+        kinds = ("quality",) if self.record is not None else tuple(self.files)
+        return {name for kind in kinds for name in self.files[kind]}
+
+    @property
     def is_running(self) -> bool:
         """Whether workers still have tasks of this trial."""
         return self.record is None and self.duplicate_of is None
+
+    def summary(self, baseline: Sampling | None) -> str:
+        """The trial's label, or a short description of its config."""
+        config = self.proposal.config
+        return self.proposal.label or (describe(config, baseline, _SUMMARY_DIGITS) if config else "")
 
     def fail(self, cause: str) -> None:
         self.record = self._make_record(FAILED, cause=cause)
@@ -186,13 +202,17 @@ class Planner:
         A config of `enqueue` needs all at once, because it is never stopped. Another needs those of its first rung.
         """
         whole = pending.number < len(self.sweep.enqueue)
+        self.outline(pending)
+        pending.files["quality"] = [shard.name(self.experiment) for shard in pending.quality]
+        return self._quality_tasks(pending, existing, pending.rungs[-1 if whole else 0])
+
+    def outline(self, pending: PendingTrial) -> None:
+        """Set the trial's quality shards without their files' names, whose hashes are what planning costs."""
         quality, rungs = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
         pending.rungs = (*rungs, self.captions)
         pending.quality = plan_quality(
             pending.config, self.captions, quality.shard, quality.samples, quality.batch, rungs
         )
-        pending.files["quality"] = [shard.name(self.experiment) for shard in pending.quality]
-        return self._quality_tasks(pending, existing, pending.rungs[-1 if whole else 0])
 
     def advance(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
         """Go on to the next rung; returns the tasks for its shards whose files are not in `existing`."""
@@ -229,6 +249,10 @@ class Planner:
             halfway=len(pending.rungs) == 1,
         )
         return Task(pending.number, task.name(), {"kind": "measure", **task.to_mapping()}, urgent=True)
+
+    def tasks(self, pending: PendingTrial) -> list[Task]:
+        """All tasks that draw and time a trial's own shards, whether or not their files exist."""
+        return self._tasks(pending, pending.quality) + self.timing_tasks(pending)
 
     def _tasks(self, pending: PendingTrial, shards: Sequence[QualityShard | TimingShard]) -> list[Task]:
         return [

@@ -1,96 +1,50 @@
 """Ray actors that hold the models, and a small scheduler that gives each task to a free one.
 
-If an actor or a node dies, only the task that it was running is repeated elsewhere; a new actor replaces it as soon as
-the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
+If an actor or a node dies or falls silent, only the task that it was running is repeated elsewhere; a new actor
+replaces it as soon as the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
+A task that takes much longer than others of its kind is given to a second worker too: the first result counts.
+A requested number of workers is a maximum: idle ones give their nodes back.
 """
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from orchestrator.run.cluster import Slots, cluster_resources, worker_capacity
-from orchestrator.run.tasks import PoolError, Task, TaskResult
+from orchestrator.run.agreement import WorkerAgreement
+from orchestrator.run.cluster import alive_nodes
+from orchestrator.run.cluster_monitor import ClusterMonitor
+from orchestrator.run.leases import AwakeClock, Durations
+from orchestrator.run.placement import ANYWHERE, Placement, Slots, worker_capacity
+from orchestrator.run.pool_worker import PoolWorker, describe_error, start_worker
+from orchestrator.run.task_queue import TaskQueue
+from orchestrator.run.tasks import PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
-from workers.actor import actor_class
+from workers.data.local_files import StorageError
+from workers.runtime.logs import describe_task
 
-_MAX_ATTEMPTS = 3  # of a task whose worker dies
+_MAX_ATTEMPTS = 3  # of a task whose worker dies, or cannot use the store
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
-# equal for all workers
-_SHARED_FACTS = ("models", "extractors", "captions", "precision", "device", "threads", "kernels")
+_STORAGE_ERROR = StorageError.__name__
 _DRAWING_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
+_WATCH_INTERVAL_S = 2.0  # between looks at late and silent workers
+_RELEASE_TIMEOUT_S = 300.0  # for workers that no task needs
 _START_TIMEOUT_S = 1800.0
-
-
-@dataclass(eq=False)
-class _Worker:
-    """An actor. reply: Ray's reference to the result of its current call."""
-
-    handle: Any
-    name: str
-    reply: Any = None
-    ready: bool = False
-    task: Task | None = None
-
-    def kill(self) -> None:
-        """Kill the actor; it may be dead already."""
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self.handle)
-
-
-@dataclass(slots=True)
-class _WorkerAgreement:
-    """Which nodes have the same facts. The first worker to start sets the facts that all others must have.
-
-    If more nodes agree with each other than with the first worker before any image is drawn, the sweep stops: it would
-    otherwise run on the few workers that agree with the first.
-
-    unstarted: names of the first workers that have not started yet. active: until the first images are drawn.
-    """
-
-    unstarted: set[str]
-    active: bool = True
-    nodes: dict[str, set[str]] = field(default_factory=dict)  # by the key of their facts
-    facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def add(self, worker: str, facts: Mapping[str, Any] | None) -> None:
-        """Record the facts of a worker. `facts` is None if it did not start."""
-        self.unstarted.discard(worker)
-        if facts is not None:
-            self.nodes.setdefault(_facts_key(facts), set()).add(str(facts.get("node")))
-            self.facts.setdefault(_facts_key(facts), facts)
-
-    def check(self, first: Mapping[str, Any] | None) -> None:
-        """Raise PoolError if all workers have started and more nodes agree with each other than with the first."""
-        if first is None or self.unstarted or not self.active:
-            return
-        largest = max(self.nodes, key=lambda key: len(self.nodes[key]))
-        if len(self.nodes[largest]) > len(self.nodes[_facts_key(first)]):
-            raise PoolError(
-                f"workers on {len(self.nodes[largest])} nodes agree with each other but not with the first worker: "
-                f"{diff_facts(first, self.facts[largest])}. Exclude the first worker's node and start again"
-            )
-
-
-def _facts_key(facts: Mapping[str, Any]) -> str:
-    return repr([facts.get(key) for key in _SHARED_FACTS])
 
 
 class Pool:
     """Actors, and the tasks that wait for them.
 
     spec: plain data from which an actor loads its models. environment: variables of the actors' processes. warn: called
-    with a message about each worker that cannot be used.
+    with a message about each worker that cannot be used. placement: on which nodes workers draw and time. stored: facts
+    of a resumed sweep's images, which workers that draw must share.
     """
 
     def __init__(
@@ -99,19 +53,22 @@ class Pool:
         slots: Slots,
         environment: Mapping[str, str] | None = None,
         warn: Callable[[str], None] = lambda message: None,
+        placement: Placement = ANYWHERE,
+        stored: Mapping[str, Any] | None = None,
     ) -> None:
-        self._spec, self._slots = dict(spec), slots
+        self._spec, self._slots, self._placement = dict(spec), slots, placement
         self._environment, self._warn = dict(environment or {}), warn
         self._facts: Mapping[str, Any] | None = None
-        self._busy: list[_Worker] = []
-        self._idle: list[_Worker] = []
-        self._waiting: list[tuple[int, bool, int, Task]] = []  # a heap: by trial, urgent first, in submission order
-        self._withdrawn: set[int] = set()
+        self._busy: list[PoolWorker] = []
+        self._idle: list[PoolWorker] = []
+        self._waiting = TaskQueue()
         self._attempts: dict[str, int] = {}
-        self._task_count, self._worker_count = itertools.count(), itertools.count()
-        self._failed_starts, self._next_grow = 0, 0.0
+        self._worker_count = itertools.count()
+        self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
+        self._released = 0  # workers of the requested number that were not needed
+        self._clock, self._durations, self._monitor = AwakeClock(), Durations(), ClusterMonitor()
         self._grow()
-        self._agreement = _WorkerAgreement({worker.name for worker in self._busy})
+        self._agreement = WorkerAgreement({worker.name for worker in self._busy}, placement, stored or {})
 
     @property
     def alive(self) -> int:
@@ -120,10 +77,14 @@ class Pool:
     @property
     def names(self) -> list[str]:
         """Names of the workers that have started, idle or busy."""
-        return sorted(worker.name for worker in (*self._busy, *self._idle) if worker.ready)
+        return sorted(worker.name for worker in self._workers if worker.ready)
+
+    @property
+    def _workers(self) -> list[PoolWorker]:
+        return self._busy + self._idle
 
     def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
-        """The facts of the first worker that starts: its models, captions and device.
+        """The facts of the first worker that draws: its models, captions and device.
 
         Raises:
             PoolError: none started within `timeout` seconds.
@@ -136,76 +97,146 @@ class Pool:
         return self._facts
 
     def submit(self, task: Task) -> None:
-        self._withdrawn.discard(task.trial)
-        heapq.heappush(self._waiting, (task.trial, not task.urgent, next(self._task_count), task))
+        self._waiting.push(task)
         self._assign()
 
     def withdraw(self, trial: int) -> None:
-        self._withdrawn.add(trial)
-        self._waiting = [entry for entry in self._waiting if entry[0] != trial]
-        heapq.heapify(self._waiting)
+        self._waiting.remove(lambda task: task.trial == trial)
         for worker in self._busy:
             if worker.task and worker.task.trial == trial:
-                # the payload identifies the task, so a later task is not cancelled
-                worker.handle.cancel.remote(dict(worker.task.payload))
+                worker.abandon(self._clock.now)
 
     def collect(self, timeout: float) -> list[TaskResult]:
+        self._monitor.responds()
+        self._clock.advance()
         if time.monotonic() > self._next_grow:
             self._grow()
-        if not self._busy:
-            time.sleep(timeout)
-            return []
         results = [result for worker in self._replied(timeout) if (result := self._take(worker))]
+        results += self._watch()
         self._assign()
-        return [result for result in results if result.task.trial not in self._withdrawn]
+        return results
 
     def close(self) -> None:
         """Kill all actors. Their running tasks are lost; files that they wrote are not."""
-        for worker in (*self._busy, *self._idle):
+        for worker in self._workers:
             worker.kill()
-        self._busy.clear()
-        self._idle.clear()
+        self._busy, self._idle = [], []
 
-    def _replied(self, timeout: float) -> list[_Worker]:
+    def _replied(self, timeout: float) -> list[PoolWorker]:
         """Wait for the reply of one worker; returns it and all others that have replied by then."""
         workers = {worker.reply: worker for worker in self._busy}
+        if not workers:
+            time.sleep(timeout)
+            return []
         replies, _ = ray.wait(list(workers), num_returns=1, timeout=timeout)
         if replies:
             replies, _ = ray.wait(list(workers), num_returns=len(workers), timeout=0)
         return [workers[reply] for reply in replies]
 
-    def _take(self, worker: _Worker) -> TaskResult | None:
+    def _take(self, worker: PoolWorker) -> TaskResult | None:
         """Process the reply of a worker, and make the worker idle if it can be used."""
         self._busy.remove(worker)
-        task, worker.task = worker.task, None
         output, cause = None, None
         try:
             output = ray.get(worker.reply)
         except RayTaskError as error:
-            cause = _describe_error(error)
+            cause = describe_error(error)
         except RayError as error:  # the actor died, or the node that held the result
-            return self._handle_death(worker, task, _describe_error(error))
+            return self._handle_death(worker, describe_error(error))
         if not worker.ready and not self._accept_start(worker, output, cause):
             return None
         self._idle.append(worker)
-        if task is None:
+        if (task := worker.finish(self._clock.now)) is None:
             return None
+        is_final = cause is None or cause.startswith(_PERMANENT_ERRORS)
+        if worker.is_copied and not self._settle(task, is_final):
+            return None
+        if cause and cause.startswith(_STORAGE_ERROR):
+            self._retry(worker, task, cause)
+            return None
+        if output and output.get("ran", True):
+            self._durations.add(task.kind, self._clock.now - worker.since)
         self._attempts.pop(task.name, None)
         self._agreement.active &= task.kind not in _DRAWING_TASKS
-        return TaskResult(task, output, cause, cause is None or cause.startswith(_PERMANENT_ERRORS))
+        return TaskResult(task, output, cause, is_final)
 
-    def _accept_start(self, worker: _Worker, facts: Mapping[str, Any] | None, cause: str | None) -> bool:
-        """Whether a worker started with the facts that all workers share."""
-        self._agreement.add(worker.name, facts)
-        problem = cause or diff_facts(self._facts, facts or {})
+    def _retry(self, worker: PoolWorker, task: Task, cause: str) -> None:
+        """Submit a task again that the store prevented. No trial is to blame, and the search must not count it as one.
+
+        Raises:
+            SweepError: it was prevented too often.
+        """
+        if self._count_attempt(task) >= _MAX_ATTEMPTS:
+            raise SweepError(f"{worker.name} cannot use the store ({cause})")
+        self._warn(f"{worker.name} runs {task.name} again: {cause}")
+        self.submit(task)
+
+    def _count_attempt(self, task: Task) -> int:
+        self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
+        return self._attempts[task.name]
+
+    def _settle(self, task: Task, is_final: bool) -> bool:
+        """Whether a result counts of a task that was given to two workers: if final, or the other one has failed."""
+        others = self._running(task)
+        if is_final:
+            self._waiting.remove(lambda other: other is task)
+            for worker in others:
+                worker.abandon(self._clock.now)
+        return is_final or not (others or task in self._waiting)
+
+    def _running(self, task: Task) -> list[PoolWorker]:
+        return [worker for worker in self._busy if worker.task is task and not worker.is_obsolete]
+
+    def _watch(self) -> list[TaskResult]:
+        """Replace workers that are of no use, and give tasks that take too long to other workers too."""
+        if self._clock.now < self._next_watch:
+            return []
+        self._next_watch = self._clock.now + _WATCH_INTERVAL_S
+        results = []
+        for worker in [worker for worker in self._workers if worker.ready]:
+            if problem := worker.problem(self._clock.now):
+                self._warn(f"{worker.name} is replaced: {problem}")
+                (self._busy if worker in self._busy else self._idle).remove(worker)
+                results.append(self._handle_death(worker, problem))
+        for worker in self._busy:
+            task, seconds = worker.task, self._clock.now - worker.since
+            if task is None or worker.is_copied or worker.is_obsolete or seconds < self._durations.deadline(task.kind):
+                continue
+            worker.is_copied = True
+            self._warn(f"{worker.name} has run {task.name} for {seconds:.0f} s; another worker runs it too")
+            self.submit(task)
+        self._release()
+        return [result for result in results if result]
+
+    def _release(self) -> None:
+        """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""
+        if self._slots.count is None or self._waiting:
+            return
+        for worker in self._workers:
+            others = [other for other in self._workers if other.ready and other is not worker]
+            is_last = not all(any(getattr(other, role) for other in others) for role in self._placement.roles)
+            if worker.task is None and not is_last and self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
+                (self._busy if worker in self._busy else self._idle).remove(worker)
+                worker.kill()
+                self._released += 1
+
+    def _accept_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> bool:
+        """Whether a worker started, and may draw or time."""
+        roles = self._agreement.add(worker.name, facts)
+        problem = cause or (None if roles.draws or roles.times else roles.drawing_problem)
         if problem:
             self._handle_failed_start(worker, problem)
         else:
-            worker.ready, self._failed_starts, self._facts = True, 0, self._facts or facts
-        self._agreement.check(self._facts)
+            if not roles.draws:
+                self._warn(f"{worker.name} runs timing shards only: {roles.drawing_problem}")
+            worker.ready, worker.draws, worker.times = True, roles.draws, roles.times
+            worker.labels, self._failed_starts = (facts or {}).get("labels", {}), 0
+            if roles.draws:
+                self._facts = self._facts or facts
+        self._agreement.check()
         return not problem
 
-    def _handle_death(self, worker: _Worker, task: Task | None, death: str) -> TaskResult | None:
+    def _handle_death(self, worker: PoolWorker, death: str) -> TaskResult | None:
         """Submit the task of a dead worker again, unless too many workers died running it."""
         if not worker.ready:
             self._agreement.add(worker.name, None)
@@ -213,20 +244,21 @@ class Pool:
             return None
         worker.kill()
         for other in self._idle:  # the whole node may have died: give the others no task before they reply
-            self._request_facts(other)
+            other.request_facts()
+        self._busy += self._idle
         self._idle.clear()
         self._grow()
-        if task is None:
+        task = worker.finish(self._clock.now)
+        if task is None or (worker.is_copied and not self._settle(task, is_final=False)):
             return None
-        attempts = self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
-        if attempts >= _MAX_ATTEMPTS:
-            cause = f"its worker died {attempts} times while running {task.name}: {death}"
+        if (attempts := self._count_attempt(task)) >= _MAX_ATTEMPTS:
+            what = describe_task(task.payload, self._spec.get("captions"))
+            cause = f"its worker died {attempts} times while running {task.name} ({what}): {death}"
             return TaskResult(task, None, cause, permanent=False)
-        if task.trial not in self._withdrawn:
-            self.submit(task)
+        self.submit(task)
         return None
 
-    def _handle_failed_start(self, worker: _Worker, cause: str) -> None:
+    def _handle_failed_start(self, worker: PoolWorker, cause: str) -> None:
         """Schedule the next start with exponential backoff: one broken node must not stop the others.
 
         Raises:
@@ -241,51 +273,28 @@ class Pool:
         self._warn(f"{worker.name} cannot be used: {cause}; retrying in {delay:.0f} s")
 
     def _assign(self) -> None:
-        while self._waiting and self._idle:
-            worker, task = self._idle.pop(), heapq.heappop(self._waiting)[-1]
-            worker.task = task
-            worker.reply = worker.handle.run.remote(dict(task.payload))
+        """Give waiting tasks to idle workers. Those that time are the last to get other tasks."""
+        while self._idle and (task := self._waiting.pop(lambda task: any(w.can_run(task) for w in self._idle))):
+            able = [worker for worker in reversed(self._idle) if worker.can_run(task)]
+            worker = min(able, key=lambda worker: worker.times)
+            self._idle.remove(worker)
+            worker.run(task, self._clock.now, is_copied=bool(self._running(task)))
             self._busy.append(worker)
 
     def _grow(self) -> None:
         """Start actors up to the requested number, or as many as the cluster has room for."""
         self._next_grow = time.monotonic() + _GROW_INTERVAL_S
-        count = self._slots.count or worker_capacity(self._slots, cluster_resources())
-        for _ in range(count - len(self._busy) - len(self._idle)):
-            name = f"worker-{next(self._worker_count)}"
-            handle = (
-                actor_class()
-                .options(
-                    num_cpus=self._slots.cpus,
-                    num_gpus=self._slots.gpus,
-                    max_restarts=0,
-                    max_task_retries=0,
-                    runtime_env={"env_vars": self._environment},
-                )
-                .remote(self._spec | {"worker": name})
-            )
-            self._request_facts(_Worker(handle, name))
+        if not self._monitor.responds():
+            return
+        self._monitor.check_node()
+        for _ in range(self._target_count() - len(self._workers)):
+            spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
+            labels = self._placement.next_labels([worker.labels for worker in self._workers])
+            self._busy.append(start_worker(spec, self._slots, self._environment, labels, self._clock.now))
 
-    def _request_facts(self, worker: _Worker) -> None:
-        """Ask a worker for its facts; it becomes idle when it replies."""
-        worker.reply = worker.handle.facts.remote()
-        self._busy.append(worker)
-
-
-def diff_facts(first: Mapping[str, Any] | None, other: Mapping[str, Any]) -> str | None:
-    """The first shared fact in which a worker differs from the first worker, as a message; None if there is none."""
-    if first is None:
-        return None
-    for key in _SHARED_FACTS:
-        if first.get(key) != other.get(key):
-            return f"{key}: {other.get(key)}, but the first worker has {first.get(key)}"
-    return None
-
-
-def _describe_error(error: BaseException) -> str:
-    """The exception that Ray wrapped, in one line."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
-        return lines[-1] if lines else type(cause).__name__
-    return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    def _target_count(self) -> int:
+        if self._slots.count is None:
+            return worker_capacity(self._slots, [node for node in alive_nodes() if self._placement.uses(node)])
+        starting = sum(not worker.ready for worker in self._busy)
+        self._released = max(0, self._released - max(0, len(self._waiting) - starting))
+        return self._slots.count - self._released

@@ -160,7 +160,7 @@ def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> Settings
         raise StudyError(str(error)) from error
     if metadata["experiment"] != experiment:
         raise StudyError(
-            f"{storage.display_name}/{PREDICTIONS}: predicted with other weights, captions or seed than this sweep's; "
+            f"{storage.locate(PREDICTIONS)}: predicted with other weights, captions or seed than this sweep's; "
             "launch under another --name, or restore the file"
         )
     rows = table.to_pydict()

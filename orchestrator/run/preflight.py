@@ -4,11 +4,11 @@ addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded 
 
 from __future__ import annotations
 
-import os
 import socket
 
+from orchestrator.outputs import check_writable
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import read_identity, read_trials
+from orchestrator.results.store import SWEEP, read_identity, read_trials
 from orchestrator.run import preflight_models as models
 from orchestrator.run.predicted_pool import check_pool
 from orchestrator.run.preflight_models import CheckedModels, prefix_errors
@@ -20,7 +20,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption, captions_hash
-from workers.data.shards import plan_timing
+from workers.data.shards import FORMAT, plan_timing
 from workers.data.storage import Storage
 from workers.metrics import fid
 from workers.metrics.estimate import BLOCKS
@@ -45,9 +45,16 @@ def preflight(
         PoolError: the Ray cluster does not respond.
     """
     _check_names(sweep)
-    _check_writable(storage)
+    if (file := storage.path(SWEEP)) is not None:
+        check_writable(file.parent)
+    storage.check_bucket()
     read_trials(storage)
     identity = read_identity(storage)
+    if identity is not None and identity.format != FORMAT:
+        raise ValueError(
+            f"{storage.display_name}: this sweep has shards of format {identity.format}, and this version of "
+            f"specfrontier draws format {FORMAT}; its front can still be queried, but launch under another --name"
+        )
     _check_tracking_uri(mlflow)
     if study is not None:
         with prefix_errors("--study"):
@@ -88,22 +95,6 @@ def _check_reachable(address: str | None) -> None:
         raise PoolError(
             f"--address {address}: no response ({reason}); `ray status` on the head node shows the address"
         ) from error
-
-
-def _check_writable(storage: Storage) -> None:
-    """Check that the sweep's folder can be created and written.
-
-    Raises:
-        ValueError: a file has the folder's name, or this user has no permission.
-    """
-    folder = storage.path("x")
-    if folder is None:
-        return
-    parent = next(parent for parent in folder.parents if parent.exists())
-    if not parent.is_dir():
-        raise ValueError(f"{parent}: is a file in the place of the sweep's folder; choose another --out or --name")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"{parent}: no permission to write; choose another --out")
 
 
 def _check_tracking_uri(uri: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.results.json_lines import append_line
 from orchestrator.run.forecast import Forecast, Range
 from orchestrator.run.pending import utc_now
 from orchestrator.run.tasks import Event, EventSink
@@ -45,7 +46,10 @@ class Progress:
     def update(self, event: Event) -> None:
         kind = event["event"]
         self.forecast.update(event, time.monotonic())
-        if kind == "trial_started":
+        if kind == "launch":  # workers start once more: the driver emits every trial again
+            self.done = self.failed = self.stopped = self.workers = 0
+            self.running.clear()
+        elif kind == "trial_started":
             self.running[event["trial"]] = event["summary"]
         elif kind == "shard" and event["kind"] == "quality":
             self.images += event["images"]
@@ -200,7 +204,6 @@ def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventS
         progress.update(stamped)
         show(stamped)
         if file is not None:
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(stamped, ensure_ascii=False) + "\n")
+            append_line(file, stamped, sync=False)
 
     return emit

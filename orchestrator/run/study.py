@@ -4,16 +4,14 @@ The search depends on the trials' results, not on their timing: trial n is propo
 been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
 worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
 
-`Search` keeps its study in memory. `StudyLog` writes whole trials, so that a crash never leaves half of one.
+`Search` keeps its study in memory. `study_log` writes one for Optuna users.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,21 +20,18 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import FAILED, TrialRecord
 from orchestrator.run.settings_pool import ERRORS, SETTING, SettingsPool
-from orchestrator.run.study_storage import StudyError, open_storage, storage_problem
+from orchestrator.run.study_storage import StudyError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
 from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
-
-_STOPPED_EARLY = "stopped early"  # a constraint in the study
 
 
 class ParameterTPESampler(TPESampler):
@@ -204,96 +199,3 @@ def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[flo
         return None
     values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
     return values if all(math.isfinite(value) for value in values) else None
-
-
-class StudyLog:
-    """The sweep's study for Optuna users: every trial with its parameters, values and constraints.
-
-    The sweep never reads it; every start adds the missing trials from the store. If the storage fails later, the sweep
-    continues: `problem` holds the reason, and the next start writes what is missing.
-
-    Raises:
-        StudyError: the storage cannot be opened, or holds another sweep's study of that name.
-    """
-
-    problem: str | None = None
-
-    def __init__(
-        self, name: str, url: str, directions: Sequence[Direction], objectives: Sequence[str], sweep_id: str
-    ) -> None:
-        self.objectives = list(objectives)
-        try:
-            self._study: Study = optuna.create_study(
-                study_name=name,
-                storage=open_storage(url),
-                directions=list(directions),
-                load_if_exists=True,
-                sampler=RandomSampler(),
-            )
-        except Exception as error:  # any exception of the database's driver
-            raise StudyError(storage_problem(url, error)) from error
-        owner = self._study.user_attrs.get("sweep")
-        if owner not in (None, sweep_id):
-            public_url = without_credentials(url)
-            raise StudyError(f"{public_url}: study {name!r} belongs to another sweep; choose another name or storage")
-        if owner is None:
-            self._study.set_user_attr("sweep", sweep_id)
-            self._study.set_metric_names(self.objectives)
-        self._states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
-
-    def add(self, proposal: Proposal) -> None:
-        """Write a trial that starts, unless the study has it."""
-        if proposal.number != len(self._states):  # the study has it, or lacks an earlier trial
-            return
-        attrs: dict[str, Any] = {"label": proposal.label}
-        if proposal.config is not None:
-            attrs |= {"config": json.dumps(proposal.config.to_mapping()), "digest": proposal.config.digest()}
-        with self._keep_problem():
-            self._study.add_trial(
-                create_trial(
-                    state=TrialState.RUNNING,
-                    params=dict(proposal.params),
-                    distributions=dict(proposal.distributions),
-                    user_attrs=attrs,
-                )
-            )
-            self._states.append(TrialState.RUNNING)
-
-    def finish(self, record: TrialRecord, expected: TrialRecord) -> None:
-        """Write the result of a trial, unless the study has it.
-
-        expected: the record with the values to tell. Optuna has no pruning for several objectives: a stopped trial is
-        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`, and it
-        violates the constraint `stopped early`, so it is not among the study's best trials.
-        """
-        if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
-            return
-        with self._keep_problem():
-            frozen = self._study.get_trials(deepcopy=False)[record.number]
-            trial = Trial(self._study, frozen._trial_id)
-            trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
-            trial.set_user_attr("images", record.images)
-            if record.cause:
-                trial.set_user_attr("stopped" if record.state == STOPPED else "cause", record.cause)
-            values = objective_values(expected, self.objectives)
-            stopped = {_STOPPED_EARLY: 1.0} if record.state == STOPPED else {}
-            for name, violation in {**record.constraints, **stopped}.items() if values else ():
-                trial.set_constraint(name, violation)
-            self._study.tell(trial, values, state=None if values else TrialState.FAIL)
-            self._states[record.number] = TrialState.COMPLETE
-
-    def revive(self, record: TrialRecord) -> None:
-        """Add a revived trial's metrics to the study's user attribute `revived`. Optuna changes no finished trial."""
-        with self._keep_problem():
-            metrics = {name: entry.value for name, entry in record.metrics.items()}
-            facts = {"state": record.state, "images": record.images, "metrics": metrics}
-            revived = self._study.user_attrs.get("revived", {})
-            self._study.set_user_attr("revived", revived | {str(record.number): facts})
-
-    @contextmanager
-    def _keep_problem(self) -> Iterator[None]:
-        """Keep an exception of the storage as `problem` instead of raising it."""
-        try:
-            yield
-        except Exception as error:  # any exception of the database's driver
-            self.problem = without_credentials(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")

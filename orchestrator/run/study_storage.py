@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -13,6 +15,14 @@ from orchestrator.results.redaction import without_credentials
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
+
+# A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
+_POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_POSTGRESQL |= {"tcp_user_timeout": 20_000}
+_ENGINES: Mapping[str, dict[str, Any]] = {
+    "postgresql": {"pool_pre_ping": True, "connect_args": _POSTGRESQL},
+    "mysql": {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}},
+}
 
 
 class StudyError(ValueError):
@@ -37,14 +47,27 @@ def check_storage(url: str) -> None:
 
 
 def storage_problem(url: str, error: Exception) -> str:
-    """The reason why a storage cannot be opened, in one line and with credentials redacted."""
-    public_url, reason = without_credentials(url), getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    why = without_credentials(reason.replace(url, public_url)) or type(error).__name__
-    return f"{public_url}: the study cannot be opened ({why}); give a file in an existing folder, or a database URL"
+    """Why a storage cannot be opened, and the fix, in one line and with credentials redacted."""
+    public_url = without_credentials(url)
+    why = reason(error).replace(url, public_url)
+    fix = "give a file in an existing folder, or a database URL"
+    if isinstance(error, ImportError):
+        fix = "install its driver (for postgresql://: pip install 'psycopg[binary]')"
+    return f"{public_url}: the study cannot be opened ({why}); {fix}"
+
+
+def reason(error: BaseException) -> str:
+    """The first cause of an error, in one line and with credentials redacted. Optuna and SQLAlchemy wrap their drivers'
+    errors in their own.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
+    return without_credentials(line) or type(error).__name__
 
 
 def open_storage(url: str) -> BaseStorage:
     """A journal file for a path, a database for a URL."""
     if "://" not in url:
         return JournalStorage(JournalFileBackend(url))
-    return RDBStorage(url)
+    return RDBStorage(url, engine_kwargs=_ENGINES.get(url.partition("://")[0].partition("+")[0]))

@@ -62,6 +62,10 @@ class PoolError(RuntimeError):
     """No worker is available; the message says why and how to fix it."""
 
 
+class ClusterLost(PoolError):
+    """A process died that the local cluster cannot do without. A new cluster can go on."""
+
+
 class SweepError(RuntimeError):
     """The sweep cannot continue. Finished trials are kept; --resume continues after them."""
 

@@ -120,7 +120,8 @@ def _train_in_group(
     """
     for key, value in _RAY_VARIABLES.items():
         os.environ.setdefault(key, value)
-    from orchestrator.run.cluster import Slots, connected
+    from orchestrator.run.cluster import connected
+    from orchestrator.run.placement import Slots
 
     if resume:
         job.can_resume()  # reports another training here, before processes start

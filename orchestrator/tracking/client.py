@@ -44,14 +44,19 @@ class TrackingError(ValueError):
 
 
 def resolve_uri(storage: Storage, uri: str | None) -> str:
-    """The tracking URI: the given one, else MLFLOW_TRACKING_URI, else a database next to the sweep's folder.
+    """The tracking URI: the given one, else MLFLOW_TRACKING_URI, else the default database."""
+    return uri or os.environ.get(URI_VARIABLE) or default_uri(storage)
+
+
+def default_uri(storage: Storage) -> str:
+    """The URI of a database next to the sweep's folder.
 
     All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote storage use one in
     the working directory.
     """
     path = storage.path(MLFLOW_RUNS)
     folder = Path.cwd() if path is None else path.parent.parent
-    return uri or os.environ.get(URI_VARIABLE) or f"{_SQLITE}{folder / _DATABASE}"
+    return f"{_SQLITE}{folder / _DATABASE}"
 
 
 def local_database(uri: str) -> Path | None:

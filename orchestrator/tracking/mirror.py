@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.tracking import runs
 from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
 from orchestrator.tracking.run_log import LoggedRun, RunLog
+from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -51,9 +52,13 @@ class SweepMirror:
     """One sweep in one MLflow experiment. Only one thread of one process may use it at a time (see `sole_writer`).
 
     Every method may raise what MLflow and the storage raise. The next `update` then starts from what MLflow has.
+    note: called with a sentence about each damaged picture, which is not logged.
     """
 
-    def __init__(self, storage: Storage, uri: str, experiment: str) -> None:
+    def __init__(
+        self, storage: Storage, uri: str, experiment: str, note: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self._note = note
         self.storage, self.uri, self.experiment = storage, uri, experiment
         self.sweep = runs.SweepRun.read(storage)
         self.records: dict[int, TrialRecord] = {}
@@ -188,11 +193,16 @@ class SweepMirror:
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
         """Copy files of the store (name in MLflow -> name in the store) to a folder, with credentials redacted.
 
-        Skips files that do not exist.
+        Skips files that do not exist, and damaged pictures.
         """
         for name, stored in names.items():
-            if self.storage.exists(stored):
-                (folder / name).write_bytes(redact_file(stored, self.storage.read(stored)))
+            if not self.storage.exists(stored):
+                continue
+            data = self.storage.read(stored)
+            if name.endswith(".png") and not is_intact_png(data):
+                self._note(f"{self.storage.locate(stored)}: damaged; not logged to MLflow")
+                continue
+            (folder / name).write_bytes(redact_file(stored, data))
 
     def _update_trials(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
         """Give every run the same params, and tag exactly the runs on the current front."""

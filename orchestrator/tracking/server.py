@@ -24,6 +24,7 @@ from orchestrator.tracking.client import (
     public_uri,
     resolve_uri,
 )
+from orchestrator.tracking.damage import database_problem
 from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.runs import SweepRun, compare_link, front_numbers, run_link
 from workers.data.storage import Storage
@@ -64,9 +65,11 @@ class MlflowLocation:
         return pages
 
     def is_behind(self, trials: int) -> bool:
-        """Whether it is a local database that lacks some of the sweep's trials, or does not exist."""
+        """Whether it is a local database that lacks some of the sweep's trials, is damaged or does not exist."""
         database = local_database(self.uri)
-        return database is not None and (self.trials < trials or not database.exists())
+        return database is not None and (
+            self.trials < trials or not database.exists() or database_problem(database) is not None
+        )
 
 
 def find_location(storage: Storage, records: Sequence[TrialRecord], uri: str | None = None) -> MlflowLocation:

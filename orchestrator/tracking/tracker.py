@@ -13,14 +13,16 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.results.store import load_identity, planned_trials
+from orchestrator.results.views import Views
 from orchestrator.tracking.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
+from orchestrator.tracking.damage import restore_tracking
 from orchestrator.tracking.mirror import SweepMirror
 from orchestrator.tracking.run_log import RunLog, sole_writer
 from orchestrator.tracking.training_mirror import TrainingMirror
@@ -73,8 +75,9 @@ class Tracker(ABC):
         return public_uri(self.uri)
 
     def start(self) -> None:
-        """Start logging. Returns at once."""
-        self._thread.start()
+        """Start logging, if it has not started. Returns at once."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def nudge(self) -> None:
         """Announce news in the source. Returns at once."""
@@ -137,10 +140,13 @@ class SweepTracker(Tracker):
         super().__init__(resolve_uri(storage, uri))
         self._storage, self._experiment = storage, experiment
         self._log = RunLog(storage)
+        self.notes: list[str] = []  # about damaged files that were restored
 
     def open(self, resources: ExitStack) -> Mirror:
-        mirror = SweepMirror(self._storage, self.uri, _experiment_name(self._storage, self._experiment))
         resources.enter_context(sole_writer(self._storage))
+        self.notes += restore_tracking(self._storage, self.uri)
+        name = _experiment_name(self._storage, self._experiment)
+        mirror = SweepMirror(self._storage, self.uri, name, self.notes.append)
         if not self._closing.is_set():
             self._log.add_event("started")
         return mirror
@@ -183,15 +189,24 @@ class SyncResult:
     already: int
 
 
-def sync(storage: Storage, uri: str | None = None, experiment: str | None = None) -> SyncResult:
+def sync(
+    storage: Storage,
+    uri: str | None = None,
+    experiment: str | None = None,
+    note: Callable[[str], object] = lambda text: None,
+) -> SyncResult:
     """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep that has ended.
+
+    note: called with a sentence about each damaged file that is restored first.
 
     Raises:
         TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is logging the sweep.
     """
     uri = resolve_uri(storage, uri)
     with as_tracking_error(uri), sole_writer(storage):
-        mirror = SweepMirror(storage, uri, _experiment_name(storage, experiment))
+        for text in [*restore_tracking(storage, uri), *Views(storage).restore()]:
+            note(text)
+        mirror = SweepMirror(storage, uri, _experiment_name(storage, experiment), note)
         logged = mirror.update(running=False)
         trials, planned = len(mirror.records), planned_trials(storage)
         untracked: Event = "interrupted" if planned and trials < planned else "finished"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.atlas_table import BLOCKS, HALF, SPANS, Atlas, StepCost, collect
 from tests.fakes.tables import TOKENS, different_settings, make_table
+from workers.data.checked_json import load_checked
 from workers.data.records import write_shard
 from workers.data.reference import Reference, write_reference
 from workers.data.storage import Storage
@@ -66,8 +67,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             write_shard(storage, names[-1], shard(row, range(start, start + HALF)), {"kind": "quality"})
         trial = {"number": row, "label": f"setting {row}", "state": "complete", "config": config.to_mapping()}
         storage.write(f"trials/{row:05d}.json", json.dumps({**trial, "shards": names}).encode())
-    repeated = json.loads(storage.read("trials/00001.json")) | {"number": 3, "label": "again"}
-    failed = json.loads(storage.read("trials/00002.json")) | {"number": 4, "state": "failed"}
+    repeated = load_checked(storage.read("trials/00001.json")) | {"number": 3, "label": "again"}
+    failed = load_checked(storage.read("trials/00002.json")) | {"number": 4, "state": "failed"}
     for trial in (repeated, failed):
         storage.write(f"trials/{trial['number']:05d}.json", json.dumps(trial).encode())
     return str(folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.operations import CHAINS, TREES, OperationCounter, on_meta, operations
+from benchmarks.operations import CHAINS, LARGEST, TREES, OperationCounter, on_meta, operations
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
@@ -38,6 +38,14 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
     total = sum(sum(phase.values()) for phase in counts.values())
     assert total <= (TREES if isinstance(config.policy, Adjacency | Dynamic) else CHAINS)
     assert counts == operations(models, config, batch=7)
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_padded_adjacency_trees_have_at_most_so_many(models: Models, name: str) -> None:
+    config = CATALOGUE[name].config
+    config = replace(config, sampling=replace(models.target.sampling, top_k=50))
+    counts = operations(models, config, largest=True)
+    assert sum(sum(phase.values()) for phase in counts.values()) <= LARGEST
 
 
 def test_views_and_excluded_forwards_do_not_count() -> None:

@@ -16,6 +16,7 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
+from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -277,15 +278,13 @@ def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> Non
 
 
 def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     records = write_sweep(tmp_path, trials=9, shards=True, name=HOSTILE, about=HOSTILE, target=HOSTILE)
     storage = Storage(tmp_path)
     for record in records:
         write_trial(storage, replace(record, label=HOSTILE, cause=HOSTILE if record.state == "failed" else None))
         for shard in record.shards:
-            table = pq.read_table(tmp_path / shard)
-            pq.write_table(table.set_column(1, "caption", [[HOSTILE] * table.num_rows]), tmp_path / shard)
+            table, metadata = read_shard(storage, shard)
+            write_shard(storage, shard, table.set_column(1, "caption", [[HOSTILE] * table.num_rows]), metadata)
     write_report(storage)
     page = open_page(tmp_path)
     page.locator(".point.front").first.click()

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from orchestrator.run import launch
-from orchestrator.run.cluster import Slots
+from orchestrator.run.placement import ANYWHERE, Placement, Slots
 from orchestrator.run.pool import _PERMANENT_ERRORS
 from orchestrator.run.tasks import Task, TaskResult
 from workers.actor import Worker
@@ -31,7 +31,9 @@ class LocalPool:
         spec: Mapping[str, Any],
         slots: Slots,
         environment: Mapping[str, str] | None = None,
-        tell: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
+        placement: Placement = ANYWHERE,
+        stored: Mapping[str, Any] | None = None,
     ) -> None:
         self.worker = Worker(_sent({**spec, "worker": "local"}))
         self.queue: list[tuple[tuple[int, int, int], Task]] = []
@@ -66,7 +68,7 @@ def local_launches() -> Iterator[None]:
     """While the block runs, launches of this process use a `LocalPool` and start no Ray."""
 
     @contextmanager
-    def no_cluster(address: str | None, slots: Slots, cores: int) -> Iterator[Slots]:
+    def no_cluster(address: str | None, slots: Slots, *rest: object) -> Iterator[Slots]:
         yield slots
 
     with mock.patch.object(launch, "Pool", LocalPool), mock.patch.object(launch, "connected", no_cluster):

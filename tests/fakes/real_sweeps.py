@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from benchmarks.sweep_results import images, results
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
 from tests.fakes.command_line import specfrontier
@@ -31,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 SWEEP_TIMEOUT_S = 400.0  # of a busy machine; a quiet one needs a tenth
 POLL_INTERVAL_S = 0.05
-TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that differ from run to run
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
 SWEEP = f"""
 name: small
@@ -190,35 +188,9 @@ def files(store: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def images(store: Path) -> dict[str, pa.Table]:
-    """The quality shards' rows by file, without their timings."""
-    shards = {path.name: pq.read_table(path) for path in sorted((store / "shards").glob("quality-*.parquet"))}
-    return {
-        name: table.select([column for column in table.column_names if not column.startswith(TIMING_COLUMNS)])
-        for name, table in shards.items()
-    }
-
-
-def results(records: Sequence[TrialRecord]) -> list[tuple[Any, ...]]:
-    """Settings and metrics of each trial, without timings."""
-    return [
-        (
-            record.number,
-            record.label,
-            record.state,
-            record.config,
-            record.params,
-            record.duplicate_of,
-            [name for name in record.shards if name.startswith("shards/quality")],
-            {name: record.metrics[name] for name in METRICS if name in record.metrics},
-        )
-        for record in records
-    ]
-
-
 def assert_same(one: SweepRun, other: SweepRun, trials: int | None = None) -> None:
     """The first `trials` trials of two sweeps are equal: settings, every image's row, and metrics."""
-    assert results(one.records[:trials]) == results(other.records[:trials])
+    assert results(one.records[:trials], METRICS) == results(other.records[:trials], METRICS)
     first, second = images(one.store), images(other.store)
     assert first.keys() <= second.keys() if trials else first.keys() == second.keys()
     for name, table in first.items():

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from PIL import Image
 
@@ -20,6 +19,8 @@ from orchestrator.results.store import EVENTS, SWEEP, Identity, write_identity, 
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.records import write_shard
+from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 
 SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=1.0, cfg=1.5)
@@ -100,6 +101,7 @@ def identity(name: str, **changed: Any) -> Identity:
         {
             "name": name,
             "experiment": "0123456789abcdef0123",
+            "format": FORMAT,
             "target": "scenes",
             "models": {"target.safetensors": "0f" * 8, "eagle.safetensors": "1e" * 8},
             "extractors": {"features": "scenes-features 2d2d2d2d", "clip_score": "scenes-clip 3c3c3c3c"},
@@ -235,7 +237,7 @@ def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator)
         "caption": pa.array(CAPTIONS, pa.string()),
         "sample": pa.array([0] * count, pa.int32()),
         "tokens": pa.array(rng.integers(0, 512, (count, cells)).tolist(), pa.list_(pa.int32())),
-        "accepted": pa.array([[2] * (cells // 2)] * count, pa.list_(pa.int32())),
+        "emitted": pa.array([[2] * (cells // 2)] * count, pa.list_(pa.int32())),
         "rounds": pa.array([cells // 2] * count, pa.int32()),
         "latency": pa.array(rng.random(count), pa.float64()),
     }
@@ -244,11 +246,8 @@ def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator)
         "config": record.config.to_mapping() if record.config else {},
         "experiment": "0123456789abcdef0123",
     }
-    table = pa.table(rows).replace_schema_metadata({"specfrontier": json.dumps(facts)})
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
     name = f"shards/quality-{record.digest}{record.number:04d}.parquet"
-    storage.write(name, buffer.getvalue())
+    write_shard(storage, name, pa.table(rows), facts)
     return replace(record, shards=(name,))
 
 

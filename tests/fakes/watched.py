@@ -58,7 +58,7 @@ class Replay(Drafter):
         if self.errors:
             wrong = torch.where(place % self.errors == 0, (token + 7) % self.vocabulary, token)
             logits = logits.scatter(1, wrong, 31.0)
-        return batch.per_row(logits)
+        return logits
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass

@@ -1,7 +1,7 @@
 """A sweep that is killed, interrupted, or loses a worker ends with the results of one that is not.
 
-`small` runs undisturbed. The driver of `broken` is killed, then its worker, then it is interrupted. It ends in the
-test's own process, without Ray. Both must find the same.
+`small` runs undisturbed. The driver of `broken` is killed; then its worker, Ray's GCS and raylet, and it gets SIGTERM;
+then it gets two signals. It ends in the test's own process, without Ray. Both must find the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shlex
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import optuna
 import pytest
@@ -28,8 +29,9 @@ from tests.fakes.real_sweeps import (
 )
 
 pytestmark = pytest.mark.slow(seconds=120)
-RAY_EXIT_TIMEOUT_S = 60.0  # for a killed driver's Ray processes; a quiet machine needs 3
+EXIT_TIMEOUT_S = 10.0  # for a driver that got a signal, and for the Ray processes of one that was killed
 Files = dict[str, tuple[int, int]]
+Left = tuple[list[str], list[str]]  # command lines of Ray's processes, and Ray's files
 
 
 @dataclass(frozen=True)
@@ -37,26 +39,53 @@ class BrokenSweep:
     """A sweep after its last launch, and what was seen in between."""
 
     run: SweepRun
-    ray_processes_left: int  # after the driver was killed
+    left: list[Left]  # after each end of a driver
     after_kill: Files
-    after_interrupt: Files
-    exit_code: int  # of the interrupted launch
+    after_signal: Files
     output: str
+    seconds_to_notice: list[float]  # that Ray's GCS and raylet were killed
+    exit_codes: list[int]
+    exit_seconds: list[float]
+
+
+def ray_leftovers(ray: Path) -> Left:
+    """What is left of Ray some seconds after a driver has ended."""
+    end = time.monotonic() + EXIT_TIMEOUT_S
+    while (processes(ray) or any(ray.iterdir())) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [" ".join(process.cmdline()) for process in processes(ray)], [path.name for path in ray.iterdir()]
+
+
+def kill_ray_process(ray: Path, name: str) -> None:
+    """Kill a process of Ray by its program's name."""
+    (found,) = (process for process in processes(ray) if Path(process.cmdline()[0]).name == name)
+    found.kill()
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
     folder = tmp_path_factory.mktemp("broken")
     options = ("--no-mlflow", "--workers", "1", "--study", f"sqlite:///{folder}/study.db")
+    codes: list[int] = []
+    seconds: list[float] = []
+    seconds_to_notice: list[float] = []
+    left: list[Left] = []
+
+    def end(*signals: signal.Signals) -> None:
+        """Send signals to the driver, the second one after a moment."""
+        start = time.monotonic()
+        for number in signals:
+            run.process.send_signal(number)  # type: ignore[union-attr]
+            time.sleep(0.1)
+        codes.append(run.wait())
+        seconds.append(time.monotonic() - start)
+        left.append(ray_leftovers(ray))
+
     with ray_folder() as ray:
         run = SweepRun(folder, SWEEP, ray)
         run.start(*options, "--trials", "4")
         run.wait_for(lambda: run.count("shard") >= 4)
-        run.process.kill()  # type: ignore[union-attr]
-        assert run.wait() == -signal.SIGKILL
-        end = time.monotonic() + RAY_EXIT_TIMEOUT_S
-        while (left := len(processes(ray))) and time.monotonic() < end:
-            time.sleep(0.1)
+        end(signal.SIGKILL)
         after_kill = files(run.store)
 
         run.start(*options, "--resume")
@@ -64,23 +93,41 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
         run.wait_for(lambda: processes(ray, "ray::Worker.run"))
         processes(ray, "ray::Worker.run")[0].kill()
         run.wait_for(lambda: "worker-1" in run.workers)
-        run.process.send_signal(signal.SIGINT)  # type: ignore[union-attr]
-        exit_code, output = run.wait(), run.output
-        after_interrupt = files(run.store)
+        for essential in ("gcs_server", "raylet"):
+            launches, start = run.count("launch"), time.monotonic()
+            kill_ray_process(ray, essential)
+            run.wait_for(lambda: run.count("launch") > launches)  # noqa: B023
+            seconds_to_notice.append(time.monotonic() - start)
+            shards = run.count("shard")
+            run.wait_for(lambda: run.count("shard") > shards)  # noqa: B023
+        end(signal.SIGTERM)
+        output = run.output
+        after_signal = files(run.store)
+
+        run.start(*options, "--resume")
+        run.wait_for(lambda: processes(ray, "ray::"))
+        end(signal.SIGTERM, signal.SIGINT)
 
         resume = shlex.split(output.rpartition("resume with: specfrontier ")[2])
         with local_launches():  # once more on Ray would show nothing new
             last = specfrontier(*resume)
         assert last.code == 0, last.err
-    return BrokenSweep(run, left, after_kill, after_interrupt, exit_code, output)
+    return BrokenSweep(run, left, after_kill, after_signal, output, seconds_to_notice, codes, seconds)
 
 
-def test_a_killed_driver_leaves_no_ray_process(broken: BrokenSweep) -> None:
-    assert broken.ray_processes_left == 0
+def test_nothing_of_ray_outlives_a_driver(broken: BrokenSweep) -> None:
+    assert broken.left == [([], [])] * 3
+
+
+def test_signals_end_a_sweep(broken: BrokenSweep) -> None:
+    killed, terminated, twice = broken.exit_codes
+    assert killed == -signal.SIGKILL
+    assert terminated == 128 + signal.SIGTERM
+    assert twice in (128 + signal.SIGINT, 128 + signal.SIGTERM), "the one that is handled second"
+    assert max(broken.exit_seconds) < EXIT_TIMEOUT_S + 2
 
 
 def test_an_interrupted_sweep_prints_the_command_that_resumes_it(broken: BrokenSweep) -> None:
-    assert broken.exit_code == 130
     last = broken.output.splitlines()[-1]
     assert last.startswith("Error: interrupted")
     assert "specfrontier launch " in last
@@ -90,11 +137,19 @@ def test_an_interrupted_sweep_prints_the_command_that_resumes_it(broken: BrokenS
     checked = specfrontier(*resume, "--check")
     assert checked.code == 0, checked.err
     assert checked.out.startswith("small\n")
-    assert "Traceback" not in broken.output
+    assert "Traceback" not in broken.run.output
+    assert "SIGTERM received" not in broken.run.output
+    assert broken.run.output.count("resume with: ") == 2
 
 
 def test_a_killed_worker_is_replaced(broken: BrokenSweep) -> None:
     assert {"worker-0", "worker-1"} <= broken.run.workers
+
+
+def test_a_killed_gcs_or_raylet_is_replaced(broken: BrokenSweep) -> None:
+    assert len(broken.seconds_to_notice) == 2
+    assert max(broken.seconds_to_notice) < 30
+    assert "state-dump" not in broken.run.output, "Ray's words"
 
 
 def test_results_do_not_depend_on_interruptions(broken: BrokenSweep, small: SweepRun) -> None:
@@ -110,9 +165,9 @@ def test_results_do_not_depend_on_interruptions(broken: BrokenSweep, small: Swee
 def test_no_result_is_written_twice(broken: BrokenSweep) -> None:
     at_end = files(broken.run.store)
     assert sum(name.startswith("shards/") for name in broken.after_kill) >= 4
-    assert broken.after_kill.items() <= broken.after_interrupt.items()
-    assert broken.after_interrupt.items() <= at_end.items()
-    assert len(broken.after_kill) < len(broken.after_interrupt) < len(at_end)
+    assert broken.after_kill.items() <= broken.after_signal.items()
+    assert broken.after_signal.items() <= at_end.items()
+    assert len(broken.after_kill) < len(broken.after_signal) < len(at_end)
 
 
 def test_a_study_in_a_database_holds_every_trial(broken: BrokenSweep) -> None:

@@ -19,6 +19,7 @@ from orchestrator.tracking.tracker import TrainingTracker
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
+from workers.runtime.device import training_dtype
 from workers.training.eagle import IMAGES, JOURNAL, WEIGHTS, EagleRecipe
 
 pytestmark = pytest.mark.slow(seconds=40)
@@ -81,8 +82,10 @@ def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.Mo
     one, two = folder / "one", folder / "two"
     assert sorted(path.name for path in (one / IMAGES).iterdir()) == sorted(p.name for p in (two / IMAGES).iterdir())
     assert len(curve(two)) == steps
+    in_float32 = training_dtype(torch.device("cpu"))[0] == torch.float32
+    tolerance = 1e-4 if in_float32 else 1e-3  # sums over two workers round differently
     for key in ("loss", "top-3"):
-        assert curve(two, key) == pytest.approx(curve(one, key), abs=1e-4)
+        assert curve(two, key) == pytest.approx(curve(one, key), abs=tolerance)
     assert curve(one)[0] - curve(one)[-1] > 0.05, "the losses would differ if the gradients were wrong"
     assert (folder / "two" / WEIGHTS).exists()
 

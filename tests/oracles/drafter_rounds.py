@@ -16,6 +16,7 @@ from workers.models.cache import KVCache
 from workers.models.target import Prompt, Target
 
 CAPTIONS = ["abc", "defgh", "i"]  # prompts of three lengths, padded on the left
+CFG = 3.0
 COUNTS = ([3, 1, 2], [1, 4, 2])  # what the rounds before the last emitted, by caption
 TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level above; may all rows share the list?
     ([0, 0, 0], True),
@@ -45,7 +46,7 @@ class DrafterInputs:
 
 
 Expected = Callable[[DrafterInputs, int, tuple[int, ...]], Tensor]
-"""Logits [V] of a row after its tokens so far and a path of drafts below them."""
+"""Logits [V] of a row's stream after its tokens so far and a path of drafts below them."""
 
 
 def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
@@ -80,7 +81,7 @@ def open_batch(target: Target, streams: int) -> Batch:
     """A batch whose target is never run."""
     return Batch(
         len(CAPTIONS),
-        guided=streams == 2,
+        cfg=CFG if streams == 2 else 1.0,
         prompt_len=target.prompt_len,
         image_len=target.grid.tokens,
         reach=16,
@@ -106,6 +107,10 @@ def grow(batch: Batch, drafter: Drafter, inputs: DrafterInputs, expected: Expect
 
 
 def compare(logits: Tensor, inputs: DrafterInputs, paths: list[list[tuple[int, ...]]], expected: Expected) -> None:
-    for row, nodes in enumerate(logits):
-        for node, path in zip(nodes, paths[inputs.caption(row)], strict=True):
-            torch.testing.assert_close(node.double(), expected(inputs, row, path), atol=1e-5, rtol=1e-5)
+    for caption, nodes in enumerate(logits):
+        for node, path in zip(nodes, paths[caption], strict=True):
+            guided = expected(inputs, caption, path)
+            if len(inputs.before) > len(CAPTIONS):
+                unconditional = expected(inputs, caption + len(CAPTIONS), path)
+                guided = unconditional + CFG * (guided - unconditional)
+            torch.testing.assert_close(node.double(), guided, atol=2e-5, rtol=1e-5)

@@ -19,7 +19,7 @@ from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting
 from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Observer
-from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.sampling import apply_cfg, stream_count, to_probs
 from workers.decoding.state import Batch
 from workers.models.cache import KVCache
 from workers.models.target import Grid, Prompt, Target
@@ -56,12 +56,12 @@ class TabularDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         self.at = self.root = committed(batch, self.logits)[:, None]
-        return look_up(self.logits, self.image, self.root)[:, 0]
+        return apply_cfg(look_up(self.logits, self.image, self.root)[:, 0], batch.cfg)
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         above = self.at if parents is None else self.at.gather(1, parents.expand(batch.size, -1))
         self.at = below(above.expand(tokens.shape), torch.zeros_like(tokens) if self.blind else tokens, self.logits)
-        return look_up(self.logits, self.image, self.at)
+        return apply_cfg(look_up(self.logits, self.image, self.at), batch.cfg)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
@@ -119,12 +119,11 @@ class TabularEngine:
 
     def open(self, count: int, first_id: int) -> Batch:
         """``count`` images with their first tokens drawn; their caption ids start at ``first_id``."""
-        guided = self.sampling.cfg != 1
-        cache = KVCache(0, (2 if guided else 1) * count, 1, 1, 1)  # without layers
+        cache = KVCache(0, stream_count(self.sampling.cfg) * count, 1, 1, 1)  # without layers
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         batch = Batch(
             count,
-            guided=guided,
+            cfg=self.sampling.cfg,
             prompt_len=1,
             image_len=self.image_len,
             reach=reach,

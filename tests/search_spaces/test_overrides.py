@@ -73,7 +73,7 @@ def test_sampling_keys_leave_the_others_to_the_target() -> None:
 @pytest.mark.parametrize(
     ("preset", "path", "value", "words"),
     [
-        ("eagle2", "tree.depth", 0, ("tree.depth", "at least 1")),
+        ("eagle2", "tree.depth", 0, ("tree.depth", "in [1, 256]")),
         ("lantern", "acceptance.delta", 1.5, ("acceptance.delta", "1.5")),
         ("lantern", "acceptance.neighbourhood", "aditive", ("acceptance.neighbourhood", "'additive'")),
         ("lantern", "acceptance.neighbourhood", {"a": 1}, ("acceptance.neighbourhood", "{'a': 1}")),

@@ -214,7 +214,7 @@ BROKEN = [
     (SHORT + 'enqueue: [{label: "a\\nb", preset: cool}]\n',
      "f:3: enqueue[0].label: must be a line of 1 to 80 characters, got 'a\\nb'"),
     (SHORT + "enqueue: [{drafter: eagle, tree: {policy: chain, length: 0}}]\n",
-     "f:3: enqueue[0].tree.length: must be at least 1, got 0"),
+     "f:3: enqueue[0].tree.length: must be in [1, 256], got 0"),
     (SHORT + "enqueue: [{preset: cool, sampling: {cfg: 3}}]\n",
      "f:3: enqueue[0].sampling: give temperature, top_k, top_p as well, or leave the section out to sample by the "
      "target's own defaults"),

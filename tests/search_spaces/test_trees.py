@@ -109,8 +109,8 @@ def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Chain(length=0), "length: must be at least 1, got 0"),
-        (lambda: Dynamic(depth=0, width=4, nodes=9), "depth: must be at least 1, got 0"),
+        (lambda: Chain(length=0), r"length: must be in \[1, 256\], got 0"),
+        (lambda: Dynamic(depth=0, width=4, nodes=9), r"depth: must be in \[1, 256\], got 0"),
         (lambda: Dynamic(depth=3, width=True, nodes=9), "width: must be a whole number, got True"),
         (lambda: Static(), "name: give one of name .eagle1_26, .*chain_5. and paths, not both or neither"),
         (lambda: Static(name="chain_5", paths=((0,),)), "name: give one of name .* not both or neither"),

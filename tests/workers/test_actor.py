@@ -56,7 +56,7 @@ def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
     slow = worker.evaluator
     assert isinstance(slow, SlowEvaluator)
     assert slow.started.wait(5)
-    assert worker.facts() == {"target": "toy", "node": platform.node()}
+    assert worker.facts() == {"target": "toy", "node": platform.node(), "labels": {}}
     worker.cancel()
     for thread in threads:
         thread.join(5)

@@ -25,6 +25,7 @@ from tests.fakes.tiny_models import tiny_scenes
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
 from workers.data.shards import PREDICTIONS, MeasureTask, PredictTask, QualityShard, TimingShard
+from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
 from workers.evaluate import Evaluator
@@ -33,6 +34,7 @@ from workers.loading.models_yaml import folder_entry
 from workers.models.checkpoint_files import WeightsError
 from workers.runtime.engines import CancellableEngine, Cancelled
 from workers.runtime.memory import OutOfMemory
+from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec
 
 SAMPLING = Sampling(temperature=1.0, cfg=1.0)
@@ -103,6 +105,9 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     assert set(facts["models"]) >= {"target", "tokenizer", "drafters.eagle"}
     assert facts["extractors"]["clip_score"].startswith("scenes-clip@")
     assert facts["precision"] == "float32"
+    assert facts["numerics"] == measure_numerics(
+        target, built_in.extractors, [caption.text for caption in built_in.captions]
+    )
     assert facts["kernels"] == ("triton" if facts["device"].startswith("cuda") else "torch")
     assert facts["metrics"]["speedup"] | {"about": ""} == {
         "direction": "maximize", "unit": "x", "about": "", "needs": ["timings", "rounds"],
@@ -127,6 +132,25 @@ def test_a_shard_is_drawn_once(evaluator: Evaluator, shards: list[QualityShard],
     assert {"features.scenes", "score.clip_score", "score.caption_accuracy"} <= set(table.column_names)
     assert DecodingConfig.from_mapping(meta["config"]) == CONFIG
     assert meta["experiment"] == evaluator.experiment.digest()
+    assert (meta["name"], meta["setting"], meta["captions"]) == (name, CONFIG.digest(), list(range(8)))
+
+
+def test_the_quicker_of_two_workers_writes_the_shard(
+    evaluator: Evaluator, shards: list[QualityShard], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file appears while this worker draws: it stays, as a trial may have been measured with it."""
+    shard, exists = shards[0], Storage.exists
+    name = evaluator.quality(shard)["name"]
+    written, asked = (home / name).stat(), list[str]()
+
+    def appears(storage: Storage, file: str) -> bool:
+        asked.append(file)
+        return len(asked) > 1 and exists(storage, file)
+
+    monkeypatch.setattr(Storage, "exists", appears)
+    assert not evaluator.quality(shard)["ran"]
+    assert asked == [name, name]
+    assert ((home / name).stat().st_ino, (home / name).stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
 
 def test_images_do_not_depend_on_the_batch_or_the_worker(
@@ -151,7 +175,7 @@ def test_measuring_reads_what_was_drawn(evaluator: Evaluator, shards: list[Quali
     assert set(metrics) == set(COUNTED)
     assert found["skipped"] == {"fid": "needs reference", "speedup": "nothing was timed"}
     table = [read_shard(evaluator.storage, name)[0] for name in names(evaluator, shards)]
-    rounds = [row for part in table for row in part.column("accepted").to_pylist()]
+    rounds = [row for part in table for row in part.column("emitted").to_pylist()]
     passes = sum(map(len, rounds))
     assert metrics["mean_accepted_length"]["value"] == pytest.approx(sum(map(sum, rounds)) / passes)
     assert metrics["target_passes"]["value"] == pytest.approx(passes / 16)
@@ -223,7 +247,7 @@ def test_distances_are_those_of_the_stored_features(
             rows = rows.set_column(rows.column_names.index("caption_id"), "caption_id", ids)
             rows = rows.set_column(rows.column_names.index("features.scenes"), "features.scenes", features)
             made.setdefault(who, []).append(f"shards/quality-{who}{part}.parquet")
-            write_shard(other.storage, made[who][-1], rows, meta)
+            write_shard(other.storage, made[who][-1], rows, meta | {"name": made[who][-1]})
     wanted = ("fid", "fid_debiased", "drift", "fid_gain", "kid", "precision", "recall", "inception_score")
     found = other.measure(MeasureTask(CONFIG, tuple(made["trial"]), (), tuple(made["baseline"]), wanted))
     assert set(found["metrics"]) == set(wanted)
@@ -236,6 +260,38 @@ def test_distances_are_those_of_the_stored_features(
     assert found["history"][0][1]["fid"]["value"] == pytest.approx(numpy_distance(trial[:80], real), rel=1e-6)
     assert found["history"][1][1].keys() == set(wanted)
     assert all(len(entry["replicates"]) == 24 for _, metrics in found["history"] for entry in metrics.values())
+
+
+def test_unusable_shards_are_all_named_and_nothing_is_measured(
+    evaluator: Evaluator, shards: list[QualityShard], weights: Path, tmp_path: Path
+) -> None:
+    other = Evaluator(spec(tmp_path, weights))
+    first, second = names(evaluator, shards)
+    whole = evaluator.storage.read(first)
+    other.storage.write(first, whole[:900] + bytes([whole[900] ^ 1]) + whole[901:])
+    task = MeasureTask(CONFIG, (first, second), (), (), METRICS)
+    answer = other.run({"kind": "measure", **task.to_mapping()})
+    assert answer.keys() == {"unusable"}
+    assert {name: reason.split(": ")[1].split(" ")[0] for name, reason in answer["unusable"].items()} == {
+        first: "damaged",
+        second: "missing",
+    }
+    assert other.run({"kind": "quality", **shards[0].to_mapping()})["unusable"].keys() == {first}
+    other.storage.write(first, evaluator.storage.read(second))
+    answer = other.run({"kind": "measure", **task.to_mapping()})
+    assert "holds the content of " + second in answer["unusable"][first]
+    assert not other.storage.exists(task.name())
+
+
+def test_a_damaged_measurement_is_computed_again(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
+    task = MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS[:1])
+    right = evaluator.measure(task)
+    file = home / task.name()
+    for damaged in (file.read_bytes().replace(b'"n": 16', b'"n": 17'), b""):
+        file.write_bytes(damaged)
+        again = evaluator.measure(task)
+        assert (again["ran"], again["metrics"]) == (True, right["metrics"])
+    assert evaluator.measure(task)["ran"] is False
 
 
 def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:

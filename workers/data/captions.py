@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from search_spaces.documents import parse_json
 from workers.data.shards import digest
 from workers.data.text_files import collect_errors, read_lines, read_text
 
@@ -266,7 +267,7 @@ def _json(text: str, location: str) -> Any:
     if not text.strip():
         raise ValueError(f"{location}: empty; give a JSON object")
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         where = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
         raise ValueError(f"{location}: broken JSON: {error.msg}{where}; the file may be truncated") from error

@@ -11,7 +11,6 @@ The first of these layouts that fits is read:
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from search_spaces.documents import parse_json
 from workers.data.pictures import centre_square
 from workers.data.text_files import collect_errors, read_lines, read_text
 
@@ -102,7 +102,7 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
                     f"{path}: its pixels have more than 8 bits (mode {opened.mode}); save it with 8 bits per channel"
                 )
             yield opened
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error
 
 
@@ -114,7 +114,7 @@ _Row = tuple[str, str, str]  # location, image file, caption
 
 
 def _from_jsonl(line: str) -> tuple[str, str]:
-    entry = json.loads(line)
+    entry = parse_json(line)
     return str(entry["file"]), str(entry["caption"])
 
 

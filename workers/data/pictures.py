@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,24 @@ from PIL import Image, ImageDraw, ImageFont
 if TYPE_CHECKING:
     from torch import Tensor
 
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 INK, PAPER, FAINT = (32, 32, 36), (255, 255, 255), (224, 224, 228)
 MARGIN, TEXT_SIZE, LINE = 12, 12, 15
 # Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 NO_VALUE = (240, 240, 240)
+
+
+def is_intact_png(data: bytes) -> bool:
+    """Whether the bytes are a whole PNG whose chunks agree with their checksums. Pillow checks only some of them."""
+    start, kind = len(_PNG_SIGNATURE), b""
+    while data.startswith(_PNG_SIGNATURE) and start < len(data) and kind != b"IEND":
+        end = start + 8 + int.from_bytes(data[start : start + 4])
+        body, kind = data[start + 4 : end], data[start + 4 : start + 8]
+        if data[end : end + 4] != zlib.crc32(body).to_bytes(4):
+            return False
+        start = end + 4
+    return kind == b"IEND" and start == len(data)
 
 
 def to_pictures(images: Tensor) -> list[Image.Image]:

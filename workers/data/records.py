@@ -3,18 +3,22 @@
 Any Parquet reader opens the files: numbers and text are plain columns, tokens and rounds are lists. Features are kept
 to float16's precision but written as 32-bit floats, split by byte and zstd-compressed: Arrow can write half floats, but
 DuckDB does not read them in their compact encoding. The zeros that rounding leaves compress away, so this takes no
-more space than half floats would. Pages carry checksums, so that a damaged file is never read as a result.
+more space than half floats would.
 
-The schema's metadata holds JSON under `specfrontier`: kind, config, experiment, worker, versions.
+The schema's metadata holds JSON under `specfrontier`: kind, config, experiment, captions, worker, versions. A shard's
+name is in it too, so another shard's file under that name is refused. The footer holds a SHA-256 of the whole file
+under `specfrontier.sha256`, computed with zeros in its own place: a file with any changed bit is refused. Pages carry
+checksums for other readers.
 
-    import duckdb; duckdb.sql("select caption, len(accepted) as rounds, latency from 'shards/quality-*.parquet'")
+    import duckdb; duckdb.sql("select caption, len(emitted) as rounds, latency from 'shards/quality-*.parquet'")
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +30,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METADATA_KEY = b"specfrontier"
+_CHECKSUM_KEY = "specfrontier.sha256"
+_ZEROS = b"0" * 64  # in the place of the checksum while it is computed
+_CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])  # the key, and a text of that length
 FEATURES, SCORES = "features.", "score."  # prefixes of column names
 
 
+class ShardError(ValueError):
+    """Files are damaged or missing, or not what their names say. reasons: a sentence about each, by its name."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = dict(reasons)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, str]]]:
+        return type(self), (self.reasons,)
+
+
 def write_shard(storage: Storage, name: str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Stores a table atomically. `metadata` is plain data and includes the "kind".
+    """Stores a table atomically. `metadata` is plain data and includes the "kind"; if it has a "name", the file is
+    refused under any other.
 
     Raises:
         ValueError: metadata that JSON cannot hold.
@@ -39,15 +58,20 @@ def write_shard(storage: Storage, name: str, table: pa.Table, metadata: Mapping[
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), METADATA_KEY: text.encode()})
     floats = [path for field in table.schema if (path := _float_path(field))]
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         sink,
+        table.schema,
         compression="zstd",
         use_dictionary=["caption"] if "caption" in table.column_names else False,
         use_byte_stream_split=floats,
         write_page_checksum=True,
-    )
-    storage.write(name, sink.getvalue().to_pybytes())
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_CHECKSUM_KEY: _ZEROS.decode()})
+    data = bytearray(sink.getvalue())
+    start = _checksum_start(data)
+    data[start : start + len(_ZEROS)] = hashlib.sha256(data).hexdigest().encode()
+    storage.write(name, bytes(data))
 
 
 def read_shard(
@@ -60,29 +84,49 @@ def read_shard(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """A stored table, or some of its columns, and its metadata. `fix`: what the user can do about an unusable file.
 
+    The whole file is read and checked (about 1 GB/s), whatever the columns.
+
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, not one of specfrontier's, not of this kind, or lacks a column; it is named.
+        ShardError: the file is damaged, not one of specfrontier's, not of this kind, or another one's; it is named.
+        ValueError: it lacks a column.
     """
-    where = f"{storage.display_name}/{name}"
-    path = storage.path(name)
-    source: Any = pa.BufferReader(storage.read(name)) if path is None else pa.OSFile(str(path))
-    try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            metadata, names = _metadata(file.schema_arrow.metadata or {}), file.schema_arrow.names
-            missing = [column for column in columns or () if column not in names]
-            unusable = metadata is None or missing
-            table = None if unusable else file.read(columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{where}: damaged or not a Parquet file ({reason}); {fix}") from error
-    if metadata is None:
-        raise ValueError(f"{where}: not a Parquet file of specfrontier; {fix}")
-    if kind is not None and metadata["kind"] != kind:
-        raise ValueError(f"{where}: not a {kind} file but of kind {metadata['kind']!r}; {fix}")
-    if table is None:
-        raise ValueError(f"{where}: has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}")
-    return table, metadata
+    where = storage.locate(name)
+
+    def refused(problem: str) -> ShardError:
+        return ShardError({name: f"{where}: {problem}" + (f"; {fix}" if fix else "")})
+
+    data = storage.read(name)
+    if problem := _damage(data):
+        raise refused(problem)
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        metadata, names = json.loads(file.schema_arrow.metadata[METADATA_KEY]), file.schema_arrow.names
+        if kind is not None and metadata["kind"] != kind:
+            raise refused(f"not a {kind} file but of kind {metadata['kind']!r}")
+        if metadata.get("name", name) != name:
+            raise refused(f"holds the content of {metadata['name']}")
+        if missing := [column for column in columns or () if column not in names]:
+            raise ValueError(f"{where}: has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}")
+        return file.read(columns=None if columns is None else list(columns)), metadata
+
+
+def _checksum_start(data: bytes | bytearray) -> int:
+    """Where a file's checksum starts; -1 if there is none. Thrift's compact protocol writes texts as their bytes."""
+    start = data.rfind(_CHECKSUM_MARK)
+    return -1 if start < 0 else start + len(_CHECKSUM_MARK)
+
+
+def _damage(data: bytes) -> str | None:
+    """Why these are not the bytes that `write_shard` wrote; None if they are."""
+    start = _checksum_start(data)
+    if start < 0:
+        return "damaged, written by an earlier version, or not a Parquet file of specfrontier (no checksum)"
+    view, end = memoryview(data), start + len(_ZEROS)
+    checksum = hashlib.sha256(view[:start])
+    checksum.update(_ZEROS)
+    checksum.update(view[end:])
+    intact = view[start:end] == checksum.hexdigest().encode()
+    return None if intact else "damaged (its checksum differs)"
 
 
 def features_of(table: pa.Table, extractor: str) -> Tensor:
@@ -123,12 +167,3 @@ def _float_path(field: pa.Field) -> str | None:
     if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
         return f"{field.name}.list.element"
     return None
-
-
-def _metadata(schema_metadata: Mapping[bytes, bytes]) -> dict[str, Any] | None:
-    """Our metadata in a schema's; None if there is none."""
-    try:
-        metadata = json.loads(schema_metadata[METADATA_KEY])
-    except (KeyError, ValueError):
-        return None
-    return metadata if isinstance(metadata, dict) and "kind" in metadata else None

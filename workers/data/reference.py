@@ -132,36 +132,37 @@ def read_reference(
     *,
     extractors: Sequence[Extractor] = (),
     count: int | None = None,
+    fix: str = _FIX,
 ) -> Reference:
     """A stored reference: file `name` of a storage, or the path or URI of a file.
 
     extractors: those whose features are read (default: the first one of the file). count: largest number of images
-    read.
+    read. fix: what the user can do about an unusable file.
 
     Raises:
         ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
     """
     storage, name = (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
-    where = f"{storage.display_name}/{name}"
+    where = storage.locate(name)
     try:
-        _, meta = read_shard(storage, name, [], kind=_KIND, fix=_FIX)
+        _, meta = read_shard(storage, name, [], kind=_KIND, fix=fix)
     except FileNotFoundError:
-        raise ValueError(f"{where}: no such file; {_FIX}") from None
+        raise ValueError(f"{where}: no such file; {fix}") from None
     if extractors and meta["identity"] != extractors[0].identity:
         raise ValueError(
             f"{where}: has features of {meta['identity']}, but the models' extractor is {extractors[0].identity}; "
-            f"features of two extractors cannot be compared; {_FIX}"
+            f"features of two extractors cannot be compared; {fix}"
         )
     also: dict[str, str] = {extractor.name: extractor.identity for extractor in extractors[1:]}
     stored = meta.get("also", {})
     for other, identity in also.items():
         if stored.get(other) != identity:
             found = stored.get(other, f"no {other}")
-            raise ValueError(f"{where}: has features of {found}, but the models also use {identity}; {_FIX}")
+            raise ValueError(f"{where}: has features of {found}, but the models also use {identity}; {fix}")
     columns = ["features", *(FEATURES + other for other in also)]
-    table, _ = read_shard(storage, name, columns, kind=_KIND, fix=_FIX)
+    table, _ = read_shard(storage, name, columns, kind=_KIND, fix=fix)
     if table.num_rows != meta["count"]:
-        raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {_FIX}")
+        raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {fix}")
     features = tuple(matrix_of(table, column)[:count] for column in columns)
     facts = {key: meta[key] for key in ("identity", "source", "resize")} | {"count": len(features[0])}
     return Reference(features, facts | {"also": also} if also else facts)

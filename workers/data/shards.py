@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 2  # increase it when the meaning of the rows changes; files of another format are not used
+FORMAT = 3  # increase it when the meaning of the rows changes; files of another format are not used
 _SHARDS, _MEASURES = "shards", "measures"  # folders
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs")  # fields that hold one DecodingConfig, or several
@@ -167,8 +167,6 @@ class MeasureTask(Serializable):
     def name(self) -> str:
         """The file of its result, relative to the storage's root: measures/<20 hex>.json."""
         identity = {"format": FORMAT, **self.to_mapping(), "metrics": sorted(self.metrics)}
-        if self.halfway:
-            del identity["halfway"]  # stores of earlier versions have names without it
         return f"{_MEASURES}/{digest(identity)}.json"
 
 

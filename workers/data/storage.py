@@ -1,27 +1,32 @@
 """Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
 
 Writes are atomic: if a process is killed while writing, `names` and `exists` report no new file. If several processes
-write one name, the last to finish wins. Only `uri` contains the credentials of a URI; `display_name`, repr and errors
-do not.
+write one name, the last to finish wins. A remote server that was there before and goes away is waited for. Only `uri`
+contains the credentials of a URI; `display_name`, repr and errors do not.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from workers.data import local_files, remote_files
+from workers.data.local_files import StorageError
+from workers.data.remote_files import HIDDEN
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
-_ATOMIC_UPLOAD = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
+_RETRY_TIMEOUT_S = 120.0  # for a server that was there before
+_RETRY_S = (0.5, 10.0)  # the first wait, and the longest; each wait doubles the last
+_T = TypeVar("_T")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -35,12 +40,13 @@ class Storage:
         ValueError: the URI is malformed, or pyarrow.fs does not support its scheme.
     """
 
-    __slots__ = ("_fs", "_root", "_secrets", "display_name", "uri")
+    __slots__ = ("_fs", "_is_reached", "_root", "_secrets", "display_name", "uri")
 
     def __init__(self, uri: str | Path, *, filesystem: FileSystem | None = None) -> None:
         text = str(uri)
         remote = bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
         self._fs: FileSystem | None = filesystem
+        self._is_reached = False
         self.uri = text if remote or filesystem is not None else str(_local(text))
         self.display_name, self._secrets = _without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
@@ -64,6 +70,11 @@ class Storage:
             raise ValueError(f"{_without_secrets(text)[0]}: names no file; add a file's name")
         return cls(f"{folder}{mark}{options}"), name
 
+    def locate(self, name: str) -> str:
+        """The display name of a file: the storage's, with the name in its path."""
+        root, mark, options = self.display_name.partition("?")
+        return f"{root}/{name}{mark}{options}" if name else self.display_name
+
     def __repr__(self) -> str:
         return f"Storage({self.display_name!r})"
 
@@ -71,14 +82,13 @@ class Storage:
         """Store `data` under `name` atomically, replacing an earlier file.
 
         Raises:
-            OSError: no space or no permission; an earlier file stays unchanged.
+            StorageError: no space or no permission; an earlier file stays unchanged.
         """
         path = self._at(name)
         if self._fs is None:
-            _write_local(Path(path), data)
+            local_files.write(Path(path), data)
             return
-        with self._redact_errors(name):
-            _write_remote(self._fs, path, data)
+        self._call(name, lambda fs: remote_files.write(fs, path, data))
 
     def read(self, name: str) -> bytes:
         """The bytes stored under `name`.
@@ -88,30 +98,63 @@ class Storage:
         """
         path = self._at(name)
         if self._fs is None:
-            return Path(path).read_bytes()
-        with self._redact_errors(name), self._fs.open_input_stream(path, compression=None) as stream:
-            data: bytes = stream.read()
-        return data
+            return local_files.read(Path(path))
+        return self._call(name, lambda fs: remote_files.read(fs, path))
+
+    def move(self, name: str, new: str) -> None:
+        """Rename a file, replacing an earlier one of the new name.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        old, path = self._at(name), self._at(new)
+        if self._fs is None:
+            local_files.move(Path(old), Path(path))
+            return
+        self._call(name, lambda fs: remote_files.move(fs, old, path))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        path = self._at(name)
+        if self._fs is None:
+            Path(path).unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError):
+            self._call(name, lambda fs: fs.delete_file(path))
 
     def exists(self, name: str) -> bool:
         """Whether a complete file has this name."""
         path = self._at(name)
         if self._fs is None:
             return os.path.isfile(path)
-        with self._redact_errors(name):
-            return bool(self._fs.get_file_info(path).is_file)
+        return self._call(name, lambda fs: bool(fs.get_file_info(path).is_file))
 
     def names(self, folder: str = "") -> list[str]:
         """The names of the files directly in a folder, sorted; empty if there is no such folder."""
         path = self._at(folder) if folder else self._root
         if self._fs is not None:
-            with self._redact_errors(folder):
-                return _names_remote(self._fs, path)
+            return sorted(entry.base_name for entry in self._call(folder, lambda fs: remote_files.list_files(fs, path)))
         try:
             with os.scandir(path or "/") as entries:
-                return sorted(e.name for e in entries if not e.name.startswith(_HIDDEN) and e.is_file())
+                return sorted(e.name for e in entries if not e.name.startswith(HIDDEN) and e.is_file())
         except FileNotFoundError:
             return []
+
+    def modified(self, folder: str) -> dict[str, float]:
+        """The files directly in a folder of remote storage, and when each was written, in seconds by the server."""
+        path = self._at(folder)
+        files = self._call(folder, lambda fs: remote_files.list_files(fs, path))
+        return {entry.base_name: (entry.mtime_ns or 0) / 1e9 for entry in files}
+
+    def check_bucket(self) -> None:
+        """Check that the bucket of remote storage exists, since only writing would fail without it.
+
+        Raises:
+            OSError: it does not, or the server does not answer.
+        """
+        if self._fs is None or self._call("", lambda fs: remote_files.has_bucket(fs, self._root)):
+            return
+        raise FileNotFoundError(f"{self.display_name}: there is no such bucket; create it, or correct its name")
 
     def path(self, name: str) -> Path | None:
         """The local path of `name`; None if the storage is remote."""
@@ -121,7 +164,7 @@ class Storage:
     def _at(self, name: str) -> str:
         """The full path of a name. Raises ValueError if the name could be outside the root."""
         parts = name.split("/")
-        if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(_HIDDEN) for part in parts):
+        if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(HIDDEN) for part in parts):
             raise ValueError(
                 f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or "
                 "starts with a dot"
@@ -140,15 +183,29 @@ class Storage:
             f"{self.display_name}: cannot be used as storage ({problem}); give a folder, s3://, gs:// or abfs://"
         )
 
-    @contextmanager
-    def _redact_errors(self, name: str) -> Iterator[None]:
-        """Re-raises errors of a remote filesystem with the display name, and without the URI's secrets."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{self.display_name}/{name}: no such file") from None
-        except OSError as error:
-            raise OSError(f"{self.display_name}/{name}: {self._redact(error)}") from None
+    def _call(self, name: str, action: Callable[[FileSystem], _T]) -> _T:
+        """The result of an action on the remote filesystem. Errors have the display name, and no secrets of the URI.
+
+        While a server that was there before is away, the action is repeated.
+        """
+        assert self._fs is not None
+        wait, end = _RETRY_S[0], time.monotonic() + _RETRY_TIMEOUT_S
+        while True:
+            try:
+                result = action(self._fs)
+            except FileNotFoundError:
+                raise FileNotFoundError(f"{self.locate(name)}: no such file") from None
+            except OSError as error:
+                is_away = remote_files.is_transient(error)
+                if not (is_away and self._is_reached) or time.monotonic() + wait > end:
+                    self._is_reached &= not is_away  # the next action need not wait as long again
+                    advice = remote_files.advice(error)
+                    raise StorageError(f"{self.locate(name)}: {self._redact(error)}{advice}") from None
+            else:
+                self._is_reached = True
+                return result
+            time.sleep(wait)
+            wait = min(2 * wait, _RETRY_S[1])
 
     def _redact(self, error: Exception) -> str:
         text = str(error).replace(self.uri, self.display_name)
@@ -191,59 +248,3 @@ def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
     public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (f"?{urlencode(public, safe=':/')}" if public else "")
     return public_uri, tuple(sorted(secrets, key=len, reverse=True))
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    _make_folder(path.parent)
-    hidden = path.with_name(f"{_HIDDEN}{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(hidden, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
-    except BaseException:
-        hidden.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, if the system supports it."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write_remote(fs: FileSystem, path: str, data: bytes) -> None:
-    base = fs
-    while hasattr(base, "base_fs"):
-        base = base.base_fs
-    folder, slash, last = path.rpartition("/")
-    upload = path if base.type_name in _ATOMIC_UPLOAD else f"{folder}{slash}{_HIDDEN}{last}.{uuid.uuid4().hex}"
-    if folder and upload != path:
-        fs.create_dir(folder, recursive=True)
-    stream = fs.open_output_stream(upload, compression=None)
-    stream.write(data)
-    stream.close()  # not after a failed write: closing completes an upload
-    if upload != path:
-        fs.move(upload, path)
-
-
-def _names_remote(fs: FileSystem, path: str) -> list[str]:
-    from pyarrow.fs import FileSelector
-
-    found = fs.get_file_info(FileSelector(path, allow_not_found=True))
-    return sorted(entry.base_name for entry in found if entry.is_file and not entry.base_name.startswith(_HIDDEN))

@@ -32,7 +32,8 @@ class AcceptResult:
     path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
     None: the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token at index
     num_accepted; undefined after it. num_accepted [B]: accepted drafts; `num_emitted` = num_accepted + 1. next_root
-    [B]: the resampled or bonus token. nonfinite [B]: the probs it was sampled from were not finite.
+    [B]: the resampled or bonus token. nonfinite [B]: the probs it was sampled from were not finite. probs [B, N+1, V]:
+    the target's after each slot of a chain; None: not computed.
     """
 
     path: Tensor | None
@@ -40,6 +41,7 @@ class AcceptResult:
     num_accepted: Tensor
     next_root: Tensor
     nonfinite: Tensor
+    probs: Tensor | None = None
     num_emitted: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +124,7 @@ class Acceptor:
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
         tokens = torch.cat([tree.tokens, last], dim=1).scatter_(1, num_accepted[:, None], last)
         width = max_on_host(num_accepted, levels) + 1
-        return AcceptResult(None, tokens[:, :width], num_accepted, last[:, 0], residual[:, 0].isnan())
+        return AcceptResult(None, tokens[:, :width], num_accepted, last[:, 0], residual[:, 0].isnan(), probs)
 
     def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token is sampled from.
@@ -240,6 +242,7 @@ class Acceptor:
     def _accept_greedy(self, tree: DraftTree, logits: Tensor, remaining: Tensor) -> AcceptResult:
         """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in place of the target's
         most likely tokens. The longest accepted path is taken, the first one on a tie; the target's argmax follows it.
+        No child is accepted below logits that are not finite.
         """
         batch, slots, vocab_size = logits.shape
         device = logits.device
@@ -253,7 +256,8 @@ class Acceptor:
                 omega = self._omegas[tree.levels[:, None], depth].flatten()
                 accepted = self.rule.greedy(parent_probs, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
             else:  # compare logits, as vanilla decoding does: a softmax may round two of them to one probability
-                accepted = tree.tokens == logits.argmax(-1).gather(1, parents)
+                largest = logits.max(-1)
+                accepted = tree.tokens == torch.where(largest.values.isfinite(), largest.indices, -1).gather(1, parents)
             accepted &= tree.exists & (depth < remaining[:, None])
             ancestors = tree.shape.mask[:, 1:, 1:].expand(batch, -1, -1)
             accepted = ~(ancestors & ~accepted[:, None]).any(-1)

@@ -113,9 +113,9 @@ class SizeMap:
     def mean_alpha(entries: Tensor, weights: Tensor) -> Tensor:
         """TokenFlock: alpha [B], the weighted mean of the entries [B, n, 3] that have one; the prefill's has none."""
         alpha = entries[..., 2]
-        known = weights * (alpha >= 0)
-        total = known.sum(1)
-        return torch.where(total > 0, (known * alpha).sum(1) / total, _NO_ALPHA)
+        weights = weights * (alpha >= 0)
+        total = weights.sum(1)
+        return torch.where(total > 0, (weights * alpha).sum(1) / total, _NO_ALPHA)
 
     def _flock(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """TokenFlock: how many entries [n] before the previous token's the cells within `radius` of a token lie, and

@@ -36,8 +36,8 @@ def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
     """
     implementation = drafter_class(DRAFTERS.lookup(kind))
     if implementation is None:
-        known = ", ".join(kinds_with_weights())
-        raise ConfigError(("drafter",), f"the {kind} drafter has no weights; drafters with weights: {known}")
+        kinds = ", ".join(kinds_with_weights())
+        raise ConfigError(("drafter",), f"the {kind} drafter has no weights; drafters with weights: {kinds}")
     if not path.exists():
         raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
     return implementation.load(path, target).to(target.device, target.dtype).eval().requires_grad_(False)

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from workers.decoding.sampling import repeat_streams, stream_rows
 from workers.decoding.state import Batch
-from workers.models.cache import KVCache
+from workers.models.cache import KVCache, aligned
 from workers.models.masks import AttentionMask, causal_padding_mask
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Body
 
 
 class Drafter(nn.Module, ABC):
-    """Proposes probs for the tokens after the root, level by level. All logits have one row per stream (R rows), in
-    fp32 or a lower precision.
+    """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32 (see
+    `Batch.guided_logits`).
 
     The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per round
     `root_logits` once, `expand` once per further level, and after verification `commit`.
@@ -68,11 +68,11 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def root_logits(self, batch: Batch) -> Tensor:
-        """Logits [R, V] of the token after the root."""
+        """Logits [B, V] of the token after the root."""
 
     @abstractmethod
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
-        """Logits [R, F, V] of the tokens after F nodes of the next level.
+        """Logits [B, F, V] of the tokens after F nodes of the next level.
 
         tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call (None: that call had
         only one node; before the first call it is the root).
@@ -114,9 +114,10 @@ class CachedDrafter(Drafter):
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Decoder inputs [R, S, D'] of tokens [R, S] and the features [R, S, D] that precede them."""
 
+    @property
     @abstractmethod
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., V] of decoder outputs [..., D']."""
+    def head(self) -> nn.Module:
+        """Gives logits [..., V] of decoder outputs [..., D']."""
 
     @abstractmethod
     def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +128,7 @@ class CachedDrafter(Drafter):
         return order
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
-        columns = self.base + batch.image_len + levels + expanded + 1
+        columns = aligned(self.base + batch.image_len + levels + expanded + 1)
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
         dtype, device = self.cache.storage.dtype, self.cache.storage.device
         self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
@@ -180,7 +181,7 @@ class CachedDrafter(Drafter):
         columns = self._positions[:, :1] + self._node_columns
         self._outputs, self._mask = outputs, self.attention_mask.chain(columns[:, :1])[:, 0]
         self._columns, self._drafted, self._level = columns[:, 1:], 0, 0
-        return self.logits(outputs[:, 0])
+        return batch.guided_logits(self.head, outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
@@ -197,7 +198,7 @@ class CachedDrafter(Drafter):
             mask=self._mask[:, None, :, :span],
             cache=self.cache.at(columns, span),
         )
-        return self.logits(self._outputs)
+        return batch.guided_logits(self.head, self._outputs)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         self._tokens, self._features, self._counts, self._cached = tokens, features, counts, batch.emitted

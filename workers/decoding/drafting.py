@@ -13,7 +13,7 @@ from torch import Tensor
 from search_spaces.trial import DecodingConfig
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
-from workers.decoding.sampling import apply_cfg, to_probs, top_log_probs
+from workers.decoding.sampling import to_probs, top_log_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
 from workers.models.target import Prompt, Target
@@ -114,16 +114,16 @@ class TreeDrafting(Drafting):
         self.drafter.commit(batch, result.tokens, features, result.num_emitted)
 
     def top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits [R, F, V]."""
+        """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits [B, F, V]."""
         nodes = logits.shape[1]
         if nodes > 1 and logits.stride(1) == 0:
             log_probs, tokens = self.top_children(logits[:, :1], width)
             return log_probs.expand(-1, nodes, -1), tokens.expand(-1, nodes, -1)
-        return top_log_probs(apply_cfg(logits, self.sampling.cfg), self.sampling, width)
+        return top_log_probs(logits.float(), self.sampling, width)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Probs [B, F, V] of drafter logits [R, F, V], processed as the target's are."""
+        """Probs [B, F, V] of drafter logits [B, F, V], processed as the target's are."""
         nodes = logits.shape[1]
         if nodes > 1 and logits.stride(1) == 0:  # one distribution repeated (Medusa): processed once
             return self.probs(logits[:, :1]).expand(-1, nodes, -1)
-        return to_probs(apply_cfg(logits, self.sampling.cfg), self.sampling)
+        return to_probs(logits.float(), self.sampling)

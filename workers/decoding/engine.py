@@ -20,16 +20,16 @@ from workers.decoding.build import build_drafting, build_tables, resolve_for_tar
 from workers.decoding.drafter import Drafter
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
-from workers.decoding.sampling import apply_cfg, to_probs
+from workers.decoding.sampling import stream_count, to_probs
 from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import Result, RoundCounts, StatisticsRecorder
 from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
+from workers.models.cache import aligned
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
 _TARGET_NONFINITE, _DRAFTER_NONFINITE = -1, -2  # in place of a row's token count
-_ALIGNMENT = 8  # of the cache's columns: attention kernels copy a mask whose rows are not aligned
 
 
 Observer = Callable[[Batch, DraftTree, Tensor], None]
@@ -152,10 +152,14 @@ class Engine:
         """
         numbers: list[int] = report.tolist()
         size = batch.size
-        so_far, emitted, depth, nodes = (numbers[part * size : (part + 1) * size] for part in range(4))
-        self.drafting.set_bounds(numbers[4 * size :])
-        if min(so_far) < 0:
-            model = "target" if _TARGET_NONFINITE in so_far else f"{self.config.drafter.kind} drafter of target"
+        so_far, emitted, depth, nodes, failed = (numbers[part * size : (part + 1) * size] for part in range(5))
+        self.drafting.set_bounds(numbers[5 * size :])
+        if min(so_far) < 0 or any(failed):
+            model = (
+                "target"
+                if any(failed) or _TARGET_NONFINITE in so_far
+                else f"{self.config.drafter.kind} drafter of target"
+            )
             raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
         return RoundCounts(so_far, emitted, depth, nodes)
 
@@ -163,7 +167,8 @@ class Engine:
         """One round for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
         tree reads its size.
 
-        Returns the round's report for `read`: [4 * B + n], four counts of every row and n bounds of the next draft.
+        Returns the round's report for `read`: [5 * B + n], four counts of every row, whether its prefill failed, and n
+        bounds of the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer, phases = self.timer.start(), partial(self._phases, batch)
@@ -201,7 +206,7 @@ class Engine:
         features = self.target.transformer(x, positions, mask=mask[..., :span], cache=batch.cache.at(columns, span))
         if row_ends:
             features = row_ends.next_token_features(features)
-        return features, apply_cfg(self.target.head(features), self.sampling.cfg)
+        return features, batch.guided_logits(self.target.head, features)
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
         """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens.
@@ -223,7 +228,8 @@ class Engine:
         if tree.nonfinite is not None:
             so_far = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, so_far)
         so_far = torch.where(result.nonfinite, _TARGET_NONFINITE, so_far)
-        counts, bounds = [so_far, result.num_emitted, tree.levels, tree.exists.sum(1)], self.drafting.next_bounds(batch)
+        counts = [so_far, result.num_emitted, tree.levels, tree.exists.sum(1), batch.failed_prefills]
+        bounds = self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
         batch.buffers.copy_back()
         return report
@@ -232,20 +238,18 @@ class Engine:
         """An empty batch whose cache has every column that decoding can use."""
         target = self.target
         row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
-        guided = self.sampling.cfg != 1.0
         # a round uses one column per tree slot, or per level of the path if the host does not know the path's length
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row
-        columns = target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach
-        columns = -(-columns // _ALIGNMENT) * _ALIGNMENT
+        columns = aligned(target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach)
         batch = Batch(
             size,
-            guided=guided,
+            cfg=self.sampling.cfg,
             prompt_len=target.prompt_len,
             image_len=self.image_len,
             reach=reach,
-            cache=target.transformer.new_cache((2 if guided else 1) * size, columns),
+            cache=target.transformer.new_cache(stream_count(self.sampling.cfg) * size, columns),
             row_ends=row_ends,
             capture=self.new_capture() if self.new_capture else None,
         )
@@ -256,16 +260,16 @@ class Engine:
         """Prefill the queue's next captions and put them at `rows`; their first tokens come from the prefill."""
         requests = [queue.popleft() for _ in rows]
         captions = [request.caption for request in requests]
-        prompt = self.target.encode(captions, guided=batch.guided)
+        prompt = self.target.encode(captions, guided=batch.streams == 2)
         timer = self.timer.start()  # latency excludes the encoding of captions, as in the papers
         order = torch.arange(self.target.prompt_len, device=self.device)
         indices = torch.tensor(rows, device=self.device)
         cache = batch.cache.prompts(batch.rows(indices), len(order))
         features = self.target.transformer(prompt.embeds, order, mask=causal_padding_mask(prompt.valid), cache=cache)
-        probs = to_probs(apply_cfg(self.target.head(features[:, -1]), self.sampling.cfg), self.sampling)
+        probs = to_probs(batch.guided_logits(self.target.head, features[:, -1]), self.sampling)
         keys = image_keys(self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device)
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
-        batch.admit(indices, keys, first_tokens, prompt.valid)
+        batch.admit(indices, keys, first_tokens, prompt.valid, probs.isnan().any(1))
         self.drafting.admit(indices, prompt, captions, features, first_tokens)
         batch.buffers.copy_back()
         timer.lap("prefill")

@@ -61,8 +61,10 @@ class FixedTree(TreeDrafting):
                 # only on the random numbers of earlier positions
                 positions = batch.token_positions[:, : self.max_levels]
                 noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, level_probs.shape[2])
-            scores = level_probs / noise.narrow(1, index, 1) if self._sampled else level_probs
+            scores = level_probs[:, :1] if level_probs.stride(1) == 0 else level_probs  # Medusa: one for all parents
+            scores = scores / noise.narrow(1, index, 1) if self._sampled else scores
             order = scores.topk(level.width, dim=-1).indices if level.width > 1 else scores.argmax(-1, keepdim=True)
+            order = order.expand(-1, level.parents, -1)
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
         tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)

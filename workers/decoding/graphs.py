@@ -30,8 +30,8 @@ GraphKey = tuple[int, ...]  # a batch's rows, its largest count of tokens, and w
 
 def are_supported(device: torch.device) -> bool:
     """Whether rounds are captured on a device."""
-    wanted = os.environ.get("SPECFRONTIER_CUDA_GRAPHS") != "0"
-    return device.type == "cuda" and wanted and RoundGraphs.failure is None
+    is_enabled = os.environ.get("SPECFRONTIER_CUDA_GRAPHS") != "0"
+    return device.type == "cuda" and is_enabled and RoundGraphs.failure is None
 
 
 class CudaCapture:

@@ -101,7 +101,10 @@ class JacobiWindow(Drafting):
         source = result.num_accepted[:, None] + 1 + self._slots[: self.max_levels]  # old slots before the new nodes
         inside = source <= self.max_levels
         index = source.clamp(max=self.max_levels)[..., None].expand(-1, -1, logits.shape[2])
-        probs = to_probs(logits.gather(1, index), self.sampling)
+        if result.probs is None:
+            probs = to_probs(logits.gather(1, index), self.sampling)
+        else:
+            probs = result.probs.gather(1, index)
         tokens = probs.argmax(-1) if self.sampling.temperature == 0 else self._resample(batch, result, probs)
         self.tokens = torch.where(inside, tokens, _EMPTY)
         self.probs = probs.masked_fill(~inside[..., None], 0.0)

@@ -98,8 +98,8 @@ def _arange(stop: int, device: torch.device) -> Tensor:
 class CounterRNG:
     """The random numbers of B images, by token position.
 
-    The numbers of every position are needed at least once, those of drafted positions in several rounds. So tables of
-    moderate size are computed at their first use and then looked up; a table does not change the numbers.
+    The numbers of a drafted position are needed in several rounds. So tables of moderate size are computed at their
+    first use and then looked up; a table does not change the numbers.
     Positions past the end of the image, whose tokens are never kept, share the numbers of the last position.
     """
 

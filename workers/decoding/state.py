@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.decoding.graphs import Capture, RoundGraphs
 from workers.decoding.rng import CounterRNG
 from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.row_ends import RowEndPass, RowEnds
-from workers.decoding.sampling import repeat_streams, repeat_streams_unless_shared, stream_rows
+from workers.decoding.sampling import (
+    guided_logits,
+    repeat_streams,
+    repeat_streams_unless_shared,
+    stream_count,
+    stream_rows,
+)
 from workers.decoding.tree import TreeShape
 from workers.models.cache import KVCache
 from workers.models.masks import AttentionMask
@@ -32,10 +38,11 @@ _MIN_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
 
 class Batch:
     """B captions in flight. Rows of the transformer are the B conditional streams, then, under classifier-free
-    guidance, the B unconditional ones.
+    guidance of scale `cfg`, the B unconditional ones.
 
     rng: the images' random numbers. emitted [B]: image tokens emitted so far. root [B]: the last of them, whose keys
-    and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions.
+    and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions. failed_prefills [B]:
+    1 where the probs of the first token were not finite, else 0.
 
     row_ends: the end-of-row tokens, for targets that have them.
 
@@ -58,7 +65,7 @@ class Batch:
         self,
         size: int,
         *,
-        guided: bool,
+        cfg: float,
         prompt_len: int,
         image_len: int,
         reach: int,
@@ -67,12 +74,13 @@ class Batch:
         capture: Capture | None = None,
     ) -> None:
         device = cache.storage.device
-        self.guided, self.prompt_len, self.image_len, self.cache = guided, prompt_len, image_len, cache
-        self.streams, self.static = 2 if guided else 1, capture is not None
+        self.cfg, self.prompt_len, self.image_len, self.cache = cfg, prompt_len, image_len, cache
+        self.streams, self.static = stream_count(cfg), capture is not None
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(size, dtype=torch.int64, device=device)
         self.root = torch.zeros(size, dtype=torch.int64, device=device)
         self._advances = torch.ones(size, dtype=torch.int64, device=device)  # 0 in idle rows
+        self.failed_prefills = torch.zeros_like(self.root)
         self.row_ends = row_ends
         self.image_column = prompt_len + (row_ends.rows if row_ends else 0)  # of the image's first token
         self.sync_host_counts([1])
@@ -89,7 +97,15 @@ class Batch:
         self.buffers.add(self.rng, "keys")
         self.buffers.add(self.attention_mask, "padding")
         self.buffers.add(
-            self, "emitted", "root", "_advances", "_tokens", "token_positions", "columns", "rope_positions"
+            self,
+            "emitted",
+            "root",
+            "_advances",
+            "failed_prefills",
+            "_tokens",
+            "token_positions",
+            "columns",
+            "rope_positions",
         )
 
     @property
@@ -108,6 +124,10 @@ class Batch:
     def per_row_unless_shared(self, x: Tensor) -> Tensor:
         """`per_row` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it is."""
         return repeat_streams_unless_shared(x, self.streams)
+
+    def guided_logits(self, head: nn.Module, features: Tensor) -> Tensor:
+        """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head."""
+        return guided_logits(head, features, self.cfg)
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
         """The row ends that a pass over a tree of this shape needs; None if no tree node can end a row."""
@@ -144,11 +164,17 @@ class Batch:
             cols = self.row_ends.cols
             self.cells_to_row_end = min((cols - 1 - (count - 1) % cols for count in emitted), default=0)
 
-    def admit(self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor) -> None:
-        """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P]."""
+    def admit(
+        self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor, nonfinite: Tensor | None = None
+    ) -> None:
+        """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P].
+
+        nonfinite [n]: where the probs of the first tokens were not finite; None: nowhere.
+        """
         self.rng.admit(indices, keys)
         self.emitted[indices] = 1
         self._advances[indices] = 1
+        self.failed_prefills[indices] = torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
         self._tokens[indices, 0] = first_tokens
         self.root[indices] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)

@@ -98,9 +98,9 @@ class EagleDrafter(CachedDrafter):
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         return self.layer.fuse(self.embed(tokens), features)
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        out: Tensor = self.target.head(outputs)
-        return out
+    @property
+    def head(self) -> nn.Module:
+        return self.target.head
 
     def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
         if self.filler is None:

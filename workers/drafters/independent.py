@@ -37,10 +37,10 @@ class IndependentDrafter(CachedDrafter):
         out: Tensor = self.decoder.embed(tokens)
         return out
 
-    def logits(self, outputs: Tensor) -> Tensor:
+    @property
+    def head(self) -> nn.Module:
         assert self.decoder.head is not None
-        out: Tensor = self.decoder.head(outputs)
-        return out
+        return self.decoder.head
 
     def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
         conditioner = cast("Conditioner", self.conditioner)

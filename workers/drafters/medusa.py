@@ -29,10 +29,17 @@ class MedusaHeads(nn.Module):
             None if shared_head else nn.ModuleList(nn.Linear(dim, vocab_size, bias=False) for _ in range(heads))
         )
 
+    def hidden(self, features: Tensor, head: int) -> Tensor:
+        """The inputs [..., D] of W_m, of features [..., D]. `head` is 0-based: 0 predicts the token after the root."""
+        return features + torch.nn.functional.silu(self.residuals[head](features))
+
+    def projection(self, head: int, target_head: nn.Module) -> nn.Module:
+        """W_m."""
+        return target_head if self.heads is None else self.heads[head]
+
     def forward(self, features: Tensor, head: int, target_head: nn.Module) -> Tensor:
-        """Logits [..., V] of head `head` (0-based: 0 predicts the token after the root) on features [..., D]."""
-        hidden = features + torch.nn.functional.silu(self.residuals[head](features))
-        out: Tensor = (target_head if self.heads is None else self.heads[head])(hidden)
+        """Logits [..., V] of head `head` on features [..., D]."""
+        out: Tensor = self.projection(head, target_head)(self.hidden(features, head))
         return out
 
 
@@ -71,12 +78,15 @@ class MedusaDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         self._level = 0
-        return self.heads(self.feature, 0, self._target[0].head)  # type: ignore[no-any-return]
+        return self._logits(batch)
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         self._level += 1
-        logits: Tensor = self.heads(self.feature, self._level, self._target[0].head)
-        return logits[:, None].expand(-1, tokens.shape[1], -1)
+        return self._logits(batch)[:, None].expand(-1, tokens.shape[1], -1)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        head = self.heads.projection(self._level, self._target[0].head)
+        return batch.guided_logits(head, self.heads.hidden(self.feature, self._level))
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         last = (batch.per_row(counts) - 1)[:, None, None].expand(-1, 1, features.shape[2])

@@ -12,6 +12,7 @@ import torch
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.drafter import Drafter
 from workers.models.target import Target
+from workers.models.vq import VQModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +99,7 @@ def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int,
 
 
 def _image_size(target: Target) -> int:
+    if isinstance(target.codec, VQModel):  # decoding on the meta device would import torch's compiler, for seconds
+        return target.codec.config.factor * max(target.grid.rows, target.grid.cols)
     tokens = torch.zeros(1, target.grid.tokens, dtype=torch.int64, device=target.device)
     return max(target.decode(tokens).shape[2:])

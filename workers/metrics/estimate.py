@@ -28,7 +28,8 @@ class Estimate:
 
     replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
     noise: standard error from what is not the captions, estimated with `noise_dof` degrees of freedom (0: there is no
-    noise). error = hypot(jackknife_error(replicates), noise).
+    noise). error = hypot(jackknife_error(replicates), noise). error_dof: degrees of freedom of an error that has
+    neither replicates nor noise (0: many).
     """
 
     value: float
@@ -37,6 +38,7 @@ class Estimate:
     replicates: tuple[float, ...] = ()
     noise: float = 0.0
     noise_dof: int = 0
+    error_dof: int = 0
 
     @classmethod
     def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0, noise_dof: int = 0) -> Self:

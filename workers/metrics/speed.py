@@ -80,7 +80,7 @@ def speedup_timed(inputs: MetricInputs) -> Estimate:
         )
     images = torch.zeros(batches, dtype=torch.int64).scatter_reduce(0, groups, timings["images"].long(), "amax")
     ratio = ratio_estimate(timings["seconds_vanilla"], timings["seconds"], groups)
-    return Estimate(ratio.value, ratio.error, int(images.sum()))
+    return Estimate(ratio.value, ratio.error, int(images.sum()), error_dof=batches - 1)
 
 
 @register_metric("step_cost", direction="minimize", unit="passes of vanilla", needs=(TIMINGS, OWN_TIMINGS))
@@ -91,7 +91,8 @@ def step_cost(inputs: MetricInputs) -> Estimate:
     """
     timings = _own_timings(inputs)
     ratio = batch_costs(timings).per_pass / batch_costs(timings, VANILLA).per_pass
-    return Estimate(ratio[0].item(), jackknife_error(ratio[1:]).item(), timings.count)
+    error = jackknife_error(ratio[1:]).item()
+    return Estimate(ratio[0].item(), error, timings.count, error_dof=timings.count - 1)
 
 
 def _own_timings(inputs: MetricInputs) -> Rows:

@@ -11,6 +11,8 @@ from workers.data.storage import Storage
 from workers.metrics.extractors import Extractors
 from workers.metrics.metric import FEATURES, ReferenceFeatures
 
+_FIX = "delete it; --resume computes it again"
+
 
 class SweepReference:
     """The section `reference` of a sweep, as its feature extractors read it.
@@ -56,10 +58,11 @@ class SweepReference:
         """
         assert self.facts is not None, "metrics that need a reference are not selected without one"
         if not self._loaded:
-            facts, stored = self.facts, read_reference(self._storage, FILE, extractors=tuple(self._by_role.values()))
+            facts, extractors = self.facts, tuple(self._by_role.values())
+            stored = read_reference(self._storage, FILE, extractors=extractors, fix=_FIX)
             if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(
-                    f"{self._storage.display_name}/{FILE}: computed from {stored.facts['count']} images of "
+                    f"{self._storage.locate(FILE)}: computed from {stored.facts['count']} images of "
                     f"{stored.facts['source']}, but the sweep has {facts['count']} of {facts['source']}; launch with "
                     "another --name, or delete the file"
                 )

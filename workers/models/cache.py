@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+def aligned(columns: int) -> int:
+    """The next multiple of 8: attention kernels copy a mask whose rows are not aligned."""
+    return -(-columns // 8) * 8
+
+
 class KVCache:
     """Keys and values of `rows` sequences, `columns` positions each.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from search_spaces.documents import parse_json
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -112,7 +112,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; give the folder of a model in Hugging Face's layout")
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
     except ValueError as error:
         raise WeightsError(f"{path}: not JSON ({error}); download it again") from error
     if not isinstance(content, dict):

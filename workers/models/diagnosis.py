@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from search_spaces.documents import parse_json
 
 
 def _other_format(path: Path) -> str | None:
@@ -31,7 +32,7 @@ def diagnose_safetensors(path: Path) -> str:
         if size < 8 + length:
             return f"the file is truncated inside its header ({size} bytes); copy or download it again"
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, IndexError):
             return "its header is damaged; copy or download it again"

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from search_spaces.documents import parse_json
 from workers.models.checkpoint_files import WeightsError, load_tensors, safetensors_metadata
 from workers.models.weights import KeyMapping, load_weights, skip_init
 
@@ -58,7 +59,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     text = safetensors_metadata(Path(path)).get("config")
     try:
-        config = json.loads(text) if text is not None else None
+        config = parse_json(text) if text is not None else None
     except ValueError as error:
         raise WeightsError(f"{path}: the config in its header is not JSON; did specfrontier write it?") from error
     if not isinstance(config, dict):

@@ -68,10 +68,14 @@ def log_duration(logger: logging.Logger, task: str) -> Iterator[None]:
     logger.info("%s: %.2f s", task, time.perf_counter() - start)
 
 
-def describe_task(task: Mapping[str, Any]) -> str:
-    """One-line description of a task, e.g. `quality of captions 48 to 95, eagle chain`."""
+def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = None) -> str:
+    """One-line description of a task, e.g. `quality of captions 48 to 95, eagle chain`.
+
+    captions: the worker's specification of them; the description then names their source.
+    """
     kind, config = task.get("kind"), task.get("config") or {}
     span = f" of captions {task['start']} to {task['stop'] - 1}" if "start" in task and "stop" in task else ""
+    span += f" of {captions['source']}" if span and captions else ""
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]
     method = " ".join(part for part in parts if part)
     return f"{kind}{span}{f', {method}' if method else ''}"

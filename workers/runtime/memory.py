@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+RESERVED_BYTES = 1 << 30  # of a GPU, by each process: CUDA's context and fragmentation
+
 _Item = TypeVar("_Item")
 _Output = TypeVar("_Output")
 
@@ -54,6 +56,22 @@ def in_chunks(work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item]
                 raise
             size, halved = len(chunk) // 2, True
     return outputs
+
+
+def limit_memory(device: torch.device, share: float) -> int | None:
+    """Limit this process to a share of a GPU's memory; returns the bytes that tensors may take (None: on a CPU).
+
+    A process that shares a GPU would otherwise take the memory that another one needs next. Of each share,
+    `RESERVED_BYTES` are for what CUDA itself keeps.
+    """
+    if device.type != "cuda":
+        return None
+    total = torch.cuda.get_device_properties(device).total_memory
+    if share >= 1:
+        return int(total - RESERVED_BYTES)
+    limit = max(0, int(total * share - RESERVED_BYTES))
+    torch.cuda.set_per_process_memory_fraction(limit / total, device.index)  # None: the current one
+    return limit
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -35,7 +35,7 @@ def quality_table(
 ) -> pa.Table:
     """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name; row i is image i's.
 
-    Columns: caption_id, caption, sample, seed; tokens; per round accepted (tokens emitted), depth, nodes; rounds;
+    Columns: caption_id, caption, sample, seed; tokens; per round emitted (tokens), depth, nodes; rounds;
     seconds_<phase> and latency (their sum) in seconds, this image's share; batch; features.<extractor>; score.<name>.
 
     Raises:
@@ -48,7 +48,7 @@ def quality_table(
         "sample": pa.array([request.sample for request in requests], pa.int32()),
         "seed": pa.array([seed] * len(requests), pa.int64()),
         "tokens": _lists([r.tokens for r in results]),
-        "accepted": _lists([s.emitted for s in statistics]),
+        "emitted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
         "nodes": _lists([s.nodes for s in statistics]),
         "rounds": pa.array([s.rounds for s in statistics], pa.int32()),

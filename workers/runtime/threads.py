@@ -39,9 +39,8 @@ def thread_environment(count: int) -> dict[str, str]:
 
 def _waiting() -> dict[str, str]:
     """How threads wait: as the user has set it, else passively."""
-    if WAIT_POLICY not in os.environ:
-        return _PASSIVE
-    return {name: os.environ[name] for name in _PASSIVE if name in os.environ}
+    usual = {} if WAIT_POLICY in os.environ else _PASSIVE
+    return {**usual, **{name: os.environ[name] for name in _PASSIVE if name in os.environ}}
 
 
 def free_cores() -> int:

@@ -46,13 +46,13 @@ const mark = (name, r) => svg("path", { class: `mark ${look(name).colour}`, d: M
 // Whether two trials differ significantly in a metric: the difference is beyond its critical value times its standard
 // error, from which what the trials share has cancelled (orchestrator/results/joint.py). False for an unknown error.
 function apart(a, b, metric) {
-  const [u, e, p, r, x, h] = a.metrics[metric], [v, f, q, s, y, k] = b.metrics[metric];
+  const [u, e, p, r, x, h, i] = a.metrics[metric], [v, f, q, s, y, k, j] = b.metrics[metric];
   if (e === null || f === null) return false;
-  const blocks = Array.from({ length: Math.max(p.length, q.length) }, (_, i) => (p[i] ?? 0) - (q[i] ?? 0));
+  const blocks = Array.from({ length: Math.max(p.length, q.length) }, (_, g) => (p[g] ?? 0) - (q[g] ?? 0));
   const noise = a.shape && a.shape === b.shape ? [[r - s, h]] : [[r, h], [s, k]];
   const counts = [p.length, q.length].filter((count) => count);
-  const parts = [[Math.hypot(...blocks), counts.length ? Math.min(...counts) - 1 : 0], ...noise];
-  const error = Math.hypot(...parts.map(([part]) => part), x, y);
+  const parts = [[Math.hypot(...blocks), counts.length ? Math.min(...counts) - 1 : 0], ...noise, [x, i], [y, j]];
+  const error = Math.hypot(...parts.map(([part]) => part));
   const dof = Math.floor(error ** 4 / parts.reduce((sum, [part, n]) => sum + (n ? part ** 4 / n : 0), 0));  // Welch
   return Math.abs(u - v) > (DATA.critical[dof] ?? DATA.critical[0]) * error;
 }

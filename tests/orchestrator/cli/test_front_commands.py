@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.tables import clean, measured, shown_table
 from orchestrator.errors import CommandError
-from orchestrator.results.store import trial_file
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import identity, write_sweep
+from workers.data.storage import Storage
 
 
 @dataclass
@@ -180,7 +181,13 @@ def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
     ran = run(pareto, one, "--where", "speedup>=1000", "--knee", "--hypervolume")
     assert ran.code == 0
     assert "0 of 0 trials are on the front (left out: 24 by --where)" in ran.out
-    assert data(pareto, one, "--where", "speedup>=1000")["rows"] == []
+    found = data(pareto, one, "--where", "speedup>=1000", "--where", "tree.policy=chian", "--where", "number<5")
+    assert found["rows"] == []
+    speeds, trees = found["warnings"]
+    largest = max(record.metrics["speedup"].value for record in Sweep.open(one).records if record.metrics)
+    assert f"to {largest:.4g}" in speeds, "the range of a column with many values"
+    assert all(word in trees for word in ("tree.policy=chian", "chain", "dynamic", "none"))
+    assert trees in run(pareto, one, "--where", "tree.policy=chian").out
 
 
 def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
@@ -315,8 +322,7 @@ def test_status_before_the_first_trial(tmp_path: Path) -> None:
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=3)
-    file = tmp_path / trial_file(records[1].number)
-    file.write_text(file.read_text().replace('"eagle2"', '"\\u001b[2Jbold"'))
+    write_trial(Storage(tmp_path), replace(records[1], label="\x1b[2Jbold"))
     out = run(pareto, tmp_path, "--all").out
     assert "bold" in out
     assert "\x1b" not in out

@@ -163,7 +163,7 @@ def sets(*assignments: str) -> tuple[str, ...]:
         (("a ring", "--preset", "lantern", "--config", "x.yaml"), ("--preset and --config",)),
         (("a ring", "--config", "x.yaml"), ("x.yaml", "No such file")),
         (("a ring", "--config", "bad.yaml"), ("bad.yaml:2", "tree.length")),
-        (("a ring", "--preset", "eagle2", *sets("tree.depth=0")), ("tree.depth", "at least 1")),
+        (("a ring", "--preset", "eagle2", *sets("tree.depth=0")), ("tree.depth", "in [1, 256]")),
         (("a ring", "--preset", "eagle2", *sets("tree.depth")), ("--set tree.depth", "KEY=VALUE")),
         (("a ring", "--preset", "lantern", *sets("acceptance.k=5000")), ("acceptance.k", "5000", "24 codes")),
         (("a ring", *CHAIN, *sets("sampling.top_k=25")), ("sampling.top_k", "25", "24 codes")),

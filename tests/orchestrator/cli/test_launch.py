@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +17,15 @@ import pytest
 import ray
 import yaml
 
-from orchestrator.cli.launch import only_vanilla_ran
+from orchestrator.cli.launch import _peak_bytes
+from orchestrator.cli.launch_run import only_vanilla_ran
 from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.real_sweeps import ROOT
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.captions import captions_hash, read_captions
 from workers.data.storage import Storage
@@ -190,6 +195,7 @@ def write_file_in_place() -> None:
         (write_store, ("--resume", "--seed", "3"), ("seed", "--name")),
         (write_store, ("--resume", "--set", "metrics=[fid]"), ("metrics", "--name")),
         (lambda: write_store(captions={"hash": "0"}), ("--resume",), ("captions: scenes has changed", "--name")),
+        (lambda: write_store(format=2), ("--resume",), ("shards of format 2", "--name")),
         (overwrite("identity.json", b'{"name": '), ("--resume",), ("identity.json: damaged", "--name")),
         (overwrite("identity.json", b"[]"), ("--resume",), ("identity.json: damaged",)),
         (overwrite("sweep.yaml", b"name: [\n"), ("--resume",), ("tested/sweep.yaml", "not valid YAML")),
@@ -213,8 +219,11 @@ def test_stores(prepare: Callable[[], Any], words: Words, parts: Words) -> None:
 
 
 def test_a_folder_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.run.preflight.os.access", lambda path, mode: False)  # root may write anywhere
-    assert "no permission" in refusal("--out", "there")
+    def refuse(**options: Any) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("orchestrator.outputs.tempfile.mkdtemp", refuse)  # root may write anywhere
+    assert "cannot be written (Permission denied)" in refusal("--out", "there")
 
 
 def test_a_sweep_resumes_with_a_larger_budget() -> None:
@@ -265,8 +274,8 @@ def test_the_live_view_ends_before_the_report_is_written(
     outcome = mock.Mock(records=[], lost=[], stopped_by="trials")
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
     monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=error, return_value=outcome))
-    monkeypatch.setattr("orchestrator.cli.launch._finish", lambda storage, tracker, ending: seen.append(ending))
-    monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
+    monkeypatch.setattr("orchestrator.cli.launch_run._finish", lambda storage, tracker, ending: seen.append(ending))
+    monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
     assert result.code == code, result.err
     assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
@@ -287,6 +296,79 @@ def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) 
     assert checked.code == 0, checked.err
     assert checked.out.startswith("tested\n")
     assert "sweeps/tested" in checked.out
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
+    written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's lock is written first and last."""
+    full = OSError(errno.ENOSPC, "No space left on device", "sweeps/tested/driver.lock")
+    monkeypatch.setattr("orchestrator.results.locks._write", mock.Mock(side_effect=[*[None] * written, full]))
+    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=full))
+    message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
+    assert "driver.lock: No space left on device" in message
+    assert ("resume with: " in message) == bool(written)
+
+
+HOLDER = """
+import sys, time
+from orchestrator.run.driver_lock import driver_lock
+from workers.data.storage import Storage
+with driver_lock(Storage(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def driver() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs the sweep of `write_store`."""
+    words = [sys.executable, "-c", HOLDER, str(Path("sweeps/tested").absolute())]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_a_refused_launch_changes_nothing(driver: subprocess.Popen[str]) -> None:
+    storage = write_store()
+    for name in ("events.jsonl", "mlflow.jsonl"):
+        storage.write(name, b'{"at": "2026-01-02T03:04:05+00:00", "event": "launch"}\n')
+    folder = Path("sweeps/tested")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    message = refusal("--resume", "--tracking-uri", "sqlite:///mlflow.db", code=1)
+    assert f"another launch (process {driver.pid} on " in message
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not Path("mlflow.db").exists()
+    assert f"running     process {driver.pid} on " in specfrontier("launch", "tested.yaml", "--check").out
+
+
+def test_the_lock_of_a_dead_driver_is_taken_over(
+    driver: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_store()
+    driver.kill()
+    driver.wait()
+    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=ValueError("ends here")))
+    for first in (True, False):
+        result = specfrontier("launch", "tested.yaml", "--resume", "--no-mlflow")
+        assert "ends here" in result.err
+        assert (f"process {driver.pid} on " in result.err) == first
+
+
+def test_check_says_what_a_resume_would_do() -> None:
+    storage = write_store()
+    storage.write("shards/quality-1.parquet", b"")
+    for words in ((), ("--resume",)):
+        result = specfrontier("launch", "tested.yaml", "--check", *words)
+        assert result.code == 0, result.err
+        plan = " ".join(result.out.split())
+        assert "resume 1 trial finished (1 failed); --resume keeps them and runs 2 more of the budget; 1 shard" in plan
+        assert "running" not in result.out.partition("search")[0]
+    assert "budget of trials is spent" in specfrontier("launch", "tested.yaml", "--check", "--trials", "1").out
+    assert "seed" in refusal("--check", "--seed", "3")
 
 
 def test_a_papers_table_needs_a_models_file() -> None:
@@ -322,3 +404,8 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
     assert "one" in refusal("--resume", "--revive", "one")
     assert stopped_trials(storage, "3,1, 2") == (1, 2, 3)
     assert stopped_trials(storage, None) == ()
+
+
+def test_the_peak_is_that_of_the_largest_batch() -> None:
+    small, large = (SweepConfig.read("quickstart", {"quality.batch": batch}) for batch in (8, 48))
+    assert 0 < _peak_bytes(small) < _peak_bytes(large)

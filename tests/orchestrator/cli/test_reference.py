@@ -118,7 +118,7 @@ def test_progress_on_a_terminal(
         (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
         (("scenes",), 2, "set count"),
         (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
-        (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 1, r"0\.png: File exists"),
+        (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 2, r"0\.png: is a file in the place of a folder"),
     ],
 )
 def test_wrong_usage(

@@ -93,6 +93,7 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     gpus = [device["name"] for device in found["torch"]["devices"]]
     assert found["sweeps"]["workers"] == {"count": len(gpus) or cores(), "gpus": gpus}
     assert found["torch"]["kernels"] == ("triton" if gpus else "torch")
+    assert found["torch"]["cuda_graphs"] == bool(gpus)
 
 
 def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

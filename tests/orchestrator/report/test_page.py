@@ -38,6 +38,8 @@ from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import CAPTIONS, write_sweep
+from workers.data.checked_json import load_checked
+from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +92,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
     for trial, record in zip(data["trials"], records, strict=True):
         shown = {name: [value, error] for name, (value, error, *_) in trial["metrics"].items()}
         assert shown == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
-        for _, error, effects, noise, own, _ in trial["metrics"].values():
+        for _, error, effects, noise, own, *_ in trial["metrics"].values():
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
         assert trial["duplicate_of"] == record.duplicate_of
@@ -138,16 +140,14 @@ def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> Non
 
 def _hostile(folder: Path, text: str) -> Storage:
     """A sweep that says `text` wherever a user may say something."""
-    import pyarrow.parquet as pq
-
     records = write_sweep(folder, trials=9, name=text, about=text, shards=True)
     storage = Storage(folder)
     write_trial(storage, replace(records[1], label=text))
     write_trial(storage, replace(records[7], cause=text))
     for record in records:
         for shard in record.shards:
-            table = pq.read_table(folder / shard)
-            pq.write_table(table.set_column(1, "caption", [[text] * table.num_rows]), folder / shard)
+            table, metadata = read_shard(storage, shard)
+            write_shard(storage, shard, table.set_column(1, "caption", [[text] * table.num_rows]), metadata)
     return storage
 
 
@@ -289,8 +289,20 @@ def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
     (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
     (tmp_path / "heatmaps" / f"{first.digest}.png").unlink()
-    pictures = data_of(report_page(Storage(tmp_path)))["images"]
+    notes: list[str] = []
+    pictures = data_of(report_page(Storage(tmp_path), notes.append))["images"]
     assert set(pictures) == {second.digest}
+    assert len(notes) == 1
+    assert f"pictures/{first.digest}.png: damaged" in notes[0]
+
+
+def test_captions_of_a_damaged_shard_are_missed_in_words(tmp_path: Path) -> None:
+    (record,) = write_sweep(tmp_path, trials=1, shards=True)
+    (tmp_path / record.shards[0]).write_bytes(b"PAR1")
+    notes: list[str] = []
+    assert data_of(report_page(Storage(tmp_path), notes.append))["captions"] == []
+    assert len(notes) == 1
+    assert record.shards[0] in notes[0]
 
 
 def test_it_is_written_where_the_sweep_is(tmp_path: Path) -> None:
@@ -319,7 +331,7 @@ def test_facts_and_what_was_searched(tmp_path: Path) -> None:
 
 def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=3)
-    given = json.loads((tmp_path / "identity.json").read_text())
+    given = load_checked((tmp_path / "identity.json").read_bytes())
     bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
     (tmp_path / "identity.json").write_text(json.dumps(bare))
     assert dict(data_of(report_page(Storage(tmp_path)))["facts"]).keys() == {

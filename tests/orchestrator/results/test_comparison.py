@@ -102,8 +102,8 @@ def test_what_may_be_compared(changed: dict[str, Any], refused: set[str]) -> Non
     assert {name for name in METRICS if obstacles(pair, name)} == refused
 
 
-ELSEWHERE = {"device": "cuda", "threads": 8, "timing": {"batch": 8, "images": 8, "repetitions": 3}}
-HERE = {"device": "cpu", "threads": 1, "timing": {"batch": 1, "images": 3, "repetitions": 3}}
+ELSEWHERE: dict[str, Any] = {"device": "cuda", "threads": 8, "timing": {"batch": 8, "images": 8, "repetitions": 3}}
+HERE: dict[str, Any] = {"device": "cpu", "threads": 1, "timing": {"batch": 1, "images": 3, "repetitions": 3}}
 
 
 @pytest.mark.parametrize("key", ["device", "threads", "timing"])
@@ -121,6 +121,12 @@ def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str) -> Non
     assert cautions(pair, [Axis("step_compression", "maximize")]) == []
     pair[0] = identity("one", **{name: value for name, value in HERE.items() if name != key})  # not stated
     assert obstacles(pair, "latency") == cautions(pair, AXES) == []
+
+
+def test_timings_on_named_nodes_are_not_those_of_the_first_worker() -> None:
+    named = HERE | {"timing": HERE["timing"] | {"nodes": {"gpu": "a10g"}}}
+    pair = [identity("one", **HERE), identity("two", **named)]
+    assert obstacles(pair, "latency") == ["devices: cpu against gpu=a10g"]
 
 
 def test_other_numbers_of_timed_captions_are_no_matter() -> None:

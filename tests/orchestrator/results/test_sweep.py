@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -271,21 +268,6 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
         assert picture.width > 600
         colours = {colour for _, colour in picture.getcolors(1 << 24) or []}
         assert {(0, 114, 178), (213, 94, 0), (34, 34, 34)} <= colours  # two rules, and vanilla
-
-
-def test_sweep_is_offered_without_what_only_sweeps_need(tmp_path: Path) -> None:
-    """Reading and plotting takes neither torch nor the libraries that run a sweep."""
-    write_sweep(tmp_path, trials=8, shards=True)
-    code = (
-        "import sys, json; from orchestrator import Sweep; s = Sweep.open(sys.argv[1]); t = s.front(everything=True)\n"
-        "from orchestrator.results.sweep import front_of\n"
-        "from orchestrator.results.plots import front_png\n"
-        "front_png(front_of([s]))\n"
-        "s.images(1)\n"
-        "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout) == []
 
 
 def test_a_trial_that_stopped_early_is_in_the_table_and_on_no_front(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,18 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import Direction, read_trials
+from orchestrator.results.store import Direction, read_trials, write_trial
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Search, StudyLog
+from orchestrator.run.study import Search
+from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.shards import Experiment
+from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 
 NAMES = ("speedup", "fid")
@@ -71,8 +74,12 @@ def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Dr
     )
 
 
-def run(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Outcome:
-    return driver(config, folder, workers, **kwargs).run(read_trials(Storage(str(folder))))
+def run(config: SweepConfig, folder: Path, workers: Any, revive: Collection[int] = (), **kwargs: Any) -> Outcome:
+    made = driver(config, folder, workers, **kwargs)
+    with closing(made.study):
+        outcome = made.run(read_trials(Storage(str(folder))), revive)
+        assert made.study.flush() is None
+        return outcome
 
 
 def configs(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
@@ -153,6 +160,22 @@ def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path, undis
     run(short, tmp_path / "grown", InstantWorkers())
     grown = run(sweep(tmp_path), tmp_path / "grown", InstantWorkers())
     assert configs(grown.records) == configs(undisturbed("tpe").records)
+
+
+def test_a_resumed_sweep_names_no_shards_of_finished_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are hashes: those of a thousand trials with 500 shards each would take a minute."""
+    named: list[DecodingConfig] = []
+    original = QualityShard.name
+
+    def name(shard: QualityShard, experiment: Experiment) -> str:
+        named.append(shard.config)
+        return original(shard, experiment)
+
+    whole = run(sweep(tmp_path), tmp_path / "sweep", InstantWorkers())
+    monkeypatch.setattr(QualityShard, "name", name)
+    resumed = run(sweep(tmp_path), tmp_path / "sweep", InstantWorkers())
+    assert configs(resumed.records) == configs(whole.records)
+    assert set(named) == {whole.records[0].config}, "all trials need the baseline's"
 
 
 def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
@@ -305,6 +328,18 @@ def test_budgets_end_a_sweep(tmp_path: Path) -> None:
     assert 200 <= drawn < 200 + 32
     by_hours = run(sweep(tmp_path, changes={"budget.hours": 1e-9}), tmp_path / "hours", InstantWorkers())
     assert by_hours.stopped_by == "hours"
+
+
+def test_hours_of_earlier_launches_count(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    three = run(sweep(tmp_path, changes={"budget.trials": 3}), folder, InstantWorkers())
+    for record in three.records:  # an hour each, one after the other, weeks ago
+        at = [f"2026-01-02T{record.number + hour:02d}:00:00.000+00:00" for hour in (0, 1)]
+        write_trial(Storage(str(folder)), replace(record, started=at[0], finished=at[1]))
+    resumed = run(sweep(tmp_path, changes={"budget.trials": 9, "budget.hours": 3}), folder, InstantWorkers())
+    assert (resumed.stopped_by, len(resumed.records)) == ("hours", 3)
+    more = run(sweep(tmp_path, changes={"budget.trials": 5, "budget.hours": 4}), folder, InstantWorkers())
+    assert (more.stopped_by, len(more.records)) == ("trials", 5)
 
 
 def test_a_grid_is_run_to_its_end(tmp_path: Path) -> None:

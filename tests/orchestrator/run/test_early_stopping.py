@@ -22,7 +22,8 @@ from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from tests.orchestrator.run.test_driver import SPACE, driver
+from tests.orchestrator.run.test_driver import SPACE
+from tests.orchestrator.run.test_driver import run as run_driver
 from workers.data.storage import Storage
 
 CAPTIONS, SHARD, BLOCKS = 96, 24, 24
@@ -87,7 +88,7 @@ def sweep(folder: Path, changes: Mapping[str, Any] | None = None, rungs: Sequenc
 def run(folder: Path, workers: Any = None, revive: Collection[int] = (), **changes: Any) -> Outcome:
     config = sweep(folder, {key.replace("__", "."): value for key, value in changes.items()})
     workers = workers or CaptionWorkers(folder / "store")
-    return driver(config, folder / "store", workers).run(read_trials(Storage(str(folder / "store"))), revive)
+    return run_driver(config, folder / "store", workers, revive)
 
 
 def without_times(records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -187,7 +188,7 @@ def test_a_killed_sweep_resumes_to_the_same_records(
 def test_a_budget_of_images_buys_more_trials_with_racing(tmp_path: Path) -> None:
     def trials(folder: Path, rungs: Sequence[int]) -> list[TrialRecord]:
         config = sweep(folder, {"budget.images": 1300, "budget.trials": 99}, rungs)
-        outcome = driver(config, folder / "store", CaptionWorkers(folder / "store")).run()
+        outcome = run_driver(config, folder / "store", CaptionWorkers(folder / "store"))
         assert outcome.stopped_by == "images"
         assert sum(r.images for r in outcome.records if r.duplicate_of is None) >= 1300 - 2 * CAPTIONS
         return list(outcome.records)

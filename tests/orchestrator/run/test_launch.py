@@ -1,15 +1,20 @@
-"""What a resumed sweep must share with its start, whatever its own file says."""
+"""What a resumed sweep must share with its start, whatever its own file says; a cluster that is lost."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from orchestrator.results.store import SWEEP, read_identity
-from orchestrator.run.launch import IdentityError, keep_identity
+from orchestrator.run import launch as launch_module
+from orchestrator.run.launch import IdentityError, LaunchOptions, keep_identity, launch
+from orchestrator.run.placement import Slots
+from orchestrator.run.tasks import ClusterLost, Event, PoolError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity
@@ -37,7 +42,6 @@ def storage(tmp_path: Path) -> Storage:
         ("reference", None),
         ("baseline", DecodingConfig(sampling=Sampling(cfg=7.5))),
         ("seed", 1),
-        ("device", "another"),
     ],
 )
 def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, storage: Storage) -> None:
@@ -51,3 +55,34 @@ def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, stora
 
 def test_versions_and_threads_may_change(storage: Storage) -> None:
     assert keep_identity(storage, SweepConfig.read("quickstart"), replace(NEW, versions={}, threads=7)) == NEW
+
+
+@pytest.mark.parametrize(("new_shards", "clusters"), [((), 3), ((1, 2, 3, 4), 6), ((2,), 4)])
+def test_lost_clusters_are_replaced_while_there_is_progress(
+    new_shards: tuple[int, ...], clusters: int, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """new_shards: the clusters that draw a shard before they are lost."""
+    started: list[int] = []
+    events: list[Event] = []
+
+    def lose(*arguments: object) -> None:
+        started.append(len(started) + 1)
+        if started[-1] in new_shards:
+            storage.write(f"shards/{started[-1]}.parquet", b"")
+        raise ClusterLost("Ray on this machine lost its raylet")
+
+    monkeypatch.setattr(launch_module, "_launch", lose)
+    with pytest.raises(PoolError, match="lost its raylet"):
+        launch(mock.Mock(), storage, LaunchOptions(), events.append, cores=1)
+    assert len(started) == clusters
+    assert [event["event"] for event in events] == ["launch"] * clusters
+    assert "raylet" in events[1]["note"]
+
+
+@pytest.mark.parametrize(
+    ("available", "peak_gib", "fits"), [(10, 11, False), (10, 9, True), (10, 0, True), (None, 11, True)]
+)
+def test_the_peak_must_fit_a_workers_share(available: int | None, peak_gib: int, fits: bool) -> None:
+    options = LaunchOptions(slots=Slots(gpus=0.5), peak_bytes=peak_gib << 30)
+    with nullcontext() if fits else pytest.raises(PoolError, match=r"--gpus-per-worker 0\.5: .*11\.0 GiB.*10\.0 GiB"):
+        launch_module._check_memory({"memory": None if available is None else available << 30}, options)

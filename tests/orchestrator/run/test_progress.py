@@ -147,6 +147,17 @@ def test_plain_lines() -> None:
     assert lines[2:] == ["trial 1 chain 1: speedup 1, fid 5"], "one headline in five seconds; old trials in none"
 
 
+def test_a_second_cluster_counts_no_trial_twice() -> None:
+    """After another `launch` the driver emits the finished trials again."""
+    launch = {"event": "launch", "note": "starting workers"}
+    progress = Progress(3, forecast=Forecast(3))
+    for event in (launch, OBJECTIVES, started(0), shard(0), finished(0), started(1), launch, finished(0, new=False)):
+        progress.update(event)
+    assert (progress.done, progress.images, progress.running) == (1, 8, {})
+    assert progress.forecast._done == 1
+    assert len(progress.front()) == 1
+
+
 def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
     show_json(finished(0, summary="ring “ü”"))
     show_json(shard(1))

@@ -14,7 +14,8 @@ from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
-from orchestrator.run.study import Search, StudyLog
+from orchestrator.run.study import Search
+from orchestrator.run.study_log import StudyLog
 from orchestrator.run.tasks import Outcome, Task, TaskResult
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

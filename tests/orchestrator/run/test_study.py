@@ -23,9 +23,9 @@ from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import (
     Proposal,
     Search,
-    StudyLog,
     objective_values,
 )
+from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_storage import StudyError, check_storage, open_storage
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
@@ -251,6 +251,7 @@ def write_study(config: SweepConfig, url: str, records: Sequence[TrialRecord], d
         study.add(search.propose(entry.number, entry.params))
         study.finish(entry, entry)
         search.tell(entry, NAMES)
+    assert study.flush() is None
     return study
 
 
@@ -305,6 +306,7 @@ def test_a_partial_study_is_completed(tmp_path: Path) -> None:
     for entry in records[:6]:
         search.propose(entry.number, entry.params)
     study.add(search.propose(6))  # killed before its result
+    assert study.flush() is None
     write_study(config, url, records)
     opened = optuna.load_study(study_name="studied", storage=open_storage(url))
     assert [trial.state for trial in opened.trials] == [TrialState.COMPLETE] * 10

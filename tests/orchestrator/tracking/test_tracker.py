@@ -16,12 +16,14 @@ import yaml
 
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.views import Views
 from orchestrator.tracking.client import Event, TrackingError
 from orchestrator.tracking.run_log import RunLog
 from orchestrator.tracking.tracker import SweepTracker, SyncResult, TrainingTracker, sync
 from search_spaces.trial import DecodingConfig
 from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
+from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
     source = "s3://AKID:hunter22@bucket/real"
-    facts = json.loads(storage.read("identity.json"))
+    facts = load_checked(storage.read("identity.json"))
     facts["reference"]["source"] = source
     storage.write("identity.json", json.dumps(facts).encode())
     storage.write("sweep.yaml", yaml.safe_dump({"name": "demo", "reference": {"source": source}}).encode())
@@ -84,8 +86,8 @@ def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
 def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Storage, tmp_path: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
-    for name in ("front.png", "report.html", "front.parquet"):
-        storage.write(name, b"view of " + name.encode())
+    Views(storage).write()
+    storage.write("report.html", b"a view")
     assert sync(storage) == SyncResult(TRIALS, 0)
     found = client(storage)
     parent, children = runs_of(found)
@@ -114,7 +116,8 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
     assert (parent.info.run_name, parent.info.status) == ("demo", "FINISHED")
     assert parent.data.metrics["trials"] == TRIALS
     names = {entry.path for entry in found.list_artifacts(parent.info.run_id)}
-    assert names == {"front.png", "report.html", "front.parquet", "sweep.yaml", "identity.json"}
+    views = {"front.png", "report.html", "front.parquet", "trials.parquet"}
+    assert names == {*views, "sweep.yaml", "identity.json"}
 
 
 def uri(storage: Storage) -> str:

@@ -7,7 +7,18 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from workers.data.pictures import NO_VALUE, RAMP, accepted_by_cell, enlarge, heat_map, shade, to_pictures, wrap
+from workers.data.pictures import (
+    NO_VALUE,
+    RAMP,
+    accepted_by_cell,
+    enlarge,
+    heat_map,
+    is_intact_png,
+    png,
+    shade,
+    to_pictures,
+    wrap,
+)
 
 
 def test_pixels_survive_unchanged() -> None:
@@ -15,6 +26,17 @@ def test_pixels_survive_unchanged() -> None:
     pictures = to_pictures(images)
     assert [picture.size for picture in pictures] == [(7, 5), (7, 5)]
     assert pictures[1].getpixel((6, 2)) == tuple(images[1, :, 2, 6].mul(255).round().int().tolist())
+
+
+def test_no_changed_bit_and_no_cut_passes_for_a_picture() -> None:
+    data = png(Image.new("RGB", (3, 3), (200, 30, 30)))
+    assert is_intact_png(data)
+    assert not any(is_intact_png(data[:length]) for length in range(len(data)))
+    assert not is_intact_png(data + b"x")
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        assert not is_intact_png(bytes(changed))
 
 
 def test_out_of_range_values_are_clamped() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
+from workers.data.local_files import StorageError
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -53,6 +54,18 @@ def test_what_is_not_there(storage: Storage) -> None:
         storage.read("trials/00001.json")
     storage.write("trials/00001.json", b"{}")
     assert not storage.exists("trials"), "a folder is no file"
+
+
+def test_a_moved_file_has_one_name(storage: Storage) -> None:
+    storage.write("shards/a.parquet", b"one")
+    storage.write("damaged/b.parquet", b"earlier")
+    storage.move("shards/a.parquet", "damaged/b.parquet")
+    assert storage.read("damaged/b.parquet") == b"one"
+    assert storage.names("shards") == []
+    storage.move("damaged/b.parquet", "other/deeper/c.parquet")
+    assert storage.read("other/deeper/c.parquet") == b"one"
+    with pytest.raises(FileNotFoundError):
+        storage.move("shards/a.parquet", "damaged/b.parquet")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +165,7 @@ def test_a_failed_write_keeps_the_old_value(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageError, match="No space"):
         storage.write("a", b"new")
     assert storage.read("a") == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -249,7 +262,7 @@ def test_errors_of_a_place_elsewhere_are_cleaned() -> None:
         lambda: storage.exists("x.json"),
         lambda: storage.names("x.json"),
     ):
-        with pytest.raises(OSError, match=r"^s3://bucket/a/x\.json: ") as raised:
+        with pytest.raises(StorageError, match=r"^s3://bucket/a/x\.json: ") as raised:
             act()
         assert "hunter" not in str(raised.value)
         assert "AKIAKEY" not in str(raised.value)

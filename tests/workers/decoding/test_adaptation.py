@@ -139,7 +139,7 @@ def model(grid: Grid, codes: int) -> Target:
 
 def open_batch(size: int, grid: Grid) -> Batch:
     cache = KVCache(0, size, 1, 1, 1)  # without layers
-    batch = Batch(size, guided=False, prompt_len=1, image_len=grid.tokens, reach=4, cache=cache)
+    batch = Batch(size, cfg=1.0, prompt_len=1, image_len=grid.tokens, reach=4, cache=cache)
     all_rows = torch.arange(size)
     batch.admit(all_rows, rng.image_keys(3, range(size), [0] * size), all_rows, torch.ones(size, 1, dtype=torch.bool))
     return batch

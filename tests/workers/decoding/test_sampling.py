@@ -1,12 +1,13 @@
-"""The largest probs in one sort: the same as those of the whole distribution."""
+"""Guidance before and after a head, the filters' thresholds, and the largest probs of a distribution."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from search_spaces.trial import Sampling
-from workers.decoding.sampling import to_probs, top_log_probs
+from workers.decoding.sampling import apply_cfg, guided_logits, kth_largest, to_probs, top_log_probs
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -30,3 +31,45 @@ def test_not_a_number_stays_one() -> None:
     logits[1, 3] = torch.nan
     log_probs, _ = top_log_probs(logits, Sampling(top_k=4), 3)
     assert log_probs.isnan().all(-1).tolist() == [False, True]
+
+
+class _CappedHead(nn.Linear):
+    """A linear layer by its class, but not by what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize("kind", ["linear", "capped", "mlp"])
+def test_guidance_is_that_of_logits_whatever_the_head(kind: str) -> None:
+    """A linear head computes one row per caption; one that is not linear computes both streams."""
+    torch.manual_seed(0)
+    rows: list[int] = []
+    last = _CappedHead(8, 20) if kind == "capped" else nn.Linear(8, 20)  # guidance leaves its bias as it is
+    head = nn.Sequential(nn.Linear(8, 8), nn.GELU(), last) if kind == "mlp" else last
+    last.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    features = torch.randn(6, 5, 8)
+    expected = apply_cfg(head(features), 3.0)
+    torch.testing.assert_close(guided_logits(head, features, 3.0), expected)
+    assert torch.equal(guided_logits(head, features, 1.0), head(features))
+    assert rows == [6, 3 if kind == "linear" else 6, 6, 6]
+
+
+def test_guided_features_of_half_precision_err_little_more_than_guided_logits() -> None:
+    """Features and logits are rounded to bfloat16 once more in one order than in the other."""
+    torch.manual_seed(0)
+    exact, features = nn.Linear(256, 500, bias=False).double(), torch.randn(8, 256).bfloat16()
+    head = nn.Linear(256, 500, bias=False).bfloat16()
+    exact.weight.data.copy_(head.weight)
+    true = apply_cfg(exact(features.double()), 7.5)
+    errors = [guided_logits(head, features, 7.5) - true, apply_cfg(head(features), 7.5) - true]
+    of_features, of_logits = (float(error.square().mean().sqrt()) for error in errors)
+    assert of_features < 2 * of_logits
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 49, 50])
+def test_the_kth_largest_is_that_of_a_sort(k: int) -> None:
+    logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(k))
+    logits[1] = logits[1].round()
+    logits[0, 0, 3], logits[2, 1] = torch.nan, -torch.inf  # a NaN counts as the largest
+    torch.testing.assert_close(kth_largest(logits, k), logits.topk(k).values[..., -1:], atol=0, rtol=0, equal_nan=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from workers.runtime.memory import OutOfMemory, in_chunks
+from workers.runtime.memory import RESERVED_BYTES, OutOfMemory, in_chunks, limit_memory
 
 
 class Device:
@@ -58,3 +59,19 @@ def test_other_errors_are_left_alone() -> None:
 
 def test_nothing_to_do() -> None:
     assert in_chunks(Device(0, SHORT).work, range(0), 8) == []
+
+
+@pytest.mark.parametrize(("share", "limited"), [(1.0, False), (0.5, True), (0.25, True)])
+def test_a_worker_takes_its_share_of_a_gpu(share: float, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    total, fractions = 80 << 30, list[tuple[float, int | None]]()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: fractions.append((fraction, index))
+    )
+    available = limit_memory(torch.device("cuda"), share)
+    assert available == total * share - RESERVED_BYTES
+    assert fractions == ([(available / total, None)] if limited else [])
+
+
+def test_a_cpu_has_no_share() -> None:
+    assert limit_memory(torch.device("cpu"), 0.5) is None

@@ -49,6 +49,14 @@ def test_openmp_and_torch_have_the_threads(count: int | None, variables: dict[st
         assert f"{name} = '{value}'" in openmp, "set before OpenMP was loaded"
 
 
+def test_spins_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "123")
+    assert threads.thread_environment(1) == {
+        "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "123",
+    }  # fmt: skip
+
+
 def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, *, count: int, own: int, limit: str, load: str) -> None:
     """A machine of `count` cores, of which this process may use `own`."""
     for name, text in (("_CPU_LIMIT", limit), ("_LOAD", load)):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_target
-from tests.oracles.drafter_rounds import CAPTIONS, open_batch
+from tests.oracles.drafter_rounds import CAPTIONS, CFG, open_batch
 from workers.decoding.engine import Engine
 from workers.decoding.row_ends import teacher_forced
+from workers.decoding.sampling import apply_cfg
 from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.models.target import Prompt, Target
@@ -76,6 +77,7 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
     prompt = target.encode(captions, guided=True)
     with torch.no_grad():
         ((trained, _),) = draft_levels(target, layer, encode_pairs(target, captions, tokens), 1)  # [R, N - 1, V]
+    trained = apply_cfg(trained, CFG)
     drafter = EagleDrafter(target, layer, filler=prompt_filler(target)).eval().requires_grad_(False)
     features = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1))
     first, last = target.prompt_len, target.prompt_len - 1

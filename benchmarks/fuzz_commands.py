@@ -1,0 +1,96 @@
+"""Valid command lines of every command, their options, and hostile values for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CAPTION = "a large red circle"
+TEXTS = (
+    "", " ", "-", "..", "../../../nowhere/x", "/proc/x/y", "nowhere/at/all", "a" * 5000, "\u202egnp.exe", "🙂\n\t",
+    "%s%n{}", "[[[", "!!python/object:os.system", "s3://", "http://[", "file://host/x", "postgresql://u:p@",
+    "nan", "-1", "file/below", "deep.json", "images", "sweeps/fuzzed/trials", "a,b", "a=b=c", "fid<=", "x >= 1e999",
+    "__class__",
+)  # fmt: skip
+NUMBERS = (
+    "-1",
+    "0",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    str(10**23),
+    "",
+    "0x10",
+    "1_0_",
+    "٣",
+    "1,5",
+    "true",
+    "-0.0",
+)
+_SPACE = ("space.yaml",)
+_SWEEP = ("sweeps/fuzzed",)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line that is valid, and its options that take a text or a number. argument: whether its argument is
+    varied too. Commands that would serve or compute for long get inputs that must be refused.
+    """
+
+    words: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+
+COMMANDS: Mapping[str, Command] = {
+    "launch": Command(
+        ("launch", *_SPACE, "--check", "--out", "new"),
+        ("--out", "--name", "--sampler", "--set", "--models", "--address", "--study", "--tracking-uri", "--revive"),
+        (
+            "--trials", "--images", "--hours", "--parallel", "--seed", "--workers", "--cpus-per-worker",
+            "--gpus-per-worker", "--threads",
+        ),
+    ),
+    "predict": Command(
+        ("predict", *_SPACE, "--settings", "2", "--captions", "2", "--out", "new"),
+        ("--out", "--recordings", "--from", "--set", "--models", "--device"),
+        ("--settings", "--captions", "--threads"),
+    ),
+    "status": Command(("status", *_SWEEP)),
+    "pareto": Command(
+        ("pareto", *_SWEEP),
+        ("--x", "--y", "--z", "--where", "--subject-to", "--best", "--config", "--reference-point", "--csv", "--plot"),
+    ),
+    "compare": Command(
+        ("compare", *_SWEEP, "sweeps/second"),
+        ("--by", "--x", "--y", "--z", "--where", "--subject-to", "--reference-point"),
+    ),
+    "report": Command(("report", *_SWEEP, "--out", "new.html"), ("--out",)),
+    "reference": Command(
+        ("reference", "images", "--out", "new.parquet"),
+        ("--out", "--models", "--inception", "--inception-tf", "--vgg", "--device"),
+        ("--count", "--seed", "--threads"),
+    ),
+    "ui": Command(("ui", "nowhere"), ("--host",), ("--port",)),
+    "sync": Command(("sync", "nowhere"), ("--uri", "--experiment")),
+    "generate": Command(
+        ("generate", CAPTION, "--models", "weights", "--out", "new"),
+        ("--captions", "--preset", "--config", "--set", "--out", "--models", "--device"),
+        ("--batch", "--seed", "--samples", "--threads"),
+    ),
+    "train": Command(
+        ("train", "tokenizer", "--steps", "0", "--out", "new"),
+        ("--out", "--data", "--device", "--captions", "--models", "--address", "--tracking-uri"),
+        ("--steps", "--seed", "--threads", "--count", "--batch", "--rate", "--save-every", "--workers"),
+    ),
+    "doctor": Command(
+        ("doctor", "--plan", *_SPACE),
+        ("--models", "--plan"),
+        ("--batch", "--gpus", "--gpu-memory", "--gpu-bandwidth", "--gpu-compute", "--accepted-length"),
+    ),
+}  # fmt: skip
+
+
+REFUSED = ("ui", "sync", "train")  # as they are: they would serve, log or train

@@ -1,0 +1,287 @@
+"""How a sweep scales: with its workers, with the trials and shards in its store, and how soon a resumed one works.
+
+    python -m benchmarks.scale [workers] [store] [start] [costs] [--out benchmarks/results/scale.json]
+
+workers: the real driver, pool, Ray and store, with workers that sleep `--shard-seconds` and then write a small shard.
+Efficiency is the time that they slept over (workers x wall clock), from the first task to the last. Real shards take
+seconds to minutes, so 2 s is the short end. All workers share this machine's cores, so what they spend on starting a
+call and writing a file counts against them.
+
+store: `--trials` trials of `--shards` shards, launched with one worker that returns at once, so the rate is the
+driver's; the shards are copies of one small file. Then the real command resumes it: when it hands out work, when the
+first new shard is there, and its memory.
+
+start: the same for the quick start whose enqueued trials have finished.
+
+costs: seconds of one ask and one tell when 1,000 trials have finished; of a Frechet distance with its error, of
+Inception's width, on this machine's cores; of one trial that is logged to MLflow's database beside the sweep; and of
+one look at 1,000 busy workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.driver import ask_and_tell
+from benchmarks.simulated import FilePool, file_launches, simulated_actor
+from orchestrator.results.store import EVENTS, SHARDS, Direction
+from orchestrator.run import pool as pool_module
+from orchestrator.run.cluster import connected
+from orchestrator.run.driver import Driver
+from orchestrator.run.launch import LaunchOptions, launch
+from orchestrator.run.pending import Planner
+from orchestrator.run.placement import Slots
+from orchestrator.run.pool import Pool
+from orchestrator.run.progress import Progress, event_sink
+from orchestrator.run.study import Search
+from orchestrator.run.study_log import StudyLog
+from orchestrator.tracking.tracker import sync
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.shards import Experiment, plan_quality
+from workers.data.storage import Storage
+from workers.metrics.estimate import BLOCKS
+from workers.metrics.frechet import Gaussian, distance_to_reference
+
+NAMES = ("speedup", "fid")
+WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+_TIMEOUT_S = 600.0
+_SHARD = 8  # captions
+_EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
+_COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
+
+
+def sweep_of(trials: int, shards: int, sampler: str = "random", parallel: int = 8) -> SweepConfig:
+    """The quick start's space with `shards` quality shards a trial."""
+    changes = {
+        "budget.trials": trials, "captions.count": shards * _SHARD, "quality.shard": _SHARD, "quality.batch": _SHARD,
+        "racing": None, "search": {"sampler": sampler, "parallel": parallel},
+    }  # fmt: skip
+    return SweepConfig.read("quickstart", changes)
+
+
+def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> dict[str, float]:
+    """A sweep of about `per_worker` shards for each of `workers` simulated workers."""
+    shards = 64
+    sweep = sweep_of(max(1, workers * per_worker // shards), shards)
+    storage = Storage(folder / str(workers))
+    storage.write("store.id", b"simulated")
+    spec = {"store": storage.uri, "seconds": shard_s, "experiment": _EXPERIMENT.to_mapping()}
+    events: list[Mapping[str, Any]] = []
+    sink = event_sink(Progress(sweep.budget.trials), events.append, storage.path(EVENTS))
+    with (
+        mock.patch.object(pool_module, "actor_class", simulated_actor),
+        connected(None, Slots(workers), os.cpu_count() or 1) as slots,
+        closing(Pool(spec, slots, slots.environment(1))) as pool,
+    ):
+        begin = time.monotonic()
+        while pool.alive < workers:
+            pool.collect(1.0)
+        start_s = time.monotonic() - begin
+        driver = Driver(
+            sweep,
+            storage,
+            Planner(sweep, _EXPERIMENT, DecodingConfig(sampling=Sampling()), sweep.captions.count, NAMES),
+            Search(sweep, WAYS),
+            StudyLog(sweep.name, str(storage.path("study.log")), WAYS, NAMES, "benchmark"),
+            pool,
+            check=lambda config: None,
+            emit=sink,
+        )
+        begin = time.monotonic()
+        driver.run()
+        driver.study.flush()
+        wall_s = time.monotonic() - begin
+    drawn = [event for event in events if event["event"] == "shard"]
+    busy_s = sum(event["seconds"] for event in drawn)
+    return {
+        "workers": workers,
+        "shard_s": shard_s,
+        "shards": len(drawn),
+        "start_s": start_s,
+        "wall_s": wall_s,
+        "efficiency": busy_s / (workers * wall_s),
+    }
+
+
+def memory_mb() -> float:
+    """Peak memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
+    """Launch a sweep to its end, with made-up results."""
+    storage, pools, before = Storage(folder / sweep.name), list[FilePool](), memory_mb()
+    sink = event_sink(Progress(sweep.budget.trials), lambda event: None, storage.path(EVENTS))
+    folder.joinpath(sweep.name).mkdir(parents=True)
+    folder.joinpath(sweep.name, SHARDS).mkdir()
+    begin = time.monotonic()
+    with file_launches(pools):
+        launch(sweep, storage, LaunchOptions(), sink, cores=1)
+    seconds = time.monotonic() - begin - pools[0].writing_s
+    begin = time.monotonic()
+    shards = len(storage.names(SHARDS))
+    return {
+        "trials": sweep.budget.trials,
+        "shards": shards,
+        "driver_s": seconds,
+        "driver_shards_per_s": shards / seconds,
+        "writing_s": pools[0].writing_s,
+        "listing_s": time.monotonic() - begin,
+        "memory_before_mb": before,
+        "memory_mb": memory_mb(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Events of a resumed sweep with their seconds since the command started, and the driver's peak memory."""
+
+    events: list[tuple[float, Mapping[str, Any]]]
+    memory_mb: float
+
+    def first(self, condition: Callable[[Mapping[str, Any]], bool]) -> float:
+        return next(seconds for seconds, event in self.events if condition(event))
+
+    def summary(self) -> dict[str, float]:
+        return {
+            "preflight_done_s": self.first(lambda event: event["event"] == "launch"),
+            "first_worker_s": self.first(lambda event: event["event"] == "identity"),
+            "hands_out_work_s": self.first(lambda event: event["event"] == "trial_started"),
+            "first_shard_s": self.first(lambda event: event["event"] == "shard"),
+            "of_it_drawing_s": next(event["seconds"] for _, event in self.events if event["event"] == "shard"),
+            "memory_mb": self.memory_mb,
+        }
+
+
+def resume(sweep: SweepConfig, folder: Path, trials: int, *options: str) -> Resumed:
+    """Resume a sweep by the real command, with `trials` trials, until its first new shard; then stop it."""
+    file, events = folder / "space.yaml", folder / sweep.name / EVENTS
+    file.write_text(sweep.to_yaml())
+    known, start = events.stat().st_size, time.time()
+    command = [*_COMMAND, "launch", str(file), "--out", str(folder), "--resume", "--trials", str(trials), *options]
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    new: list[Mapping[str, Any]] = []
+    try:
+        while not any(event["event"] == "shard" for event in new):
+            if process.poll() is not None or time.time() - start > _TIMEOUT_S:
+                raise RuntimeError((folder / "output").read_text())
+            time.sleep(0.1)
+            with events.open("rb") as lines:
+                lines.seek(known)
+                new = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    peak_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    stamped = [(datetime.fromisoformat(event["at"]).timestamp() - start, event) for event in new]
+    return Resumed(stamped, peak_kb / 1024)
+
+
+def distance_s(images: int = 3000, width: int = 2048) -> float:
+    """Seconds of a Frechet distance to a reference and its jackknife error."""
+    generator = torch.Generator().manual_seed(0)
+    features, real = (torch.randn(images, width, generator=generator) for _ in range(2))
+    reference, begin = Gaussian.fit(real), time.perf_counter()
+    distance_to_reference(features, reference, torch.arange(images) % BLOCKS)
+    return time.perf_counter() - begin
+
+
+def logging_s(folder: Path, trials: int = 20) -> float:
+    """Seconds to log one trial, with its pictures, to MLflow's default database."""
+    seconds = []
+    for count in (1, trials):
+        write_sweep(folder / "logged" / str(count), count, failed=())
+        begin = time.perf_counter()
+        sync(Storage(folder / "logged" / str(count)))
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1] / trials  # the first one also makes the tables
+
+
+def look_s(workers: int = 1000, looks: int = 20) -> float:
+    """Seconds of one look at the replies of so many busy workers, as the pool does for every finished task."""
+    import ray
+
+    with connected(None, Slots(1), 1), tempfile.TemporaryDirectory() as folder:
+        spec = {"store": folder, "seconds": 60.0, "experiment": _EXPERIMENT.to_mapping(), "worker": "busy"}
+        actor = simulated_actor().options(num_cpus=1).remote(spec)
+        task = plan_quality(DecodingConfig(sampling=Sampling()), 1, 1, 1, 1)[0]
+        replies = [actor.run.remote({"kind": task.kind, **task.to_mapping()}) for _ in range(workers)]
+        begin = time.perf_counter()
+        for _ in range(looks):
+            ray.wait(replies, num_returns=1, timeout=0)
+        return (time.perf_counter() - begin) / looks
+
+
+def show(name: str, facts: Mapping[str, float]) -> None:
+    print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in facts.items()), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["workers", "store", "start", "costs", []], default=[])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--shard-seconds", type=float, default=2.0)
+    parser.add_argument("--per-worker", type=int, default=40, help="shards of each worker")
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--shards", type=int, default=500, help="of a trial")
+    parser.add_argument("--folder", type=Path, help="for the stores; default: a temporary one")
+    parser.add_argument("--out", type=Path, help="JSON file of the results; parts that do not run keep theirs")
+    args = parser.parse_args()
+    parts = args.parts or ["workers", "store", "start", "costs"]
+    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
+    try:
+        if "workers" in parts:
+            results["workers"] = []
+            for count in args.workers:
+                facts = efficiency(count, args.shard_seconds, args.per_worker, folder)
+                results["workers"].append(facts)
+                show("workers", facts)
+        for part, sweep in (
+            ("start", SweepConfig.read("quickstart", {"budget.trials": 8})),
+            ("store", sweep_of(args.trials, args.shards)),
+        ):
+            if part in parts:
+                made = make_store(sweep, folder)
+                show(part, made)
+                resumed = resume(sweep, folder, sweep.budget.trials + 1, "--no-mlflow").summary()
+                show(f"{part}, resumed", resumed)
+                results[part] = made | {"resumed": resumed}
+        if "costs" in parts:
+            asks = {f"{sampler}_ask_and_tell_s": ask_and_tell(sampler, 1000) for sampler in ("tpe", "nsga2", "random")}
+            results["costs"] = asks | {
+                "distance_s": distance_s(),
+                "mlflow_trial_s": logging_s(folder),
+                "look_at_1000_s": look_s(),
+            }
+            show("costs", results["costs"])
+    finally:
+        shutil.rmtree(folder)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The run of `specfrontier launch`: progress, result files and MLflow while the driver works, a summary at the end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from orchestrator.cli.tables import counted
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.interrupts import ending_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.results.sweep import Sweep
+    from orchestrator.results.trials import TrialRecord
+    from orchestrator.run.launch import LaunchOptions
+    from orchestrator.tracking.tracker import SweepTracker
+    from search_spaces.sweep import SweepConfig
+    from workers.data.storage import Storage
+
+_EXHAUSTED = {
+    "space": "all points of the space are done",
+    "pool": "all settings of the pool are done (search.options.pool is its size)",
+}
+_LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
+_MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
+_MLFLOW_SHORT_TIMEOUT_S = 3.0  # if the server did not respond before, or a signal ends the sweep
+_STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
+
+
+def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:
+    """Run the sweep, with progress, result files and MLflow; print a summary at the end.
+
+    uri: of MLflow ("": none).
+
+    Raises:
+        CommandError: it failed or was interrupted; the message has the command that resumes it.
+    """
+    from orchestrator.run.driver_lock import check_lock, driver_lock
+    from orchestrator.run.tasks import SweepError
+
+    interrupted = f"interrupted; resume with: {_resume_command()}"
+    try:
+        with ending_within(_STOP_TIMEOUT_S, interrupted), driver_lock(storage, partial(typer.echo, err=True)) as lock:
+            if lock.holder:
+                typer.echo(f"the last launch ({lock.holder}) did not end by itself; this one takes over", err=True)
+            _run(config, storage, options, uri, partial(check_lock, storage, lock), as_json=as_json)
+    except KeyboardInterrupt:
+        raise CommandError(interrupted, INTERRUPTED) from None
+    except (SweepError, OSError) as error:
+        raise CommandError(explain(error), FAILED) from None
+
+
+def _run(
+    config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, check: Callable[[], None], *, as_json: bool
+) -> None:
+    """See `run_sweep`; raises KeyboardInterrupt. check: raises SweepError if another launch has taken over."""
+    from orchestrator.results.store import EVENTS
+    from orchestrator.results.views import Views
+    from orchestrator.run import progress
+    from orchestrator.run.forecast import Forecast
+    from orchestrator.run.launch import launch as launch_sweep
+    from orchestrator.tracking.tracker import SweepTracker
+    from workers.runtime.threads import cores
+
+    budget = config.budget
+    state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
+    events = storage.path(EVENTS)
+    views = Views(storage)
+    with ends_with(WRONG_USAGE):
+        tracker = SweepTracker(storage, uri=uri) if uri else None
+    if events is not None:
+        events.parent.mkdir(parents=True, exist_ok=True)
+    ending = "failed"
+    try:
+        with progress.choose_view(state, as_json=as_json) as view:
+            record = progress.event_sink(state, view, events)
+
+            def emit(event: Any) -> None:
+                check()
+                record(event)
+                if event["event"] == "identity" and tracker:
+                    tracker.start()
+                if event["event"] in ("trial_finished", "trial_revived"):
+                    if problem := views.refresh():
+                        record({"event": "note", "note": f"tables and plot not written: {problem}"})
+                    if tracker:
+                        tracker.nudge()
+
+            outcome = launch_sweep(config, storage, options, emit, cores=cores())
+        ending = "finished"
+    except KeyboardInterrupt:
+        ending = "interrupted"
+        raise
+    except ValueError as error:  # the same command would fail again
+        raise CommandError(str(error), WRONG_USAGE) from error
+    except (RuntimeError, OSError) as error:
+        problem = f"{explain(error)}\nfinished trials are kept; resume with: {_resume_command()}"
+        raise CommandError(problem, FAILED) from error
+    finally:
+        _finish(storage, tracker, ending)
+    typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
+    if only_vanilla_ran(outcome.records):
+        cause = next(record.cause for record in outcome.records if record.state == "failed")
+        raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
+    if outcome.lost:
+        lost = counted(len(outcome.lost), "trial")
+        problem = f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
+        raise CommandError(problem, FAILED)
+
+
+def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
+    """Whether all trials except vanilla failed."""
+    others = [record for record in records if record.number != 0]
+    return bool(others) and all(record.state == "failed" for record in others)
+
+
+def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
+    """Write tables, plot and report, and give MLflow some time to log the rest. Errors are ignored: the results are
+    stored.
+    """
+    from orchestrator.report.page import write_report
+    from orchestrator.results.views import Views
+
+    with suppress(ValueError, OSError):
+        Views(storage).write()
+        write_report(storage)
+    if tracker:
+        is_short = tracker.problem or event == "interrupted"
+        tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, event)
+
+
+def _resume_command() -> str:
+    """This command line with --resume, with credentials redacted."""
+    from orchestrator.results.redaction import without_credentials
+
+    if "launch" not in sys.argv:  # called from Python
+        return "the same call and resume=True"
+    words = ["specfrontier", *map(without_credentials, sys.argv[1:])]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
+    """The front, and where to find report, plot and MLflow runs."""
+    from orchestrator.cli.pareto import confidences, describe_front
+    from orchestrator.results.store import FRONT_PLOT, REPORT
+    from orchestrator.results.sweep import Sweep, front_of
+
+    sweep = Sweep.open(storage.uri)
+    found = front_of([sweep])
+    marks = {"knee": found.knee()}
+    front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
+    reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
+    stopped = [record for record in sweep.records if record.stop is not None]
+    if stopped:
+        revived = sum(record.is_revived for record in stopped)
+        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
+        reason += f"(specfrontier pareto {storage.display_name} --stopped)"
+    lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
+    lines += [f"report   {storage.locate(REPORT)}", f"plot     {storage.locate(FRONT_PLOT)}"]
+    return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
+
+
+def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
+    """How to open the sweep in MLflow."""
+    from orchestrator.tracking.server import find_location
+
+    sweep_location = sweep.storage.display_name
+    location = find_location(sweep.storage, sweep.records, tracker.uri)
+    if location.trials < len(sweep.records):
+        missing = counted(len(sweep.records) - location.trials, "trial")
+        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {sweep_location}"]
+    base = tracker.public_uri if location.has_server else _LOCAL_SERVER
+    opening = [] if location.has_server else [f"MLflow   specfrontier ui {sweep_location}    then, while it runs:"]
+    return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

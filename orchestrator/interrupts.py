@@ -1,0 +1,112 @@
+"""SIGINT and SIGTERM: the first one ends a command cleanly, the second one at once.
+
+Ctrl-C sends SIGINT. Slurm, Kubernetes and spot instances send SIGTERM, and SIGKILL some seconds later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from orchestrator.errors import INTERRUPTED
+
+_SHOW_CURSOR = "\x1b[?25h"  # a live view hides it
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. Whatever ends cleanly at Ctrl-C ends cleanly at this."""
+
+
+@dataclass
+class _Command:
+    """The command that runs. received: the first signal. message: printed if it ends at once. timeout_s: for its clean
+    end (None: no limit). cleanups: of resources that would outlive the process.
+    """
+
+    received: int | None = None
+    message: str = "interrupted"
+    timeout_s: float | None = None
+    timer: threading.Timer | None = None
+    cleanups: list[Callable[[], object]] = field(default_factory=list)
+
+
+_command = _Command()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at the first SIGINT, `Terminated` at the first SIGTERM.
+
+    A second signal ends the process at once. Signals that are ignored stay ignored.
+    """
+    global _command
+    _command, outer = _Command(), _command
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):
+            signal.signal(number, _handle)
+    try:
+        yield
+    finally:
+        if _command.timer is not None:
+            _command.timer.cancel()
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        _command = outer
+
+
+@contextmanager
+def ending_within(timeout_s: float, message: str) -> Iterator[None]:
+    """While the block runs: the command has `timeout_s` to end after a signal, then it ends at once with `message`."""
+    before = _command.timeout_s, _command.message
+    _command.timeout_s, _command.message = timeout_s, message
+    try:
+        yield
+    finally:
+        _command.timeout_s, _command.message = before
+
+
+@contextmanager
+def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
+    """Call `cleanup` if the command ends at once while the block runs. A signal may interrupt it and call it again."""
+    _command.cleanups.append(cleanup)
+    try:
+        yield
+    finally:
+        _command.cleanups.remove(cleanup)
+
+
+def exit_code(code: str | int | None) -> str | int | None:
+    """The command's exit code: 143 instead of 130 if SIGTERM interrupted it."""
+    return 128 + _command.received if code == INTERRUPTED and _command.received else code
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _command.received is not None:
+        _end_at_once(number)
+    _command.received = number
+    if _command.timeout_s is not None:
+        _command.timer = threading.Timer(_command.timeout_s, _end_at_once, [number])
+        _command.timer.daemon = True
+        _command.timer.start()
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _end_at_once(number: int) -> None:
+    """Print the message, clean up and exit. The interpreter's own exit could wait for threads and connections."""
+    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
+    with suppress(OSError):
+        os.write(2, f"{cursor}Error: {_command.message}\n".encode())
+    for cleanup in reversed(_command.cleanups):
+        with suppress(Exception):
+            cleanup()
+    os._exit(128 + number)

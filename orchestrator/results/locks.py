@@ -1,0 +1,157 @@
+"""Locks of a sweep: one process at a time runs it, and one logs it to MLflow.
+
+In a folder a lock is the system's, which releases it when its process dies; the file says who held it last. Object
+stores have no locks. There a lock is a folder of claims: whoever writes a claim, and then finds the claim of another
+process, withdraws. Listings of object stores show all that was written before, so of two processes at least one finds
+the other. A claim is renewed while its process lives, and counts as long as the store's clock says that it is fresh.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workers.data.storage import Storage
+
+RENEWAL_S = 8.0  # between two renewals of a claim
+LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
+_JOIN_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class Lock:
+    """acquired: whether this process holds it. holder: who does, if another process; otherwise who held it and died.
+
+    renewal: the other process's claim and when it was renewed, in object stores. is_lost: another process has taken
+    over, because this one did not renew its claim in time.
+    """
+
+    acquired: bool
+    holder: str | None
+    renewal: tuple[str, float] | None = None
+    is_lost: bool = False
+
+
+def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
+    """Hold a lock while the block runs, unless another process holds it. Does not wait.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    path = storage.path(name)
+    return _claim(storage, name) if path is None else _lock_file(path)
+
+
+def find_holder(storage: Storage, name: str) -> str | None:
+    """Who holds a lock now, None if nobody. Writes nothing; in object stores, it relies on this machine's clock."""
+    path = storage.path(name)
+    if path is None:
+        claims = storage.modified(name)
+        fresh = [claim for claim in claims if time.time() - claims[claim] <= LEASE_S]
+        return _describe(_read_claim(storage, name, fresh[0])) if fresh else None
+    if not path.exists():
+        return None
+    with open(path, "ab") as file:
+        return None if _flock(file.fileno()) else _describe(path.read_bytes())
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[Lock]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        acquired = _flock(file.fileno())
+        lock = Lock(acquired, _describe(path.read_bytes()))
+        if not acquired:
+            yield lock
+            return
+        _write(path, _own_facts())
+        try:
+            yield lock
+        finally:
+            with suppress(OSError):  # of a store that is full or read-only by now; the lock itself is released
+                _write(path, b"")
+
+
+def _write(path: Path, holder: bytes) -> None:
+    """Change the file in place: the lock belongs to its inode."""
+    path.write_bytes(holder)
+
+
+def _flock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _claim(storage: Storage, name: str) -> Iterator[Lock]:
+    own, facts = f"{uuid.uuid4().hex}.json", _own_facts()
+    storage.write(f"{name}/{own}", facts)
+    try:
+        renewed = storage.modified(name)
+        now = renewed.pop(own, None)  # None: others took this process for dead
+        fresh = sorted(claim for claim, moment in renewed.items() if now is None or now - moment <= LEASE_S)
+        is_free = now is not None and not fresh
+        lock = Lock(is_free, None, (fresh[0], renewed[fresh[0]]) if fresh else None)
+        if fresh or renewed:
+            lock.holder = _describe(_read_claim(storage, name, min(fresh or renewed)))
+        if not lock.acquired:
+            yield lock
+            return
+        for claim in renewed:
+            storage.remove(f"{name}/{claim}")
+        stop = threading.Event()
+        renewing = threading.Thread(target=_renew, args=(storage, name, own, lock, stop), daemon=True)
+        renewing.start()
+        try:
+            yield lock
+        finally:
+            stop.set()
+            renewing.join(_JOIN_TIMEOUT_S)
+    finally:
+        with suppress(OSError):  # it expires
+            storage.remove(f"{name}/{own}")
+
+
+def _renew(storage: Storage, name: str, own: str, lock: Lock, stop: threading.Event) -> None:
+    facts = _own_facts()
+    while not stop.wait(RENEWAL_S):
+        with suppress(OSError):  # nobody else can reach the store either, or the next renewal is in time
+            if own not in storage.names(name):
+                lock.is_lost = True
+                return
+            storage.write(f"{name}/{own}", facts)
+
+
+def _read_claim(storage: Storage, name: str, claim: str) -> bytes:
+    try:
+        return storage.read(f"{name}/{claim}")
+    except FileNotFoundError:  # released meanwhile
+        return b"?"
+
+
+def _own_facts() -> bytes:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode()
+
+
+def _describe(data: bytes) -> str | None:
+    """The process that a file names, None if none. A file that cannot be read names an unknown one."""
+    if not data:
+        return None
+    with suppress(ValueError, TypeError, KeyError):
+        facts = json.loads(data)
+        return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
+    return "an unknown process"

@@ -1,0 +1,96 @@
+"""Leaves nothing of a local Ray cluster behind, however its driver ends.
+
+Every process that Ray starts inherits an environment variable, whatever its parent, process group or session. Who has
+it is killed. The kernel's own means do not reach all of them: PR_SET_PDEATHSIG is for children, not for theirs, and
+Ray's workers do not share a process group with the driver. Ray's agents look for their parent once a minute, and a
+stopped worker looks for nothing.
+
+This file is also the program of the guard, a process that waits until the driver is gone. It needs Linux's /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "SPECFRONTIER_CLUSTER"  # the variable; its value is the cluster's folder
+_KILL_TIMEOUT_S = 5.0
+_MAX_ROOT_LENGTH = 27  # of the parent folder: sockets lie deep in a cluster's folder, and their paths have a limit
+
+
+class ClusterGuard:
+    """A new folder for a cluster's files, and a process that removes folder and cluster when this process dies.
+
+    Only this user can enter the folder. Ray opens its own folders and sockets to every user of the machine.
+    """
+
+    def __init__(self) -> None:
+        root = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        if "RAY_TMPDIR" not in os.environ and len(root) > _MAX_ROOT_LENGTH:
+            root = "/tmp"
+        self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=root))
+        read_end, self._write_end = os.pipe()  # the kernel closes it when this process dies
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(self.folder)],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C and the end of a terminal do not reach it
+        )
+        os.close(read_end)
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """The environment variable of the cluster's processes."""
+        return {MARK: str(self.folder)}
+
+    def kill(self) -> None:
+        """Kill the cluster's processes and remove its folder. Can be repeated, in any thread or signal handler."""
+        kill_cluster(self.folder)
+
+    def close(self) -> None:
+        """As `kill`; also ends the guard."""
+        self.kill()
+        with suppress(BrokenPipeError):
+            os.write(self._write_end, b".")  # a child that was forked meanwhile may keep the pipe open
+        os.close(self._write_end)
+        self._guard.wait()
+
+
+def kill_cluster(folder: Path) -> None:
+    """Kill every process with the folder's mark, those that start meanwhile included, and remove the folder."""
+    end = time.monotonic() + _KILL_TIMEOUT_S
+    while (found := _marked(folder)) and time.monotonic() < end:
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _marked(folder: Path) -> list[int]:
+    """Ids of the other processes with the folder's mark. Dead ones have no environment."""
+    mark, found = f"{MARK}={folder}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _wait_and_kill(folder: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # schedulers send them to all processes
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read(1)
+    kill_cluster(folder)
+
+
+if __name__ == "__main__":
+    _wait_and_kill(Path(sys.argv[1]))

@@ -1,0 +1,64 @@
+"""The default storage of a sweep's study: an Optuna journal in its folder, which the trials' records can rebuild.
+
+Optuna appends to a journal and cannot read one with a torn line, so a journal is checked before it is continued.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.trial import FrozenTrial
+
+from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.run.study_storage import open_storage
+
+
+def restore_journal(path: Path, objectives: Sequence[str], records: Sequence[TrialRecord]) -> str | None:
+    """Set a journal aside as FILE.damaged if it cannot be read, or differs from the trials' records; the next study
+    there starts empty and takes all trials. Returns a sentence about it, None if the journal is as it should be.
+    """
+    if not path.exists():
+        return None
+    problem = _problem(path, objectives, {record.number: record for record in records})
+    if problem is None:
+        return None
+    kept = path.with_name(f"{path.name}.damaged")
+    path.replace(kept)
+    return f"{path}: {problem}; rebuilt from the trials' records, the old file is kept as {kept.name}"
+
+
+def _problem(path: Path, objectives: Sequence[str], records: dict[int, TrialRecord]) -> str | None:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        try:
+            complete = line.endswith(b"\n") and isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            complete = False
+        if not complete:
+            return f"line {number} is damaged"
+    try:
+        studies = open_storage(str(path)).get_all_studies()
+        trials = [trial for study in studies for trial in open_storage(str(path)).get_all_trials(study._study_id)]
+    except Exception as error:  # whatever Optuna raises for an entry that it did not write
+        return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if len(studies) > 1:
+        return f"holds {len(studies)} studies"
+    for trial in trials:
+        record = records.get(trial.number)
+        if (record is None and trial.state.is_finished()) or (
+            record is not None and _differs(trial, record, objectives)
+        ):
+            return f"trial {trial.number} differs from its record"
+    return None
+
+
+def _differs(trial: FrozenTrial, record: TrialRecord, objectives: Sequence[str]) -> bool:
+    """Whether a trial of the study has other parameters, or other results, than its record."""
+    if trial.params != dict(record.params) or trial.user_attrs.get("digest", "") != record.digest:
+        return True
+    if not trial.state.is_finished() or record.stop is not None:  # a revived trial keeps the results of its stop there
+        return False
+    metrics = {name: entry.value for name, entry in record.metrics.items()}
+    values = [metrics[name] for name in objectives if name in metrics] if record.state == COMPLETE else None
+    return trial.user_attrs.get("metrics") != metrics or (values is not None and trial.values != values)

@@ -1,0 +1,171 @@
+"""The study of a sweep for Optuna users, written while the sweep runs. It is a view: the sweep never reads it.
+
+A thread writes whole trials, in order. If the database is away or does not answer, writing is delayed, the sweep is
+not: every start adds the trials that the study lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from optuna.samplers import RandomSampler
+from optuna.study import Study, create_study
+from optuna.trial import Trial, TrialState, create_trial
+
+from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import Direction
+from orchestrator.results.trials import STOPPED, TrialRecord
+from orchestrator.run.study import Proposal, objective_values
+from orchestrator.run.study_storage import StudyError, open_storage, reason, storage_problem
+
+_STOPPED_EARLY = "stopped early"  # a constraint
+_RETRY_S = (0.5, 20.0)  # the first wait after a failure, and the longest; each wait doubles the last
+_MAX_ATTEMPTS = 5  # at one entry while the study can be read; then it is left to the next start
+_FLUSH_TIMEOUT_S = 30.0
+
+
+class StudyLog:
+    """Every trial with its parameters, values and constraints.
+
+    Raises:
+        StudyError: the storage cannot be opened, or holds another sweep's study of that name.
+    """
+
+    def __init__(
+        self, name: str, url: str, directions: Sequence[Direction], objectives: Sequence[str], sweep_id: str
+    ) -> None:
+        self.objectives = list(objectives)
+        try:
+            self._study: Study = create_study(
+                study_name=name,
+                storage=open_storage(url),
+                directions=list(directions),
+                load_if_exists=True,
+                sampler=RandomSampler(),
+            )
+        except Exception as error:  # any exception of the database's driver
+            raise StudyError(storage_problem(url, error)) from error
+        self._public_url = without_credentials(url)
+        owner = self._study.user_attrs.get("sweep")
+        if owner not in (None, sweep_id):
+            problem = f"study {name!r} belongs to another sweep; choose another name or storage"
+            raise StudyError(f"{self._public_url}: {problem}")
+        if owner is None:
+            self._study.set_user_attr("sweep", sweep_id)
+            self._study.set_metric_names(self.objectives)
+        self._states = self._read_states()
+        self._problem = self._left_out = ""  # of the last attempt; of the last entry that was given up
+        self._entries: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._closing = threading.Event()
+        threading.Thread(target=self._write_entries, name="study", daemon=True).start()
+
+    def add(self, proposal: Proposal) -> None:
+        """Write a trial that starts, unless the study has it. Returns at once."""
+        self._entries.put(lambda: self._add(proposal))
+
+    def finish(self, record: TrialRecord, expected: TrialRecord) -> None:
+        """Write the result of a trial, unless the study has it. Returns at once.
+
+        expected: the record with the values to tell. Optuna has no pruning for several objectives: a stopped trial is
+        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`, and it
+        violates the constraint `stopped early`, so it is not among the study's best trials.
+        """
+        self._entries.put(lambda: self._finish(record, expected))
+
+    def revive(self, record: TrialRecord) -> None:
+        """Add a revived trial's metrics to the study's user attribute `revived`. Optuna changes no finished trial."""
+        self._entries.put(lambda: self._revive(record))
+
+    def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> str | None:
+        """Wait until everything is written. Returns a sentence if the study still lacks something."""
+        with self._entries.all_tasks_done:
+            self._entries.all_tasks_done.wait_for(lambda: not self._entries.unfinished_tasks, timeout_s)
+            unwritten = self._entries.unfinished_tasks
+        if not unwritten and not self._left_out:
+            return None
+        why = self._left_out or self._problem or "no response"
+        return f"{self._public_url}: the study lacks trials or results ({why}); the next --resume adds them"
+
+    def close(self) -> None:
+        """Stop writing, but for the entry that is being written: the next start adds what is missing, and would have it
+        twice if that entry came later.
+        """
+        self._closing.set()
+        self.flush()
+
+    def _write_entries(self) -> None:
+        while True:
+            entry = self._entries.get()
+            for _ in range(_MAX_ATTEMPTS):
+                if self._closing.is_set() or self._write(entry):
+                    break
+                self._wait_until_readable()
+            else:
+                self._left_out = self._problem
+            self._entries.task_done()
+
+    def _write(self, entry: Callable[[], None]) -> bool:
+        """Try to write an entry; whether it is written."""
+        try:
+            entry()
+        except Exception as error:  # any exception of the database's driver
+            self._problem = reason(error)
+        else:
+            self._problem = ""
+        return not self._problem
+
+    def _wait_until_readable(self) -> None:
+        """Wait until the study can be read, and read what it has: an entry may have arrived although it failed."""
+        wait = _RETRY_S[0]
+        while not self._closing.wait(wait):
+            try:
+                self._states = self._read_states()
+                return
+            except Exception as error:  # any exception of the database's driver
+                self._problem = reason(error)
+                wait = min(2 * wait, _RETRY_S[1])
+
+    def _read_states(self) -> list[TrialState]:
+        return [trial.state for trial in self._study.get_trials(deepcopy=False)]
+
+    def _add(self, proposal: Proposal) -> None:
+        if proposal.number != len(self._states):  # the study has it, or lacks an earlier trial
+            return
+        attrs: dict[str, Any] = {"label": proposal.label}
+        if proposal.config is not None:
+            attrs |= {"config": json.dumps(proposal.config.to_mapping()), "digest": proposal.config.digest()}
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=dict(proposal.params),
+                distributions=dict(proposal.distributions),
+                user_attrs=attrs,
+            )
+        )
+        self._states.append(TrialState.RUNNING)
+
+    def _finish(self, record: TrialRecord, expected: TrialRecord) -> None:
+        if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
+            return
+        frozen = self._study.get_trials(deepcopy=False)[record.number]
+        trial = Trial(self._study, frozen._trial_id)
+        trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
+        trial.set_user_attr("images", record.images)
+        if record.cause:
+            trial.set_user_attr("stopped" if record.state == STOPPED else "cause", record.cause)
+        values = objective_values(expected, self.objectives)
+        stopped = {_STOPPED_EARLY: 1.0} if record.state == STOPPED else {}
+        for name, violation in {**record.constraints, **stopped}.items() if values else ():
+            trial.set_constraint(name, violation)
+        self._study.tell(trial, values, state=None if values else TrialState.FAIL)
+        self._states[record.number] = TrialState.COMPLETE
+
+    def _revive(self, record: TrialRecord) -> None:
+        metrics = {name: entry.value for name, entry in record.metrics.items()}
+        facts = {"state": record.state, "images": record.images, "metrics": metrics}
+        revived = self._study.user_attrs.get("revived", {})
+        self._study.set_user_attr("revived", revived | {str(record.number): facts})

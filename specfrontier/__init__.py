@@ -1,0 +1,63 @@
+"""specfrontier in Python: query a sweep's front, choose a setting, and decode with it.
+
+    import specfrontier
+
+    sweep = specfrontier.Sweep.open("sweeps/quickstart")
+    best = sweep.best("fid <= 1.2 * vanilla")
+    engine = specfrontier.load_engine(best)
+    engine.draw(["a large red circle"])[0].image
+
+Names are imported when they are used: opening a sweep needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.errors import CommandError
+    from orchestrator.results.query import QueryError
+    from orchestrator.results.store import NoSweepError
+    from search_spaces.params import ConfigError
+    from search_spaces.presets import PRESETS
+    from search_spaces.trial import DecodingConfig
+    from specfrontier.images import DrawnImage, ImageEngine, load_engine
+    from specfrontier.sweep import Sweep, Trial
+
+_HOMES = {
+    "Sweep": "specfrontier.sweep",
+    "Trial": "specfrontier.sweep",
+    "load_engine": "specfrontier.images",
+    "ImageEngine": "specfrontier.images",
+    "DrawnImage": "specfrontier.images",
+    "DecodingConfig": "search_spaces.trial",
+    "PRESETS": "search_spaces.presets",
+    "ConfigError": "search_spaces.params",
+    "QueryError": "orchestrator.results.query",
+    "NoSweepError": "orchestrator.results.store",
+    "CommandError": "orchestrator.errors",
+}
+__all__ = [
+    "PRESETS",
+    "CommandError",
+    "ConfigError",
+    "DecodingConfig",
+    "DrawnImage",
+    "ImageEngine",
+    "NoSweepError",
+    "QueryError",
+    "Sweep",
+    "Trial",
+    "load_engine",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,113 @@
+"""Images from captions with one setting, in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.documents import read_document
+from search_spaces.presets import preset
+from search_spaces.trial import DecodingConfig, Sampling
+from specfrontier.sweep import Trial
+from workers.data.pictures import to_pictures
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.loading.models_yaml import find_entry, load_entry
+from workers.runtime.device import AUTO, pick_device
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from workers.decoding.statistics import ImageStatistics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnImage:
+    """An image, its tokens [rows * cols], and how it was decoded (accepted lengths, target passes, seconds)."""
+
+    caption: str
+    sample: int
+    image: Image
+    tokens: Sequence[int]
+    statistics: ImageStatistics
+
+    def __repr__(self) -> str:
+        length = self.statistics.mean_accepted_length
+        return f"DrawnImage({self.caption!r}, {self.statistics.rounds} target passes, {length:.2f} tokens each)"
+
+    def _repr_png_(self) -> bytes | None:
+        data: bytes | None = self.image._repr_png_()
+        return data
+
+
+class ImageEngine:
+    """A target, a drafter and a setting on one device. `decoder` is the library's own engine."""
+
+    def __init__(self, decoder: Engine) -> None:
+        self.decoder = decoder
+
+    @property
+    def config(self) -> DecodingConfig:
+        return self.decoder.config
+
+    def draw(self, captions: Sequence[str], samples: int = 1) -> list[DrawnImage]:
+        """One image for each caption and sample, in that order. Seed, place in the list and sample determine an image.
+
+        Raises:
+            ValueError: the model cannot read a caption.
+            DecodingError: a model computed numbers that are not finite.
+        """
+        target = self.decoder.target
+        target.check(captions)
+        requests = [Request(index, text, sample) for index, text in enumerate(captions) for sample in range(samples)]
+        images = {}
+        for result in self.decoder.run(requests):
+            request, tokens = result.request, result.tokens
+            (picture,) = to_pictures(target.decode(tokens[None].to(self.decoder.device)))
+            drawn = DrawnImage(request.caption, request.sample, picture, tokens.tolist(), result.statistics)
+            images[request.caption_id, request.sample] = drawn
+        return [images[key] for key in sorted(images)]
+
+    def __repr__(self) -> str:
+        return f"ImageEngine({self.decoder.target.name}, {self.config.to_mapping()}, on {self.decoder.device})"
+
+
+def load_engine(
+    setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path,
+    models: str = "builtin",
+    *,
+    device: str | None = None,
+    batch: int = 16,
+    seed: int = 0,
+) -> ImageEngine:
+    """Load models and prepare them to draw with a setting.
+
+    setting: a trial, a config, a mapping with its keys, the name of a preset, or a YAML file. models: builtin, a folder
+    of weights, or FILE#ENTRY of a models.yaml. device: None for the first GPU, else the CPU.
+
+    Raises:
+        ConfigError: the setting is invalid, or the models do not support it.
+        ValueError, OSError: weights or files cannot be read; the message names the file and the fix.
+    """
+    loaded = load_entry(find_entry(models), pick_device(device or AUTO))
+    config = _config(setting, loaded.target.sampling)
+    config.check_model(loaded.target.vocab_size, drafters=loaded.drafters.keys())
+    drafter = loaded.drafters.get(config.drafter.kind)
+    return ImageEngine(Engine(loaded.target, config, drafter, seed=seed, batch_size=batch))
+
+
+def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling) -> DecodingConfig:
+    """The setting with the target's sampling where it has none."""
+    if isinstance(setting, Trial):
+        return setting.config
+    if isinstance(setting, str) and Path(setting).suffix not in {".yaml", ".yml"}:
+        setting = preset(setting)
+    if isinstance(setting, DecodingConfig):
+        return setting if setting.sampling is not None else setting.with_sampling(sampling)
+    if isinstance(setting, Mapping):
+        return DecodingConfig.from_mapping(setting, sampling)
+    document = read_document(Path(setting).read_bytes(), str(setting))
+    with document.locate_errors():
+        return DecodingConfig.from_mapping(document.data, sampling)

@@ -1,0 +1,46 @@
+"""A short run of `benchmarks.fuzz`: damaged files and hostile inputs at random, with their commands in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.fuzz_commands import COMMANDS
+from benchmarks.fuzz_files import Pristine, fuzz_files, judge, make_pristine
+from benchmarks.fuzz_inputs import fuzz_inputs, verdict
+from benchmarks.fuzz_readers import KINDS, Outcome, digests
+
+FILES, INPUTS, SEED = 60, 2 * len(COMMANDS), 3
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Pristine:
+    return make_pristine(tmp_path_factory.mktemp("fuzz") / "a", logged=False)
+
+
+def test_no_damaged_file_is_silent_or_ends_in_a_traceback(pristine: Pristine) -> None:
+    before = digests(pristine.folder / "sweeps")
+    quick = {name: kind for name, kind in KINDS.items() if kind.quick}
+    tallies = fuzz_files(pristine, FILES, SEED, kinds=quick, every=FILES)
+    assert [example for tally in tallies.values() for example in tally.examples] == []
+    assert sum(tally.verdicts["refused"] for tally in tallies.values()) > FILES / 4
+    assert digests(pristine.folder / "sweeps") == before
+
+
+def test_hostile_inputs_are_refused_and_leave_nothing(pristine: Pristine) -> None:
+    tallies = fuzz_inputs(pristine, INPUTS, SEED)
+    assert [example for tally in tallies.values() for example in tally.examples] == []
+    assert sum(tally.verdicts["refused"] for tally in tallies.values()) > INPUTS / 2
+
+
+def test_the_judge_tells_them_apart() -> None:
+    whole, name = Outcome(0, "", "data"), "a/b.json"
+    assert judge(whole, Outcome(0, "", "data"), name) == "harmless"
+    assert judge(whole, Outcome(0, "", "other"), name) == "silent"
+    assert judge(whole, Outcome(0, "b.json: damaged", "other"), name) == "rebuilt"
+    assert judge(whole, Outcome(1, "b.json: damaged"), name) == "refused"
+    assert judge(whole, Outcome(1, "damaged"), name) == "unnamed"
+    assert judge(whole, Outcome(-1, "Traceback", crashed=True), name) == "traceback"
+    assert verdict(Outcome(2, "Error: no"), is_unchanged=True) == "refused"
+    assert verdict(Outcome(2, "Error: no"), is_unchanged=False) == "left something behind"
+    assert verdict(Outcome(0, ""), is_unchanged=False) == "accepted"
+    assert verdict(Outcome(3, "Error: no"), is_unchanged=True) == "unexplained"

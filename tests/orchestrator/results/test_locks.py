@@ -1,0 +1,213 @@
+"""Locks in object stores, which have none: one holder at a time, dead holders replaced, silent ones told."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results import locks
+from orchestrator.results.locks import LEASE_S, exclusive, find_holder
+from orchestrator.run import driver_lock as driver_lock_module
+from orchestrator.run.driver_lock import check_lock, driver_lock
+from orchestrator.run.tasks import SweepError
+from tests.fakes.object_store import ObjectStore, object_store
+from tests.fakes.real_sweeps import ROOT
+from workers.data.storage import Storage
+
+pytestmark = pytest.mark.slow(seconds=15)
+NAME = "driver.lock"
+
+
+class FakeBucket:
+    """Files with the moments of a clock that the test sets. before: called before every action."""
+
+    display_name = "s3://bucket"
+
+    def __init__(self) -> None:
+        self.now, self.files = 1000.0, dict[str, tuple[bytes, float]]()
+        self.before: Callable[[str], object] = lambda action: None
+
+    def path(self, name: str) -> Path | None:
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        self.before("write")
+        self.files[name] = data, self.now
+
+    def read(self, name: str) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name][0]
+
+    def modified(self, folder: str) -> dict[str, float]:
+        self.before("list")
+        names = {name.removeprefix(f"{folder}/"): facts[1] for name, facts in self.files.items()}
+        return {name: moment for name, moment in names.items() if "/" not in name}
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.modified(folder))
+
+    def remove(self, name: str) -> None:
+        self.before("remove")
+        self.files.pop(name, None)
+
+
+@pytest.fixture
+def bucket() -> Any:
+    return FakeBucket()
+
+
+def test_one_process_at_a_time(bucket: Any) -> None:
+    with exclusive(bucket, NAME) as first:
+        assert (first.acquired, first.holder) == (True, None)
+        with exclusive(bucket, NAME) as second, exclusive(bucket, "mlflow.lock") as other:
+            assert not second.acquired
+            assert second.holder is not None
+            assert second.holder.startswith("process ")
+            assert other.acquired
+        assert len(bucket.files) == 1, "who was refused leaves nothing"
+    assert bucket.files == {}
+    with exclusive(bucket, NAME) as third:
+        assert (third.acquired, third.holder) == (True, None)
+
+
+@pytest.mark.parametrize("age", [LEASE_S, LEASE_S + 1])
+def test_a_claim_that_is_not_renewed_expires(bucket: Any, age: float) -> None:
+    bucket.write(f"{NAME}/dead.json", b'{"pid": 7, "host": "there", "since": "noon"}')
+    bucket.now += age
+    with exclusive(bucket, NAME) as lock:
+        assert lock.acquired == (age > LEASE_S)
+        assert lock.holder == "process 7 on there, since noon"
+        assert (f"{NAME}/dead.json" in bucket.files) == (age <= LEASE_S)
+
+
+def test_of_many_that_start_at_once_at_most_one_gets_it(bucket: Any) -> None:
+    """Actions of the processes are mixed at random: two that are both in would have to miss each other's claim."""
+    mixed, winners = random.Random(0), 0
+    bucket.before = lambda action: time.sleep(mixed.random() * 0.003)
+    for _ in range(30):
+        inside, most = list[int](), list[int]()
+        ready = threading.Barrier(4)
+
+        def run(number: int) -> None:
+            ready.wait()  # noqa: B023
+            with exclusive(bucket, NAME) as lock:
+                if lock.acquired:
+                    inside.append(number)  # noqa: B023
+                    time.sleep(0.01)
+                    most.append(len(inside))  # noqa: B023
+                    inside.remove(number)  # noqa: B023
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(most) <= {1}
+        winners += len(most)
+    bucket.before = lambda action: None
+    assert winners > 0, "and sometimes one does"
+
+
+def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "RENEWAL_S", 0.01)
+    with exclusive(bucket, NAME) as lock:
+        bucket.now += LEASE_S / 2
+        wait_for(lambda: bucket.now in bucket.modified(NAME).values())
+        assert not lock.is_lost
+        check_lock(bucket, lock)
+        bucket.before = fail_to("write")
+        bucket.now += 2 * LEASE_S  # it cannot reach the store, or is stopped
+        bucket.before = lambda action: None
+        bucket.files.clear()  # as the next holder does
+        wait_for(lambda: lock.is_lost)
+        with pytest.raises(SweepError, match="another launch has taken over"):
+            check_lock(bucket, lock)
+
+
+def fail_to(action: str) -> Callable[[str], None]:
+    def before(attempted: str) -> None:
+        if attempted == action:
+            raise OSError("no connection")
+
+    return before
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_launch_waits_for_a_sign_of_life(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is renewed meanwhile is that of a running driver; one that is not, of a dead one."""
+    notes: list[str] = []
+    claim = f"{NAME}/other.json"
+    bucket.write(claim, b'{"pid": 7, "host": "there", "since": "noon"}')
+
+    def sleep(seconds: float) -> None:
+        bucket.now += 5.0
+        if renewing:
+            bucket.write(claim, bucket.read(claim))
+
+    monkeypatch.setattr(driver_lock_module.time, "sleep", sleep)  # type: ignore[attr-defined]
+    renewing = True
+    with pytest.raises(SweepError, match="process 7 on there"), driver_lock(bucket, notes.append):
+        pass
+    renewing = False
+    with driver_lock(bucket, notes.append) as lock:
+        assert lock.holder == "process 7 on there, since noon"
+        assert claim not in bucket.files
+    assert len(notes) == 2
+    assert bucket.files == {}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with object_store() as store:
+        store.bucket("bucket")
+        yield store
+
+
+HOLDER = """
+import sys, time
+from orchestrator.run.driver_lock import driver_lock
+from workers.data.storage import Storage
+with driver_lock(Storage(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(server.uri("bucket/sweep"))
+    command = [sys.executable, "-c", HOLDER, storage.uri]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        held = find_holder(storage, NAME)
+        assert held is not None
+        assert f"process {holder.pid}" in held
+        monkeypatch.setattr(driver_lock_module, "LEASE_S", 0.0)  # time for one more look
+        monkeypatch.setattr(driver_lock_module, "RENEWAL_S", 0.0)
+        with pytest.raises(SweepError, match=f"process {holder.pid}"), driver_lock(storage):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    monkeypatch.setattr(locks, "LEASE_S", 2.0)
+    monkeypatch.setattr(driver_lock_module, "LEASE_S", 20.0)
+    with driver_lock(storage) as lock:
+        assert lock.holder == held
+        assert len(storage.names(NAME)) == 1
+    assert storage.names(NAME) == []

@@ -1,0 +1,129 @@
+"""A cluster of a local sweep can be reached by its user alone; one at an address gets a token only if it wants one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from orchestrator.run.cluster import _ALIVE_METHOD
+from orchestrator.tracking.server import free_port
+from tests.fakes.real_sweeps import ROOT, processes, ray_folder
+
+pytestmark = pytest.mark.slow(seconds=30)
+DRIVER = """
+import sys, ray
+from orchestrator.run.cluster import Slots, connected
+class Actor:
+    def answer(self): return 42
+with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
+    actor = ray.remote(Actor).options(num_cpus=1).remote()
+    print(ray.get(actor.answer.remote(), timeout=60), ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def driver(address: str, folder: Path, home: Path, **variables: str) -> Iterator[str]:
+    """The GCS's address of a cluster that runs an actor."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    environment |= {"RAY_TMPDIR": str(folder), "HOME": str(home), "PYTHONPATH": str(ROOT)} | variables
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        answer = process.stdout.readline().split()
+        assert answer[:1] == ["42"], process.communicate()
+        yield answer[1]
+        process.stdin.close()
+        assert process.wait(60) == 0, process.stderr.read()
+
+
+def code_without_token(address: str) -> grpc.StatusCode:
+    """What a cluster answers to a caller who has no token."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(_ALIVE_METHOD)(b"", timeout=10)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with ray_folder() as made:
+        yield made
+
+
+def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: Path, tmp_path: Path) -> None:
+    with driver("local", folder, tmp_path) as address:
+        found = processes(folder)
+        listeners = {
+            (process.name(), entry.laddr.ip)
+            for process in found
+            for entry in process.net_connections("inet")
+            if entry.status == psutil.CONN_LISTEN or entry.type.name == "SOCK_DGRAM"
+        }
+        assert {"gcs_server", "raylet"} <= {name for name, _ in listeners}
+        assert len({name for name, _ in listeners}) >= 4, "agents, the driver and its worker listen too"
+        assert not {(name, ip) for name, ip in listeners if not is_loopback(ip)}, "see docs/security.md"
+        assert code_without_token(address) == grpc.StatusCode.UNAUTHENTICATED
+        (private,) = folder.iterdir()
+        assert private.stat().st_mode & 0o077 == 0, "Ray opens what is in there to all users"
+        tokens = {process.environ().get("RAY_AUTH_TOKEN_PATH") for process in found if process.name() == "raylet"}
+        assert tokens == {str(private / "auth_token")}
+        token = (private / "auth_token").read_text()
+        assert not any(token in " ".join(process.cmdline()) for process in found)
+    assert list(tmp_path.iterdir()) == [], "nothing is written to the user's home"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_local_cluster_wants_a_users_own_token_whatever_the_mode(folder: Path, tmp_path: Path) -> None:
+    """In Ray, an actor of a driver without tokens is cancelled if the user has one."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("ab" * 32)
+    with driver("local", folder, tmp_path, RAY_AUTH_MODE="disabled") as address:
+        assert code_without_token(address) == grpc.StatusCode.UNAUTHENTICATED
+
+
+def is_loopback(ip: str) -> bool:
+    parsed = ip_address(ip)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, tmp_path: Path) -> None:
+    """With a token, the driver would refuse its own workers in a cluster that has none."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("ab" * 32)
+    port = free_port("127.0.0.1", 0)
+    mode = "token" if secured else "disabled"
+    environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": mode}
+    options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}"]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--object-store-memory=83886080"]
+    subprocess.run(
+        [*ray, "--disable-usage-stats", f"--dashboard-agent-listen-port={free_port('127.0.0.1', 0)}"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    with driver(f"127.0.0.1:{port}", folder, tmp_path) as address:
+        wanted = grpc.StatusCode.UNAUTHENTICATED if secured else grpc.StatusCode.OK
+        assert code_without_token(address) == wanted

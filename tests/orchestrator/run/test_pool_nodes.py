@@ -1,0 +1,205 @@
+"""The pool on nodes of several kinds: who draws and who times, nodes that come and go, and Ray's autoscaler."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.run import pool as pool_module
+from orchestrator.run import pool_worker
+from orchestrator.run.cluster import alive_nodes, connected
+from orchestrator.run.placement import ANYWHERE, Placement, Slots
+from orchestrator.run.pool import Pool
+from orchestrator.run.tasks import PoolError, Task, TaskResult
+from tests.fakes.autoscaling import autoscaling_cluster
+
+pytestmark = pytest.mark.slow(seconds=85)
+TIMEOUT_S = 240.0  # on a busy machine
+H100, A10G = {"gpu": "h100"}, {"gpu": "a10g"}
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "dashboard_agent_listen_port": 0}
+
+
+class Kinds:
+    """A worker without models, whose numbers and device are those of its node's kind."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.labels = ray.get_runtime_context().get_node_labels()
+        self.precision = spec.get("precision", "bfloat16")
+
+    def facts(self) -> dict[str, Any]:
+        kind = self.labels.get("gpu", "")
+        numerics = {"digest": kind, "logits": [1.0, 2.0], "features": []}
+        facts = {"device": kind, "kernels": "triton", "precision": self.precision, "numerics": numerics}
+        return facts | {"labels": self.labels, "node": kind}
+
+    def run(self, task: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(task.get("seconds", 0.1))
+        return {"kind": self.labels.get("gpu", "")}
+
+    def ping(self) -> None: ...
+
+    def cancel(self, task: dict[str, Any]) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def actors() -> Iterator[None]:
+    """Pools start `Kinds`; nodes that come are found within a second."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    remote: Any = ray.remote
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_worker, "actor_class", lambda: remote(max_concurrency=2)(Kinds))
+        patch.setattr(pool_module, "_GROW_INTERVAL_S", 0.5)
+        patch.setattr(pool_module, "_WATCH_INTERVAL_S", 0.5)
+        patch.setattr(pool_worker, "PING_INTERVAL_S", 0.5)
+        yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[Any]:
+    """A head without CPUs, a node with H100s and one with A10Gs, by their labels."""
+    from ray.cluster_utils import Cluster
+
+    head: dict[str, Any] = {**NODE, "num_cpus": 0, "include_dashboard": False}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    for labels in (H100, A10G):
+        cluster.add_node(**NODE, labels=labels)
+    cluster.wait_for_nodes()
+    ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    logging.disable(logging.WARNING)
+    cluster.shutdown()
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    pools: list[Pool] = []
+
+    def make(slots: Slots, placement: Placement = ANYWHERE, **spec: Any) -> Pool:
+        pools.append(Pool(spec, slots, placement=placement))
+        return pools[-1]
+
+    yield make
+    for made in pools:
+        made.close()
+
+
+def collect(pool: Pool, count: int) -> list[TaskResult]:
+    done, end = list[TaskResult](), time.monotonic() + TIMEOUT_S
+    while len(done) < count:
+        assert time.monotonic() < end, f"{len(done)} of {count} came back"
+        done += pool.collect(0.2)
+    return done
+
+
+def wait(pool: Pool, workers: int) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while pool.alive != workers:
+        assert time.monotonic() < end, f"{pool.alive} workers instead of {workers}"
+        pool.collect(0.2)
+
+
+def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
+    """The kinds of nodes that ran timing shards, and three times as many quality shards."""
+    for n in range(4 * each):
+        kind = "quality" if n % 4 else "timing"
+        pool.submit(Task(0, f"{kind}-{n}", {"kind": kind}))
+    found: dict[str, set[str]] = {"timing": set(), "quality": set()}
+    for result in collect(pool, 4 * each):
+        assert result.output is not None, result.cause
+        found[result.task.kind].add(result.output["kind"])
+    return found
+
+
+@pytest.mark.skipif(
+    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1", reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it"
+)
+def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 nodes, then 2 (one of them by its label), then 1, and 2 again. No task is lost.
+
+    It is the first test of the file, because a process has one connection to Ray.
+    """
+    monkeypatch.setattr(pool_module, "_RELEASE_TIMEOUT_S", 2.0)
+    resources = {"CPU": 1, "object_store_memory": 80 << 20}
+    types = {
+        "draws": {"resources": resources, "labels": H100, "min_workers": 0, "max_workers": 2},
+        "times": {"resources": resources, "labels": A10G, "min_workers": 0, "max_workers": 2},
+    }
+    placement = Placement({}, A10G)
+
+    def cpus() -> float:
+        return sum(node.resources.get("CPU", 0) for node in alive_nodes())
+
+    with (
+        autoscaling_cluster(types, idle_s=2.0) as address,
+        connected(address, Slots(2, 1.0), 1, placement=placement) as slots,
+        closing(Pool({"precision": "float32"}, slots, placement=placement)) as pool,
+    ):
+        assert cpus() == 0
+        wait(pool, 2)
+        assert cpus() == 2
+        assert run_both(pool)["timing"] == {"a10g"}
+        shard, end = itertools.count(), time.monotonic() + TIMEOUT_S
+        while cpus() > 1:  # the worker that times goes on alone
+            assert time.monotonic() < end, "no node was stopped"
+            pool.submit(Task(1, f"timing-{next(shard)}", {"kind": "timing", "seconds": 0.5}))
+            collect(pool, 1)
+        assert pool.alive == 1
+        for n in range(4):
+            pool.submit(Task(2, f"quality-{n}", {"kind": "quality", "seconds": 4.0}))
+        wait(pool, 2)
+        assert cpus() == 2
+        collect(pool, 4)
+
+
+@pytest.mark.parametrize(
+    ("placement", "precision", "kinds"),
+    [
+        (Placement({}, A10G), "float32", {"timing": {"a10g"}, "quality": {"a10g", "h100"}}),
+        (Placement(H100, A10G), "bfloat16", {"timing": {"a10g"}, "quality": {"h100"}}),
+    ],
+)
+def test_timing_shards_run_on_their_kind_alone(
+    mixed: Any, make: Any, placement: Placement, precision: str, kinds: dict[str, set[str]]
+) -> None:
+    pool = make(Slots(None, 1.0), placement, precision=precision)
+    wait(pool, 2)
+    assert run_both(pool) == kinds
+
+
+def test_one_worker_goes_where_it_can_time(mixed: Any, make: Any) -> None:
+    pool = make(Slots(1, 1.0), Placement({}, A10G))
+    wait(pool, 1)
+    assert run_both(pool, 1) == {"timing": {"a10g"}, "quality": {"a10g"}}
+
+
+def test_a_kind_that_no_node_has_ends_the_sweep_at_once(mixed: Any) -> None:
+    with pytest.raises(PoolError, match=r"timing\.nodes: .*gpu=t4 \(there is gpu=a10g, gpu=h100\)"):
+        Placement({}, {"gpu": "t4"}).check(Slots(None, 1.0), alive_nodes())
+
+
+def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any) -> None:
+    """The only node that times goes, and another one joins."""
+    pool = make(Slots(None, 1.0), Placement({}, A10G), precision="float32")
+    wait(pool, 2)
+    timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
+    mixed.remove_node(timing, allow_graceful=False)
+    wait(pool, 1)
+    pool.submit(Task(0, "timing", {"kind": "timing"}))
+    pool.submit(Task(1, "quality", {"kind": "quality"}))
+    (drawn,) = collect(pool, 1)
+    assert drawn.output == {"kind": "h100"}
+    mixed.add_node(**NODE, labels=A10G)
+    (timed,) = collect(pool, 1)
+    assert (timed.task.name, timed.output) == ("timing", {"kind": "a10g"})

@@ -1,0 +1,66 @@
+"""Signals that end a command: cleanly, at once, within a time limit. Each command is a real process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.real_sweeps import ROOT
+
+COMMAND = """
+import sys, time
+from unittest import mock
+from orchestrator.cli import app
+from orchestrator.errors import CommandError
+from orchestrator.interrupts import cleaned_up, ending_within
+
+def command():
+    clean_end_s, limit_s = map(float, sys.argv[1:])
+    with cleaned_up(lambda: print("cleaned up", flush=True)), ending_within(limit_s, "resume with: this"):
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(clean_end_s)
+            raise CommandError("ended cleanly", 130) from None
+
+with mock.patch.object(app, "app", command):
+    app.main()
+"""
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("clean_end_s", "limit_s", "signals", "code", "printed"),
+    [
+        (0.0, 30.0, [INT], 130, "ended cleanly"),
+        (0.0, 30.0, [TERM], 143, "ended cleanly"),
+        (30.0, 30.0, [INT, TERM], 143, "cleaned up"),
+        (30.0, 30.0, [TERM, INT], 130, "cleaned up"),
+        (30.0, 0.2, [TERM], 143, "cleaned up"),
+    ],
+)
+def test_how_a_command_ends(
+    clean_end_s: float, limit_s: float, signals: Sequence[signal.Signals], code: int, printed: str, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", COMMAND, str(clean_end_s), str(limit_s)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    start = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.3)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - start < 10
+    assert process.returncode == code
+    assert printed in out + err
+    at_once = printed == "cleaned up"
+    assert ("Error: resume with: this" in err) == at_once
+    assert ("cleaned up" in out) == at_once

@@ -1,0 +1,129 @@
+"""The Python API of sweeps: choices, plots, and what a notebook shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specfrontier
+from search_spaces.trial import DecodingConfig
+from specfrontier import CommandError, QueryError, Sweep
+from tests.fakes.local_pool import local_launches
+from tests.fakes.synthetic_sweeps import write_sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(folder, trials=16, name="<b>mine</b>")
+    return Sweep.open(folder)
+
+
+def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
+    best = sweep.best("fid <= 1.3 * vanilla")
+    limit = 1.3 * sweep.trial(0)["fid"]
+    fids, speeds = (sweep.to_pandas()[name] for name in ("fid", "speedup"))
+    assert best["fid"] <= limit
+    assert best["speedup"] == speeds[fids <= limit].max()
+    assert best.probability is not None
+    assert 0 < best.probability <= 1
+    assert best["speedup"] < sweep.best()["speedup"], "without limits the fastest of all"
+    assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
+    with pytest.raises(QueryError, match="fid <= 0"):
+        sweep.best("fid <= 0")
+
+
+def test_the_knee_is_on_the_front(sweep: Sweep) -> None:
+    knee = sweep.knee()
+    assert knee.number in sweep.front()["number"].to_pylist()
+    assert knee.objectives == ("speedup", "fid")
+
+
+def test_a_trial_by_its_number(sweep: Sweep) -> None:
+    assert sweep.trial(2).config == sweep.records[2].config
+    with pytest.raises(QueryError, match="999"):
+        sweep.trial(999)
+
+
+def test_a_config_is_saved_as_generate_reads_it(sweep: Sweep, tmp_path: Path) -> None:
+    from search_spaces.documents import read_document
+
+    best = sweep.best()
+    path = best.save(tmp_path / "fast.yaml")
+    assert DecodingConfig.from_mapping(read_document(path.read_bytes(), "fast.yaml").data) == best.config
+
+
+def test_reprs_are_short_and_html_is_escaped(sweep: Sweep) -> None:
+    assert len(repr(sweep)) < 200
+    assert repr(sweep.best()).startswith(f"Trial {sweep.best().number}, ")
+    html = sweep._repr_html_()
+    assert "&lt;b&gt;mine" in html
+    assert "<b>mine" not in html
+    assert html.count("<tr>") == 1 + sweep.front().num_rows
+    assert "probability" in sweep.knee()._repr_html_()
+
+
+def test_reload_sees_new_trials(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=6)
+    before = Sweep.open(tmp_path)
+    write_sweep(tmp_path, trials=8)
+    assert (len(before.records), len(before.reload().records)) == (6, 8)
+    assert type(before.reload()) is Sweep
+
+
+def test_plots_show_every_candidate(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    candidates = sweep.front(everything=True).num_rows
+    axes = sweep.plot()
+    labels = [axes.get_xlabel(), axes.get_ylabel()]
+    assert all(name in label for name, label in zip(("speedup", "fid"), labels, strict=True))
+    assert (
+        sum(np.shape(points.get_offsets())[0] for points in axes.collections if hasattr(points, "get_sizes"))
+        == candidates
+    )
+    assert sweep.plot(ax=axes) is axes
+    figure = sweep.plot_interactive("latency", "drift")
+    points = [trace for trace in figure.data if trace.mode == "markers"]
+    assert sum(len(trace.x) for trace in points) == candidates
+    assert "latency" in figure.layout.xaxis.title.text
+
+
+def test_every_public_name_exists() -> None:
+    assert all(getattr(specfrontier, name) is not None for name in specfrontier.__all__)
+    with pytest.raises(AttributeError):
+        _ = specfrontier.nothing
+
+
+def test_questions_and_plots_need_no_torch(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=8, shards=True)
+    code = (
+        "import sys, json; from specfrontier import Sweep; s = Sweep.open(sys.argv[1]); s.front(everything=True)\n"
+        "s.best(), s.knee(), s.plot(), s.plot_interactive(), s._repr_html_(), s.images(1)\n"
+        "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == []
+
+
+def test_launch_runs_a_sweep_and_resumes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space = tmp_path / "tiny.yaml"
+    space.write_text(
+        "name: tiny\ncaptions: {source: scenes, count: 24}\nreference: {source: none}\nobjectives: [step_compression, "
+        "clip_score]\nquality: {batch: 24, shard: 24}\nbudget: {trials: 2}\nenqueue: [vanilla]\n"
+        "space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 4]}}}\n"
+    )
+    with local_launches():
+        sweep = Sweep.launch(space, tmp_path, settings={"captions.count": 12, "quality.shard": 12}, mlflow=False)
+        assert (sweep.name, len(sweep.records)) == ("tiny", 2)
+        assert {record.images for record in sweep.records} == {12}
+        with pytest.raises(CommandError, match="a sweep exists here"):
+            Sweep.launch(space, tmp_path, mlflow=False)
+        settings = {"captions.count": 12, "quality.shard": 12}
+        longer = Sweep.launch(space, tmp_path, settings=settings, trials=3, resume=True, mlflow=False)
+    assert len(longer.records) == 3
+    assert "3 trials" in capsys.readouterr().out
