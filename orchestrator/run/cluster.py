@@ -78,6 +78,8 @@ def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         _set(before)
+        Config.initialize("")  # Ray caches the mode and the token; this process's next cluster may have others
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _set(variables: Mapping[str, str | None]) -> None:

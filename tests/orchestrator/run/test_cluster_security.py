@@ -19,14 +19,20 @@ from orchestrator.tracking.server import free_port
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 
 pytestmark = pytest.mark.slow(seconds=30)
-DRIVER = """
-import sys, ray
-from orchestrator.run.cluster import Slots, connected
+ACTOR = """
 class Actor:
     def answer(self): return 42
-with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
+def ask():
+    global actor
     actor = ray.remote(Actor).options(num_cpus=1).remote()
-    print(ray.get(actor.answer.remote(), timeout=60), ray.get_runtime_context().gcs_address, flush=True)
+    return ray.get(actor.answer.remote(), timeout=60)
+"""
+DRIVER = f"""
+import sys, ray
+{ACTOR}
+from orchestrator.run.cluster import Slots, connected
+with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
+    print(ask(), ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
 """
 
@@ -100,6 +106,24 @@ def test_a_local_cluster_wants_a_users_own_token_whatever_the_mode(folder: Path,
     (tmp_path / ".ray" / "auth_token").write_text("ab" * 32)
     with driver("local", folder, tmp_path, RAY_AUTH_MODE="disabled") as address:
         assert code_without_token(address) == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_local_cluster_leaves_no_mode_to_the_next_one(folder: Path, tmp_path: Path) -> None:
+    """A driver that wants tokens refuses the calls of a cluster that has none: its actors are cancelled."""
+    script = f"""
+import sys, ray
+{ACTOR}
+from orchestrator.run.cluster import Slots, connected
+for _ in range(2):
+    with connected(None, Slots(1), 1):
+        print(ask())
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    print(ask())
+    ray.shutdown()
+"""
+    environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == ["42"] * 4
 
 
 def is_loopback(ip: str) -> bool:
