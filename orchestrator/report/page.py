@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -18,23 +18,27 @@ from typing import Any
 import numpy as np
 import yaml
 
+from orchestrator.report.answer import answer
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.thumbnails import Kind, Note, embed_thumbnails, ignore
+from orchestrator.report.trial_entries import trial_entries, trial_id
 from orchestrator.results.checked_text import HTML, dump_text
-from orchestrator.results.comparison import DEFAULT_OBJECTIVES
-from orchestrator.results.describe import VANILLA, describe, describe_duration, family
-from orchestrator.results.joint import JointErrors, block_effects, critical_t
+from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
+from orchestrator.results.describe import VANILLA, describe_duration
+from orchestrator.results.joint import critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
-_SCRIPTS = ("base.js", "state.js", "labels.js", "chart.js", "card.js", "table.js", "page.js")
+_LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
+_SCRIPTS = (
+    "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "table.js", "page.js",
+)  # fmt: skip
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
-_DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 def write_report(storage: Storage, note: Note = ignore) -> str:
@@ -50,15 +54,21 @@ def write_report(storage: Storage, note: Note = ignore) -> str:
 
 def report_page(storage: Storage, note: Note = ignore) -> str:
     """The report of the sweep in `storage`, as HTML. note, errors: as `write_report`."""
-    sweep = Sweep.open(storage)
-    style = _part("style.css")
+    return render(page_data([Sweep.open(storage)], note))
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page that shows the data of `page_data`."""
+    style, libraries = _part("style.css"), "\n".join(map(_part, _LIBRARIES))
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
     parts = {
         "style": style,
         "style_hash": _hash(style),
+        "libraries": libraries,
+        "libraries_hash": _hash(libraries),
         "script": script,
         "script_hash": _hash(script),
-        "data": as_script_data(page_data(sweep, note)),
+        "data": as_script_data(data),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("template.html"))
 
@@ -71,36 +81,54 @@ def as_script_data(data: object) -> str:
     return text
 
 
-def page_data(sweep: Sweep, note: Note = ignore) -> dict[str, Any]:
-    """Everything that the page shows, as plain data with credentials redacted."""
-    names, axes = _metric_names(sweep), _axes(sweep)
-    candidates = front_of([sweep], *(axis.name for axis in axes)).candidates if len(axes) > 1 else []
-    confidence = {candidate.record.number: candidate.confidence for candidate in candidates}
+def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
+    """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
+
+    Raises:
+        QueryError: the sweeps' values cannot be compared in two metrics.
+    """
+    first = sweeps[0]
+    names, axes = _metric_names(sweeps), _axes(sweeps)
+    front = front_of(sweeps, *(axis.name for axis in axes)) if len(axes) > 1 else None
+    candidates = [] if front is None else front.candidates
+    named = {first.name: first} if front is None else front.sweeps
+    keys, trials = trial_entries(named, names, {c.name: c.confidence for c in candidates})
     now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(
         {
-            "name": sweep.name,
-            "about": str(read_sweep_yaml(sweep.storage).get("about") or ""),
-            "location": sweep.storage.display_name,
+            "name": " and ".join(named),
+            "about": str(read_sweep_yaml(first.storage).get("about") or "") if len(named) == 1 else "",
+            "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
-            "summary": _summary(sweep),
-            "facts": facts(sweep),
-            "searched": searched(sweep.records),
-            "space": read_sweep_text(sweep.storage),
+            "summary": _summary(sweeps),
+            "sweeps": [_sweep_entry(name, named) for name in named],
+            "facts": facts(first),
+            "searched": searched(first.records),
+            "space": read_sweep_text(first.storage),
             "notes": NOTES,
             "vanilla": VANILLA,
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {
                 axis.name: {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
-                for axis in map(sweep.axis, names)
+                for axis in map(first.axis, names)
             },
-            "trials": [_trial(sweep, record, names, confidence.get(record.number)) for record in sweep.records],
-            "configs": {record.digest: config_yaml(record.config) for record in sweep.records if record.config},
+            "keys": keys,
+            "trials": trials,
+            "answer": {} if front is None else answer(front),
+            "configs": {r.digest: config_yaml(r.config) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
-    front = {candidate.record.number for candidate in candidates if candidate.on_front}
-    return texts | embed_thumbnails(sweep.storage, by_importance(sweep.records, front), note)
+    members = {candidate.record.number for candidate in candidates if candidate.on_front}
+    return texts | embed_thumbnails(first.storage, by_importance(first.records, members), note)
+
+
+def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
+    """captions: trials of sweeps that share it were measured on the same captions. vanilla: a trial's id."""
+    sweep = named[name]
+    vanilla = None if sweep.vanilla is None else trial_id(name, sweep.vanilla, len(named))
+    captions = sweep.identity.captions
+    return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
 
 
 def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> list[tuple[TrialRecord, Kind]]:
@@ -117,74 +145,50 @@ def config_yaml(config: DecodingConfig) -> str:
     return yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
-def groups(setting: DecodingConfig | None) -> dict[str, str]:
-    """The trial's group under each way of colouring the chart."""
-    if setting is None:
-        return dict.fromkeys(("acceptance", "tree", "drafter"), "none")
-    if isinstance(setting.drafter, NoDrafter):
-        return {"acceptance": VANILLA, "tree": VANILLA, "drafter": VANILLA}
-    return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
-
-
-def _trial(sweep: Sweep, record: TrialRecord, names: Sequence[str], confidence: float | None) -> dict[str, Any]:
-    setting, sampling = record.config, sweep.identity.sampling
-    shared = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "duplicate_of")
-    return {name: getattr(record, name) for name in shared} | {
-        "description": "invalid setting" if setting is None else describe(setting, sampling, _DIGITS),
-        "groups": groups(setting),
-        "violated": [text for text, excess in record.constraints.items() if excess > 0],
-        "confidence": confidence,
-        "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
-        "shape": record.shape,
-    }
-
-
-def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
-    """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
-    shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
-    """
-    entry, joint = record.metrics[axis.name], JointErrors.of([record], [axis])
-    own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
-    effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
-    noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
-    return [entry.value, entry.error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]
-
-
 def _critical_values() -> list[float]:
     """The critical value of a difference by its degrees of freedom; 0: more than all others."""
     return [round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))]
 
 
-def _axes(sweep: Sweep) -> tuple[Axis, ...]:
-    """The axes shown first: the sweep's objectives with speed on x, or the first two measured metrics."""
-    measured = _metric_names(sweep)
+def _axes(sweeps: Sequence[Sweep]) -> tuple[Axis, ...]:
+    """The axes shown first: the first sweep's objectives with speed on x, or the first two measured metrics."""
+    first, measured = sweeps[0], _metric_names(sweeps)
     try:
-        axes = sweep.axes()[:2]
+        axes = first.axes()[:2]
     except QueryError:
         axes = ()
     if not axes or any(axis.name not in measured for axis in axes):
-        axes = tuple(map(sweep.axis, measured[:2]))
+        axes = tuple(map(first.axis, measured[:2]))
     names = [axis.name for axis in axes]
     return axes[::-1] if names == list(DEFAULT_OBJECTIVES)[::-1] else axes
 
 
-def _metric_names(sweep: Sweep) -> list[str]:
-    """The measured metrics, in the sweep's order; all metrics if none is measured."""
-    measured = {name for record in sweep.records for name in record.metrics}
-    return [name for name in sweep.identity.metrics if name in measured] or list(sweep.identity.metrics)
+def _metric_names(sweeps: Sequence[Sweep]) -> list[str]:
+    """The metrics that all sweeps measured and whose values can be compared, in the first sweep's order; all metrics of
+    the first one if none was measured."""
+    identities = [sweep.identity for sweep in sweeps]
+    measured = [{name for record in sweep.records for name in record.metrics} for sweep in sweeps]
+    shared = [
+        name
+        for name in identities[0].metrics
+        if all(name in found for found in measured)
+        and all(name in identity.metrics for identity in identities)
+        and not obstacles(identities, name)
+    ]
+    return shared or list(identities[0].metrics)
 
 
-def _summary(sweep: Sweep) -> list[str]:
+def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     """Short facts for the head of the page."""
-    images = sum(record.images for record in sweep.records if record.duplicate_of is None)
-    seconds = sum(record.seconds for record in sweep.records)
+    records = [record for sweep in sweeps for record in sweep.records]
+    images = sum(record.images for record in records if record.duplicate_of is None)
+    seconds = sum(record.seconds for record in records)
     counts = ((FAILED, "failed"), (STOPPED, "stopped early"))
-    others = [(sum(record.state == state for record in sweep.records), word) for state, word in counts]
-    trials = len(sweep.records)
-    target = sweep.identity.target
+    others = [(sum(record.state == state for record in records), word) for state, word in counts]
+    targets = dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target)
     return [
-        *([f"target {target}"] if target else []),
-        f"{trials} trial{'' if trials == 1 else 's'}"
+        *([f"target {' and '.join(targets)}"] if targets else []),
+        f"{len(records)} trial{'' if len(records) == 1 else 's'}"
         + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",

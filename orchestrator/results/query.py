@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.pareto import Bools
+from orchestrator.results.pareto import Bools, Floats
 from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.constraints import Constraint
@@ -160,14 +160,19 @@ def limit_confidence(
     Optimistic for the best of many trials near a limit, because luck helped to choose it.
     """
     constraints = [Constraint.parse(text) for text in limits]
-    baseline = record if vanilla is None else vanilla
-    records = [record] if baseline is record else [record, baseline]
-    drawn = JointErrors.of(records, [axes[constraint.metric] for constraint in constraints]).draws()
+    own, base = limit_draws(record, vanilla, [axes[constraint.metric] for constraint in constraints])
     met = [
-        [constraint.violation(own, base) <= 0 for own, base in zip(drawn[:, 0, j], drawn[:, -1, j], strict=True)]
+        [constraint.violation(value, baseline) <= 0 for value, baseline in zip(own[:, j], base[:, j], strict=True)]
         for j, constraint in enumerate(constraints)
     ]
     return float(np.all(met, axis=0).mean())
+
+
+def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, axes: Sequence[Axis]) -> tuple[Floats, Floats]:
+    """Draws [draws, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's own twice."""
+    records = [record] if vanilla is None or vanilla is record else [record, vanilla]
+    drawn = JointErrors.of(records, axes).draws()
+    return drawn[:, 0], drawn[:, -1]
 
 
 def _unquote(value: str) -> str:

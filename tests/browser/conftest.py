@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser.report_pages import DESK, Open
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, BrowserContext, Dialog, Page, ViewportSize
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
@@ -35,3 +38,35 @@ def browser() -> Iterator[Browser]:
         started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield started
         started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or opens a dialog."""
+    contexts: list[BrowserContext] = []
+    wrong: list[str] = []
+
+    def opened(folder: Path, viewport: ViewportSize = DESK, expected: tuple[str, ...] = (), **options: Any) -> Page:
+        def note(text: str) -> None:
+            if not any(part in text for part in expected):
+                wrong.append(text)
+
+        def dismiss(dialog: Dialog) -> None:
+            note(dialog.message)
+            dialog.dismiss()
+
+        context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        address = (folder / "report.html").as_uri()
+        page.on("request", lambda r: None if r.url.startswith(("data:", address)) else note(r.url))
+        page.on("console", lambda message: note(message.text))
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("dialog", dismiss)
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.report.page import write_report
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
+from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, ViewportSize
+    from playwright.sync_api import Page, ViewportSize
 
-Open = Callable[..., "Page"]
 HOSTILE = '</script><script>window.broken=1</script><img src=x onerror="window.broken=1"><!-- <script>'
-DESK: ViewportSize = {"width": 1280, "height": 900}
-PHONE: ViewportSize = {"width": 390, "height": 844}
 REPEATED = 9
 
 
@@ -36,52 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(place, trials=24, seed=3, shards=True, repeated={REPEATED: 5})
     write_report(Storage(place))
     return place
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or opens a dialog."""
-    contexts: list[BrowserContext] = []
-    wrong: list[str] = []
-
-    def opened(folder: Path, viewport: ViewportSize = DESK, expected: tuple[str, ...] = (), **options: Any) -> Page:
-        def note(text: str) -> None:
-            if not any(part in text for part in expected):
-                wrong.append(text)
-
-        def dismiss(dialog: Dialog) -> None:
-            note(dialog.message)
-            dialog.dismiss()
-
-        context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        address = (folder / "report.html").as_uri()
-        page.on("request", lambda r: None if r.url.startswith(("data:", address)) else note(r.url))
-        page.on("console", lambda message: note(message.text))
-        page.on("pageerror", lambda error: note(str(error)))
-        page.on("dialog", dismiss)
-        page.goto(address)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def point(page: Page, number: int) -> Locator:
-    return page.locator(f'.point[data-trial="{number}"]')
-
-
-def front_of(folder: Path, x: str, y: str) -> list[TrialRecord]:
-    sweep = Sweep.open(folder)
-    numbers = sweep.front(x, y)["number"].to_pylist()
-    return [sweep.records[number] for number in numbers]
-
-
-def on_front(page: Page) -> set[int]:
-    return {int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()}
 
 
 def column(page: Page, key: str) -> list[str]:
@@ -97,7 +47,8 @@ def numbers_in(cells: list[str]) -> list[float]:
 def test_hovering_a_point_shows_its_values_and_pictures(open_page: Open, folder: Path) -> None:
     page, record = open_page(folder), front_of(folder, "speedup", "fid")[2]
     card = page.locator("#card")
-    assert not card.is_visible()
+    by_default = card.get_attribute("data-trial")
+    assert by_default == page.locator("#fastest .chosen").get_attribute("data-trial") != str(record.number)
     point(page, record.number).hover()
     text = " ".join(card.inner_text().split())
     assert f"trial {record.number}" in text
@@ -108,19 +59,43 @@ def test_hovering_a_point_shows_its_values_and_pictures(open_page: Open, folder:
         assert f"{name} {value.value:.{3 if name == 'speedup' else 2}f} ± " in text
     assert card.locator("img").evaluate("image => image.complete && image.naturalWidth") == 16
     page.mouse.move(5, 5)
-    assert not card.is_visible()
+    assert card.get_attribute("data-trial") == by_default
 
 
-def test_a_click_keeps_the_card_until_it_is_closed(open_page: Open, folder: Path) -> None:
+def test_a_click_pins_a_trial_until_it_is_released(open_page: Open, folder: Path) -> None:
     page, (first, second, *_) = open_page(folder), front_of(folder, "speedup", "fid")
+    by_default = page.locator("#card").get_attribute("data-trial")
     point(page, first.number).click()
     page.mouse.move(5, 5)
-    assert page.locator("#card").is_visible()
+    assert page.locator("#card").get_attribute("data-trial") == str(first.number)
     page.locator("#card .close").click()
-    assert not page.locator("#card").is_visible()
+    assert page.locator("#card").get_attribute("data-trial") == by_default
     point(page, second.number).click()
     page.keyboard.press("Escape")
-    assert not page.locator("#card").is_visible()
+    page.mouse.move(5, 5)
+    assert page.locator("#card").get_attribute("data-trial") == by_default
+
+
+def test_pinned_trials_are_compared(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), front_of(folder, "speedup", "fid")
+    first, last = front[0], front[-1]
+    for record in (first, last):
+        point(page, record.number).press("Enter")
+    page.mouse.move(5, 5)
+    heads = page.locator("#pins thead th").all()
+    assert [head.get_attribute("data-trial") for head in heads] == [str(first.number), str(last.number)]
+    text = page.locator("#pins").inner_text()
+    for record in (first, last):
+        assert f"{record.metrics['speedup'].value:.3f} ± " in text
+    assert "acceptance." in text or "tree." in text, "the keys in which the settings differ"
+    assert page.locator("#pins td strong", has_text=f"{last.metrics['speedup'].value:.3f}").count() == 1
+    for record in front[1:3]:
+        point(page, record.number).press("Enter")
+    page.mouse.move(5, 5)
+    assert page.locator("#pins thead th").count() == 3, "the oldest pin was released"
+    assert page.locator(f'#pins [data-trial="{first.number}"]').count() == 0
+    page.keyboard.press("Escape")
+    assert page.locator("#pins").is_hidden()
 
 
 def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
@@ -133,7 +108,7 @@ def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
     page.keyboard.press("Enter")
     page.locator("h1").click()
     assert page.locator("#card").get_attribute("data-trial") == reached
-    assert page.locator("#card").is_visible()
+    assert point(page, int(reached)).get_attribute("aria-pressed") == "true"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +232,6 @@ def test_stopped_trials_are_listed_and_not_plotted(open_page: Open, tmp_path: Pa
     assert page.locator("#failed").is_hidden()
     assert point(page, 9).count() == 0
     assert "stopped" in page.locator('#table tr[data-trial="9"]').inner_text()
-    assert "and 1 stopped early" in page.locator("#tiles").inner_text()
     page.locator('#table th[data-key="speedup"] button').click()
     last = page.locator("#table tbody tr").last.get_attribute("data-trial")
     assert last == "9", "99x on half of the images is not the best"
@@ -295,7 +269,7 @@ def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
     assert HOSTILE in page.locator(".member ol").first.inner_text()
     assert page.evaluate("window.broken") is None
     assert page.locator("img:not([src^='data:'])").count() == 0
-    assert page.locator("script").count() == 2
+    assert page.locator("script").count() == 3
 
 
 def test_the_page_cannot_be_made_to_run_or_fetch(open_page: Open, folder: Path) -> None:
@@ -327,16 +301,15 @@ def test_dark_and_light(open_page: Open, folder: Path) -> None:
     for page, is_dark in ((dark, True), (light, False)):
         assert (luminance(page, "body", "backgroundColor") < 0.2) == is_dark
         assert (luminance(page, "body", "color") > 0.7) == is_dark
-        assert (luminance(page, ".axes .strong", "fill") > 0.7) == is_dark
-        point(page, 0).hover()
-        assert (luminance(page, "#card", "backgroundColor") < 0.2) == is_dark
+        assert (luminance(page, ".plot [aria-label='x-axis label'] text", "fill") > 0.7) == is_dark
+        assert (luminance(page, "#aside", "backgroundColor") < 0.2) == is_dark
 
 
 def test_on_a_phone(open_page: Open, folder: Path) -> None:
     page, record = open_page(folder, viewport=PHONE, has_touch=True), front_of(folder, "speedup", "fid")[1]
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     point(page, record.number).tap()
-    frame = page.locator("#card").bounding_box()
+    frame = page.locator("#aside").bounding_box()
     assert frame is not None
     assert frame["x"] >= 0
     assert frame["x"] + frame["width"] <= PHONE["width"]

@@ -19,10 +19,12 @@ const show = (id, ...children) => byId(id).replaceChildren(...children.flat().fi
 
 const metricTitle = (name) => (name ?? "metrics").replaceAll("_", " ");
 const unitOf = (metric) => (DATA.metrics[metric].unit === "x" ? "×" : DATA.metrics[metric].unit);
-const title = (trial) => trial.label || `trial ${trial.number}`;
+const several = DATA.sweeps.length > 1;
+const title = (trial) => (several ? `${DATA.sweeps[trial.sweep].name}: ` : "") + (trial.label || `trial ${trial.number}`);
 const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1).trimEnd()}…` : text);
 const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 
+const percent = (share) => `${share > 0.99 && share < 1 ? "> 99" : share > 0 && share < 0.01 ? "< 1" : Math.round(100 * share)} %`;
 function decimals(size, digits) {
   return size > 0 ? Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size) + 1e-9))) : 0;
 }
@@ -54,7 +56,7 @@ const plotted = (trial, x, y) => trial.state === "complete" && trial.duplicate_o
 function frontOf(trials, x, y) {
   const ordered = trials
     .filter((trial) => trial.feasible && plotted(trial, x, y))
-    .sort((a, b) => goodness(b, x) - goodness(a, x) || goodness(b, y) - goodness(a, y) || a.number - b.number);
+    .sort((a, b) => goodness(b, x) - goodness(a, x) || goodness(b, y) - goodness(a, y));
   const front = [];
   for (const trial of ordered) {
     const last = front[front.length - 1];
@@ -64,6 +66,7 @@ function frontOf(trials, x, y) {
   return front.reverse(); // by improving x
 }
 
+const announce = (text) => { byId("announcement").textContent = text; };
 async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -76,7 +79,7 @@ async function copy(text, button) {
     area.remove();
   }
   button.textContent = "Copied";
-  byId("announcement").textContent = "Setting copied to the clipboard";
+  announce("Copied to the clipboard");
   window.setTimeout(() => { button.textContent = button.dataset.name; }, 1600);
 }
 function copyButton(text, name = "Copy") {

@@ -1,4 +1,5 @@
-// The details of a trial: the card next to its point, and its entry in the list of settings on the front.
+// The details beside the chart: of the trial under the pointer, of a pinned one, several pinned ones side by side, or of
+// the recommended one.
 function values(trial, names, style) {
   return el("dl", { class: style }, names.filter((name) => trial.metrics[name]).map((name) => {
     const unit = unitOf(name);
@@ -16,53 +17,78 @@ function picture(trial, kind, text) {
   return found && el("img", { src: found.uri, width: found.width, height: found.height, alt: text,
     class: found.width < 96 ? "pixels" : null });
 }
+const defaultAxes = () => state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size;
 function frontStatus(trial, front) {
   const status = front.includes(trial) ? "on the front" : trial.feasible ? "behind the front" : `violates ${trial.violated.join("; ")}`;
   return el("p", { class: "front-status" }, trial.label ? `trial ${trial.number} · ` : "", status,
-    trial.confidence !== null && defaultAxes() ? `; ${front.includes(trial) ? "stays on it" : "on it"} in ${Math.round(100 * trial.confidence)} % of draws from the errors` : "");
+    trial.confidence !== null && defaultAxes() ? `; ${front.includes(trial) ? "stays on it" : "on it"} in ${percent(trial.confidence)} of draws from the errors` : "");
 }
-const defaultAxes = () => state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size;
 
-function drawCard(trial) {
-  const card = byId("card"), kept = trial && trial === state.pinned;
-  card.hidden = !trial;
-  card.classList.toggle("pinned", Boolean(kept));
-  for (const node of byId("chart").querySelectorAll(".point")) {
-    node.classList.toggle("active", trial !== null && node.dataset.trial === String(trial.number));
-  }
-  if (!trial) return;
-  card.dataset.trial = trial.number;
-  const grid = picture(trial, "grid", `Images generated with ${title(trial)}`);
-  show("card",
-    el("header", {}, svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, mark(kindOf(trial), 5)),
-      el("h3", {}, title(trial)), kept ? el("button", { type: "button", class: "close", "aria-label": "Close", click: () => pin(null) }, "×") : null),
+function drawAside() {
+  const trial = state.hovered ?? (state.pins.length === 1 ? state.pins[0] : null), several = !trial && state.pins.length > 1;
+  const shown = trial ?? (several || narrow() ? null : recommended());
+  const card = byId("card"), pins = byId("pins");
+  card.hidden = !shown;
+  pins.hidden = !several;
+  byId("aside").classList.toggle("sheet", Boolean(trial || several));
+  for (const [other, node] of scene?.nodes ?? []) node.classList.toggle("active", other === trial || state.pins.includes(other));
+  if (shown) drawCard(card, shown, !trial);
+  if (several) drawPins(pins);
+}
+function drawCard(card, trial, byDefault) {
+  const kept = state.pins.includes(trial), grid = picture(trial, "grid", `Images generated with ${title(trial)}`), config = DATA.configs[trial.digest];
+  card.dataset.trial = trial.id;
+  card.replaceChildren(...[
+    byDefault ? el("p", { class: "eyebrow" }, "Recommended") : kept ? el("p", { class: "eyebrow" }, "Pinned") : el("p", { class: "eyebrow" }, "Click to pin"),
+    el("header", {}, icon(trial), el("h3", {}, title(trial)), kept ? closeButton("Close", () => unpin(trial)) : null),
     frontStatus(trial, scene.front), el("p", { class: "description" }, trial.description),
-    el("div", { class: "body" }, grid && el("figure", {}, grid), values(trial, [state.x, state.y], "main")),
-    values(trial, others(), "rest"),
-    kept ? el("div", { class: "actions" }, copyButton(DATA.configs[trial.digest], "Copy setting"),
-      el("span", { class: "quiet" }, `${plural(trial.images, "image")}, ${duration(trial.seconds)}`)) : null);
-  placeCard(card, trial);
+    grid && el("figure", {}, grid), values(trial, [state.x, state.y], "main"), values(trial, others(), "rest"),
+    el("div", { class: "actions" }, copyButton(config, "Copy setting"), el("span", { class: "quiet" }, `${plural(trial.images, "image")}, ${duration(trial.seconds)}`)),
+    kept || byDefault ? el("details", {}, el("summary", {}, "Setting as YAML"), el("pre", { tabindex: 0 }, config)) : null,
+  ].filter(Boolean));
 }
-// Next to its point, where it fits; at the bottom of a narrow screen.
-function placeCard(card, trial) {
-  if (narrow()) { card.style.left = card.style.top = ""; return; }
-  const [px, py] = scene.place(trial), { offsetWidth: width, offsetHeight: height } = card;
-  const right = px + 22 + width <= scene.width, left = right ? px + 22 : Math.max(0, px - 22 - width);
-  card.style.left = `${Math.min(left, scene.width - width)}px`;
-  card.style.top = `${Math.max(-8, Math.min(py - height / 3, scene.height - height + 8))}px`;
+const closeButton = (name, click) => el("button", { type: "button", class: "close", "aria-label": name, click }, "×");
+
+// Pinned trials side by side: metrics, the difference to the first one, and the keys in which the settings differ.
+function drawPins(panel) {
+  const pinned = state.pins, [first] = pinned, names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) => pinned.some((trial) => trial.metrics[name]));
+  const group = (name, cells) => [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)), el("tr", {}, cells)];
+  const keys = DATA.keys.map((key, i) => [key, i]).filter(([, i]) => new Set(pinned.map((trial) => String(trial.flat[i]))).size > 1);
+  panel.replaceChildren(
+    el("header", {}, el("h3", {}, `${pinned.length} pinned settings`), closeButton("Close all", () => unpin())),
+    el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
+    el("div", { class: "scroll" }, el("table", { class: "pins" },
+      el("thead", {}, el("tr", {}, pinned.map((trial) => el("th", { scope: "col", "data-trial": trial.id }, icon(trial), el("span", {}, shortened(title(trial), 40)), closeButton(`Release ${title(trial)}`, () => unpin(trial)))))),
+      names.map((name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))))),
+      keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", { class: "key" }, trial.flat[i] === null ? "–" : typeof trial.flat[i] === "number" ? Number(trial.flat[i].toPrecision(4)) : shortened(String(trial.flat[i]), 40)))))))));
+}
+function pinnedValue(trial, first, name) {
+  if (!trial.metrics[name]) return ["–"];
+  const apart = trial !== first && first.metrics[name] && difference(trial, first, name).significant;
+  return [apart ? el("strong", {}, withError(trial, name)) : el("span", {}, withError(trial, name))];
 }
 
-// A pinned card stays: the pointer crosses other points on its way to the card's buttons.
+// A pinned trial stays: the pointer crosses other points on its way to the card's buttons.
 function hover(trial) {
   if (state.hovered === trial) return;
   state.hovered = trial;
-  if (!state.pinned) drawCard(trial);
+  drawAside();
 }
 function pin(trial) {
-  state.pinned = trial;
-  if (trial === null) state.hovered = null;
-  drawCard(trial);
-  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("active", trial !== null && row.dataset.trial === String(trial.number));
+  if (state.pins.includes(trial)) return unpin(trial);
+  state.pins = [...state.pins, trial].slice(-MAX_PINS);
+  announce(`Pinned ${title(trial)}; ${state.pins.length} pinned`);
+  return drawPinned();
+}
+function unpin(trial = null) {
+  state.pins = trial ? state.pins.filter((other) => other !== trial) : [];
+  drawPinned();
+}
+function drawPinned() {
+  state.hovered = null;
+  for (const [trial, node] of scene.nodes) node.setAttribute("aria-pressed", state.pins.includes(trial));
+  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("active", state.pins.some((trial) => trial.id === row.dataset.trial));
+  drawAside();
 }
 
 function drawMembers(front) {
@@ -72,27 +98,17 @@ function drawMembers(front) {
 function member(trial) {
   const grid = picture(trial, "grid", `Images generated with ${title(trial)}`), heat = picture(trial, "heat", `Accepted length over the image grid with ${title(trial)}`);
   const captions = DATA.captions[DATA.images[trial.digest]?.captions] ?? [], config = DATA.configs[trial.digest];
-  return el("article", { class: "panel member", "data-trial": trial.number },
-    el("header", {}, svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, mark(kindOf(trial), 5)),
-      el("h3", {}, title(trial)), values(trial, [state.x, state.y], "inline"),
+  return el("article", { class: "panel member", "data-trial": trial.id },
+    el("header", {}, icon(trial), el("h3", {}, title(trial)), values(trial, [state.x, state.y], "inline"),
       el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot")),
     el("p", { class: "description" }, trial.description),
     el("div", { class: "columns" },
-      grid && el("figure", {}, enlarged(grid), captions.length ? el("details", {}, el("summary", {}, "Captions, row by row"), el("ol", {}, captions.map((text) => el("li", {}, text)))) : el("figcaption", {}, "first images")),
-      heat && el("figure", {}, enlarged(heat), el("figcaption", {}, "accepted length by position in the image")),
+      grid && el("figure", {}, grid, captions.length ? el("details", {}, el("summary", {}, "Captions, row by row"), el("ol", {}, captions.map((text) => el("li", {}, text)))) : el("figcaption", {}, "first images")),
+      heat && el("figure", {}, heat, el("figcaption", {}, "accepted length by position in the image")),
       grid || heat ? null : el("p", { class: "quiet" }, "This page has no image of it."),
       el("div", { class: "config" }, copyButton(config), el("pre", { tabindex: 0, "aria-label": "Setting as YAML" }, config))));
 }
-// An image that a click enlarges or shrinks.
-function enlarged(image) {
-  const button = el("button", { type: "button", class: "zoom", title: "Enlarge", "aria-expanded": false, click: () => {
-    const large = button.parentElement.classList.toggle("large");
-    button.setAttribute("aria-expanded", large);
-    button.title = large ? "Make smaller" : "Enlarge";
-  } }, image);
-  return button;
-}
 function reveal(trial) {
   byId("front").scrollIntoView({ behavior: window.matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-  pin(trial);
+  if (!state.pins.includes(trial)) pin(trial);
 }

@@ -6,9 +6,8 @@ function labels({ trials, front, place, box, reach }, on) {
   measure.font = "600 12px system-ui, sans-serif";
   const dots = trials.map(place), steps = [...stairs(front.map(place)), ...(state.bars ? trials.flatMap(reach) : [])], taken = [], group = svg("g", { class: "labels", "aria-hidden": "true" });
   const named = trials.filter((trial) => trial.label || on.has(trial));
-  const order = (trial) => (trial.label && on.has(trial) ? 0 : trial.label ? 1 : 2);
-  for (const trial of named.sort((a, b) => order(a) - order(b) || a.number - b.number)) {
-    const text = trial.label ? shortened(trial.label, 26) : `${trial.number}`, [px, py] = place(trial);
+  for (const trial of named.sort((a, b) => on.has(b) - on.has(a) || a.number - b.number)) {
+    const text = trial.label ? shortened(trial.label, 26) : `trial ${trial.number}`, [px, py] = place(trial);
     const size = { width: measure.measureText(text).width + 6, height: 16 };
     let best = null;
     for (const [ring, away] of [9, 20, 34, 50].entries()) {
@@ -18,11 +17,11 @@ function labels({ trials, front, place, box, reach }, on) {
         if (!best || cost < best.cost) best = { at, cost, ring, dx, dy };
       }
     }
-    if (best.cost > (trial.label ? 60 : 8)) continue;
+    if (best.cost > (on.has(trial) ? 60 : 24)) continue;
     taken.push(best.at);
     if (best.ring) group.append(svg("line", { class: "leader", ...leader(px, py, best.at) }));
     const anchor = { x: (best.at.left + best.at.right) / 2, y: best.at.top + 12, "text-anchor": "middle" };
-    group.append(svg("text", { class: trial.label ? "named" : "numbered", ...anchor }, text));
+    group.append(svg("text", { class: on.has(trial) ? "member-name" : "other-name", ...anchor }, text));
   }
   return group;
 }

@@ -1,13 +1,14 @@
 // Builds the page and redraws it after a choice.
 function redraw() {
   const { front } = drawChart();
-  if (state.pinned && !scene.trials.includes(state.pinned)) state.pinned = null;
+  state.pins = state.pins.filter((trial) => scene.trials.includes(trial));
   state.hovered = null;
   drawLegend();
+  markChoices();
   drawWithinError(front);
   drawMembers(front);
   drawTable(front);
-  drawCard(state.pinned);
+  drawAside();
 }
 
 function choice(name, options, value, change) {
@@ -25,9 +26,9 @@ function toggle(name, on, change) {
 function drawControls() {
   const metrics = DATA.axes.names.map((name) => [name, metricTitle(name)]);
   const set = (key) => (value) => { state[key] = value; if (key === "colour") state.hidden.clear(); redraw(); };
-  show("controls", choice("x axis", metrics, state.x, set("x")), choice("y axis", metrics, state.y, set("y")),
-    choice("colour by", [["acceptance", "acceptance rule"], ["tree", "tree policy"], ["drafter", "drafter"]], state.colour, set("colour")),
-    toggle("error bars", state.bars, set("bars")), toggle("zoom to the front", state.near, set("near")));
+  show("controls", choice("x", metrics, state.x, set("x")), choice("y", metrics, state.y, set("y")),
+    choice("colour", [...(several ? [["sweep", "sweep"]] : []), ["acceptance", "acceptance rule"], ["tree", "tree policy"], ["drafter", "drafter"]], state.colour, set("colour")),
+    toggle("error bars", state.bars, set("bars")), toggle("zoom", state.near, set("near")));
   show("table-controls", el("span", { class: "quiet", id: "shown" }),
     el("input", { type: "search", placeholder: "lantern fid<5", "aria-label": "Filter trials by words or conditions such as fid<5", spellcheck: "false",
       input: (event) => { state.query = event.target.value; drawTable(scene.front); } }),
@@ -41,8 +42,9 @@ function drawLegend() {
       redraw();
       [...byId("legend").children].find((button) => button.dataset.kind === name)?.focus();
     } }, svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, mark(name, 5)), name)),
-  DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible) ? el("span", { class: "quiet" }, "hollow: violates a constraint") : null);
+  el("span", { class: "quiet" }, ringKey("fast"), "recommended", ringKey("knee"), "knee; ", DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible) ? "hollow: violates a constraint" : "large: on the front"));
 }
+const ringKey = (kind) => svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, svg("circle", { class: `ring ${kind}`, r: 6 }));
 function drawWithinError(front) {
   if (front.length < 2) return show("within-error");
   const pairs = indistinguishable(front), bold = (trial) => el("strong", {}, title(trial));
@@ -63,19 +65,6 @@ function drawHead() {
   show("name", DATA.name);
   show("about", DATA.about);
   show("summary", DATA.summary.join(" · "));
-  const done = DATA.trials.filter((trial) => trial.state === "complete"), front = frontOf(DATA.trials, state.x, state.y);
-  const tile = (name, value, below) => el("div", {}, el("dt", {}, name), el("dd", {}, value), below && el("dd", { class: "below" }, below));
-  const best = (metric, from) => [...from].sort((a, b) => goodness(b, metric) - goodness(a, metric))[0];
-  const ends = front.length ? [state.x, state.y].map((metric) => [metric, best(metric, front)]) : [];
-  show("tiles", tile("trials", done.length, incomplete(done.length)),
-    tile("on the front", front.length, `${metricTitle(state.x)} against ${metricTitle(state.y)}`),
-    ends.map(([metric, trial]) => tile(`best ${metricTitle(metric)}`, withError(trial, metric), shortened(title(trial), 30))));
-}
-// The trials that are not complete, in words.
-function incomplete(complete) {
-  const count = (kind) => DATA.trials.filter((trial) => trial.state === kind).length;
-  const parts = [[count("failed"), "failed"], [count("stopped"), "stopped early"]].filter(([number]) => number).map((part) => part.join(" "));
-  return DATA.trials.length > complete ? `and ${parts.join(", ")}` : "all finished";
 }
 function drawIncomplete() {
   for (const kind of ["failed", "stopped"]) drawCauses(kind, DATA.trials.filter((trial) => trial.state === kind));
@@ -100,14 +89,16 @@ function drawSetup() {
 }
 
 drawHead();
+drawControls();
+redraw();
+drawAnswer();
 drawIncomplete();
 drawNotes();
 drawSetup();
-drawControls();
-redraw();
 byId("chart").addEventListener("pointermove", (event) => { if (event.pointerType !== "touch") hover(nearest(event)); });
-byId("stage").addEventListener("pointerleave", () => hover(null));
-byId("chart").addEventListener("click", (event) => { const trial = nearest(event); pin(trial === state.pinned ? null : trial); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && (state.pinned || state.hovered)) pin(null); });
-let width = window.innerWidth;
-window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redraw(); } });
+byId("chart").addEventListener("pointerleave", () => hover(null));
+byId("chart").addEventListener("click", (event) => { const trial = nearest(event); if (trial) pin(trial); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && (state.pins.length || state.hovered)) unpin(); });
+const size = () => `${window.innerWidth} ${narrow() || window.innerHeight}`; // a phone's address bar comes and goes
+let before = size();
+window.addEventListener("resize", () => { if (size() !== before) { before = size(); redraw(); } });

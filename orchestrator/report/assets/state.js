@@ -1,12 +1,13 @@
 // The reader's choices, and the groups of trials that follow from them.
-const PALETTE = 8;
+const PALETTE = 8, MAX_PINS = 3;
 const SHAPES = ["circle", "square", "diamond", "up", "down", "hexagon", "bar", "cross"];
 const VANILLA = DATA.vanilla;
 const state = {
-  x: DATA.axes.x, y: DATA.axes.y, colour: "acceptance", hidden: new Set(), near: false, bars: true,
-  hovered: null, pinned: null, query: "", frontOnly: false, sort: { key: "number", descending: false },
+  x: DATA.axes.x, y: DATA.axes.y, colour: several ? "sweep" : "acceptance", hidden: new Set(), near: false, bars: true,
+  hovered: null, pins: [], bar: DATA.answer.slider?.start, query: "", frontOnly: false, sort: { key: "number", descending: false },
 };
-const byNumber = new Map(DATA.trials.map((trial) => [trial.number, trial]));
+const trialOf = new Map(DATA.trials.map((trial) => [trial.id, trial]));
+const vanillaOf = (trial) => trialOf.get(DATA.sweeps[trial.sweep].vanilla);
 
 // The groups of a colour choice: vanilla first, the others by name as in front.png, so each keeps its place and look.
 function kinds(colouring = state.colour) {
@@ -42,23 +43,4 @@ function polygon(corners, r, start, inner = 0) {
   return `M${points.join("L")}z`;
 }
 const mark = (name, r) => svg("path", { class: `mark ${look(name).colour}`, d: MARKS[look(name).shape](r) });
-
-// Whether two trials differ significantly in a metric: the difference is beyond its critical value times its standard
-// error, from which what the trials share has cancelled (orchestrator/results/joint.py). False for an unknown error.
-function apart(a, b, metric) {
-  const [u, e, p, r, x, h, i] = a.metrics[metric], [v, f, q, s, y, k, j] = b.metrics[metric];
-  if (e === null || f === null) return false;
-  const blocks = Array.from({ length: Math.max(p.length, q.length) }, (_, g) => (p[g] ?? 0) - (q[g] ?? 0));
-  const noise = a.shape && a.shape === b.shape ? [[r - s, h]] : [[r, h], [s, k]];
-  const counts = [p.length, q.length].filter((count) => count);
-  const parts = [[Math.hypot(...blocks), counts.length ? Math.min(...counts) - 1 : 0], ...noise, [x, i], [y, j]];
-  const error = Math.hypot(...parts.map(([part]) => part));
-  const dof = Math.floor(error ** 4 / parts.reduce((sum, [part, n]) => sum + (n ? part ** 4 / n : 0), 0));  // Welch
-  return Math.abs(u - v) > (DATA.critical[dof] ?? DATA.critical[0]) * error;
-}
-// Neighbours on the front, with the metrics in which they do not differ significantly.
-function indistinguishable(front) {
-  return front.slice(1)
-    .map((b, i) => ({ a: front[i], b, metrics: [state.x, state.y].filter((m) => !apart(front[i], b, m)) }))
-    .filter(({ metrics }) => metrics.length);
-}
+const icon = (trial) => svg("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, mark(kindOf(trial), 5));

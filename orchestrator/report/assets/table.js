@@ -66,7 +66,7 @@ function row(trial, front) {
     if (column.text) return el("td", {}, trial.groups[column.key]);
     return el("td", { class: "number" }, ...cell(column, trial));
   });
-  return el("tr", { "data-trial": trial.number, class: trial.state !== "complete" ? "failed" : state.pinned === trial ? "active" : null }, cells);
+  return el("tr", { "data-trial": trial.id, class: trial.state !== "complete" ? "failed" : state.pins.includes(trial) ? "active" : null }, cells);
 }
 function cell(column, trial) {
   if (column.key === "seconds") return [duration(trial.seconds)];

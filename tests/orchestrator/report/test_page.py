@@ -17,6 +17,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -30,8 +31,9 @@ from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
 from orchestrator.report import thumbnails
 from orchestrator.report.facts import facts, searched
-from orchestrator.report.page import as_script_data, groups, page_data, report_page, write_report
+from orchestrator.report.page import as_script_data, page_data, report_page, write_report
 from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails, read_captions
+from orchestrator.report.trial_entries import groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -95,7 +97,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
         for _, error, effects, noise, own, *_ in trial["metrics"].values():
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
-        assert trial["duplicate_of"] == record.duplicate_of
+        assert trial["duplicate_of"] == (None if record.duplicate_of is None else str(record.duplicate_of))
     assert data["trials"][2]["description"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
 
@@ -107,20 +109,32 @@ def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
     policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
     style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert policy is not None
-    assert len(elements.scripts) == 2
+    assert len(elements.scripts) == 3
     assert len(style) == 1
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    for kind, text in (("script", elements.scripts[1]), ("style", style[0])):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
+    for kind, texts in (("script", elements.scripts[1:]), ("style", style)):
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+        assert f"{kind}-src {allowed};" in policy
     assert not re.findall(r"\{\{\w+\}\}", page)
+
+
+def test_the_libraries_are_bundled_with_their_licences() -> None:
+    folder = ROOT / "orchestrator" / "report" / "assets" / "vendor"
+    assert {path.name for path in folder.iterdir()} == {
+        "d3.min.js", "d3.LICENSE", "plot.umd.min.js", "plot.LICENSE"
+    }  # fmt: skip
+    assert all("Copyright" in path.read_text("utf-8") for path in folder.glob("*.LICENSE"))
 
 
 def test_the_page_names_no_other_place(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=6)
     page = report_page(Storage(tmp_path))
-    assert set(re.findall(r"https?://[^\s\"'<]*", page)) == {"http://www.w3.org/2000/svg"}
+    libraries = Elements(page).scripts[1]
+    assert set(re.findall(r"https?://[^\s\"'<]*", page.replace(libraries, ""))) == {"http://www.w3.org/2000/svg"}
+    named = {urlsplit(url).netloc for url in re.findall(r"https?://[^\s\"'<]*", libraries)}
+    assert named == {"www.w3.org", "d3js.org"}, "namespaces, and the address in a comment"
     for tag, attributes in Elements(page).found:
         for name in ("src", "href", "action", "data"):
             assert str(attributes.get(name, "#")).startswith(("#", "data:")), f"{tag} {name}"
@@ -271,10 +285,10 @@ def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
 def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sweep(tmp_path, trials=20)
     front = {record.digest for record in _front_records(tmp_path)}
-    whole = page_data(Sweep.open(tmp_path))["images"]
+    whole = page_data([Sweep.open(tmp_path)])["images"]
     room = sum(len(whole[digest][kind]["uri"]) for digest in front for kind in ("grid", "heat"))
     monkeypatch.setattr(thumbnails, "_MAX_CHARACTERS", room)
-    pictures = page_data(Sweep.open(tmp_path))["images"]
+    pictures = page_data([Sweep.open(tmp_path)])["images"]
     assert set(pictures) == front < set(whole)
     assert all(set(entry) == {"grid", "heat"} for entry in pictures.values())
 

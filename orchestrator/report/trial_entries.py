@@ -1,0 +1,79 @@
+"""What the page holds of each trial: its facts, its config by flat key, its metrics with the parts of their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestrator.results.describe import VANILLA, describe, family
+from orchestrator.results.joint import JointErrors, block_effects
+from orchestrator.results.store import Axis
+from orchestrator.results.sweep import DIGITS, Sweep
+from orchestrator.results.trials import TrialRecord
+from search_spaces.trial import DecodingConfig, NoDrafter
+
+_SHARED = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "shape")
+
+
+def trial_id(name: str, record: TrialRecord, sweeps: int) -> str:
+    """A trial's name in the page: its number, after the sweep's name if there are several."""
+    return f"{name}#{record.number}" if sweeps > 1 else str(record.number)
+
+
+def trial_entries(
+    sweeps: Mapping[str, Sweep], names: Sequence[str], confidence: Mapping[str, float]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The flat keys of all configs, and one entry per trial; `flat` has its values in the order of the keys.
+
+    names: the metrics. confidence: by the trial's id, of those that may be on the front.
+    """
+    flats = [record.config.flat() if record.config else {} for sweep in sweeps.values() for record in sweep.records]
+    keys = list(dict.fromkeys(key for flat in flats for key in flat))
+    owned = [(index, name, record) for index, name in enumerate(sweeps) for record in sweeps[name].records]
+    entries = []
+    for (index, name, record), flat in zip(owned, flats, strict=True):
+        found = trial_id(name, record, len(sweeps))
+        twin = record.duplicate_of
+        entry = _entry(sweeps[name], record, names) | {
+            "id": found,
+            "sweep": index,
+            "duplicate_of": None if twin is None else f"{name}#{twin}" if len(sweeps) > 1 else str(twin),
+            "confidence": confidence.get(found),
+            "flat": [flat.get(key) for key in keys],
+        }
+        if len(sweeps) > 1:
+            entry["groups"] |= {"sweep": name}
+        entries.append(entry)
+    return keys, entries
+
+
+def groups(setting: DecodingConfig | None) -> dict[str, str]:
+    """The trial's group under each way of colouring the chart."""
+    if setting is None:
+        return dict.fromkeys(("acceptance", "tree", "drafter"), "none")
+    if isinstance(setting.drafter, NoDrafter):
+        return {"acceptance": VANILLA, "tree": VANILLA, "drafter": VANILLA}
+    return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
+
+
+def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str, Any]:
+    setting, sampling = record.config, sweep.identity.sampling
+    return {name: getattr(record, name) for name in _SHARED} | {
+        "description": "invalid setting" if setting is None else describe(setting, sampling, DIGITS),
+        "groups": groups(setting),
+        "violated": [text for text, excess in record.constraints.items() if excess > 0],
+        "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
+    }
+
+
+def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
+    """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
+    shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
+    """
+    entry, joint = record.metrics[axis.name], JointErrors.of([record], [axis])
+    own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
+    effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
+    noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
+    return [entry.value, entry.error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]

@@ -1,0 +1,31 @@
+"""What the tests of the report in a browser share: sizes of screens, and what they read off the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page, ViewportSize
+
+Open = Callable[..., "Page"]
+DESK: ViewportSize = {"width": 1400, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+
+def point(page: Page, number: int) -> Locator:
+    return page.locator(f'.point[data-trial="{number}"]')
+
+
+def front_of(folder: Path, x: str, y: str) -> list[TrialRecord]:
+    sweep = Sweep.open(folder)
+    numbers = sweep.front(x, y)["number"].to_pylist()
+    return [sweep.records[number] for number in numbers]
+
+
+def on_front(page: Page) -> set[int]:
+    return {int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()}

@@ -1,0 +1,128 @@
+"""The first screen of the report: the recommended setting, the slider that moves the quality bar, the whole chart."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.report.page import write_report
+from orchestrator.results.sweep import Sweep, front_of
+from tests.browser.report_pages import DESK, PHONE, Open
+from tests.fakes.command_line import specfrontier
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, ViewportSize
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sweep")
+    write_sweep(place, trials=24, seed=3, shards=True)
+    write_report(Storage(place))
+    return place
+
+
+def move_slider(page: Page, bar: float) -> None:
+    page.locator("#bar").evaluate(
+        "(slider, bar) => { slider.value = bar; slider.dispatchEvent(new Event('input')); }", bar
+    )
+
+
+def chosen(page: Page) -> str:
+    return str(page.locator("#fastest .chosen").get_attribute("data-trial"))
+
+
+def best(folder: Path, limit: str) -> dict[str, Any]:
+    found: dict[str, Any] = specfrontier("pareto", str(folder), "--best", limit, "--json").json
+    return found
+
+
+def test_the_slider_moves_the_recommendation_as_pareto_best_does(open_page: Open, folder: Path) -> None:
+    page, seen = open_page(folder), set()
+    for bar in (0.8, 1.0, 1.1, 1.2, 1.38):
+        move_slider(page, bar)
+        expected = best(folder, f"fid <= {bar:.2f} * vanilla")
+        assert chosen(page) == str(expected["best"]["number"])
+        share = page.locator("#fastest meter").evaluate("meter => Number(meter.getAttribute('value'))")
+        assert share == pytest.approx(expected["best_confidence"], abs=0.01)
+        assert f"--best 'fid <= {bar:.2f} * vanilla'" in page.locator(".command pre").inner_text()
+        seen.add(chosen(page))
+    assert len(seen) > 2
+
+
+def test_the_command_selects_the_recommended_setting(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    first = page.locator(".command .line").first.inner_text()
+    words = shlex.split(first)
+    assert words[0] == "specfrontier"
+    assert str(specfrontier(*words[1:-2], "--json").json["best"]["number"]) == chosen(page)
+
+
+def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+    knee = front.knee()
+    assert knee is not None
+    assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
+    assert f"{round(100 * front.knee_confidence(knee))} % of draws" in page.locator("#knee").inner_text()
+
+
+def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+    joint, names = front.joint_errors(), [candidate.name for candidate in front.candidates]
+    vanilla = front.sweeps["synthetic"].vanilla
+    assert vanilla is not None
+    value, error, _ = joint.difference(names.index(chosen(page)), names.index(str(vanilla.number)))
+    base = vanilla.metrics["fid"].value
+    shown = page.locator("#fastest .headline dd").nth(1).inner_text()
+    change, _, more = shown.partition(" % ± ")
+    assert float(change) == pytest.approx(100 * value[1] / base, abs=0.1)
+    assert float(more) == pytest.approx(100 * error[1] / base, abs=0.1)
+
+
+@pytest.mark.parametrize(("metric", "bar"), [("drift", "drift <= "), ("clip_score", "clip_score >= ")])
+def test_bars_on_other_metrics(open_page: Open, tmp_path: Path, metric: str, bar: str) -> None:
+    objectives = [{"metric": "speedup", "direction": "maximize"}, {"metric": metric, "direction": "minimize"}]
+    write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    low, high = (float(str(page.locator("#bar").get_attribute(end))) for end in ("min", "max"))
+    for share in (0.3, 0.7):
+        move_slider(page, low + share * (high - low))
+        command = page.locator(".command .line").first.inner_text()
+        assert bar in command
+        expected = best(tmp_path, command.split("'")[1])
+        assert chosen(page) == str(expected["best"]["number"])
+        shown = page.locator("#fastest meter").evaluate("meter => Number(meter.getAttribute('value'))")
+        assert shown == pytest.approx(expected["best_confidence"], abs=0.01)
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_first_screen_has_the_answer_and_the_whole_chart(
+    open_page: Open, folder: Path, viewport: ViewportSize
+) -> None:
+    page = open_page(folder, viewport=viewport)
+    for part in ("#bar", "#fastest .headline", "#fastest .sure", ".command", "#knee .headline", "#chart > svg"):
+        frame = page.locator(part).first.bounding_box()
+        assert frame is not None
+        assert frame["y"] >= 0
+        assert frame["y"] + frame["height"] <= viewport["height"], part
+        assert frame["x"] >= 0
+        assert frame["x"] + frame["width"] <= viewport["width"], part
+    assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
+
+def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    front = front_of([Sweep.open(folder)], "speedup", "fid").members
+    expected = {member.record.label or f"trial {member.name}" for member in front}
+    bold = page.locator(".labels text").evaluate_all(
+        "all => all.filter((text) => Number(getComputedStyle(text).fontWeight) >= 600).map((text) => text.textContent)"
+    )
+    assert set(bold) <= expected
+    assert len(bold) >= len(expected) - 1, "one label may lack a place"
+    assert any(name.startswith("trial ") for name in bold)
