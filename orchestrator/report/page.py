@@ -19,8 +19,10 @@ import numpy as np
 import yaml
 
 from orchestrator.report.answer import answer
+from orchestrator.report.comparer import comparer_data
 from orchestrator.report.facts import NOTES, facts, searched
-from orchestrator.report.thumbnails import Kind, Note, embed_thumbnails, ignore
+from orchestrator.report.heat_maps import heat_data
+from orchestrator.report.thumbnails import Note, embed_thumbnails, ignore
 from orchestrator.report.trial_entries import trial_entries, trial_id
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
@@ -30,13 +32,14 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
 _LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 _SCRIPTS = (
-    "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "table.js", "page.js",
+    "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
+    "table.js", "page.js",
 )  # fmt: skip
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
@@ -120,7 +123,13 @@ def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
         }
     )
     members = {candidate.record.number for candidate in candidates if candidate.on_front}
-    return texts | embed_thumbnails(first.storage, by_importance(first.records, members), note)
+    ordered = by_importance(first, members)
+    important = [r for r in ordered if r.state == COMPLETE and (r.label or r.number in members)]
+    return texts | {
+        "images": embed_thumbnails(first.storage, ordered, note),
+        "comparer": comparer_data(first, important, note),
+        "heat": heat_data(first, important, note),
+    }
 
 
 def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
@@ -131,13 +140,12 @@ def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
     return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
 
 
-def by_importance(records: Sequence[TrialRecord], front: Collection[int]) -> list[tuple[TrialRecord, Kind]]:
-    """The order in which images are embedded: trials on the front, then labelled ones, then others. In each part, image
-    grids precede heat maps."""
-    members = [record for record in records if record.number in front]
-    others = sorted((record for record in records if record.number not in front), key=lambda r: (not r.label, r.number))
-    both: tuple[Kind, Kind] = ("grid", "heat")
-    return [(record, kind) for part in (members, others) for kind in both for record in part]
+def by_importance(sweep: Sweep, front: Collection[int]) -> list[TrialRecord]:
+    """The order in which images are embedded: vanilla, trials on the front, then labelled ones, then others."""
+    rank = {sweep.vanilla.number: 0} if sweep.vanilla else {}
+    return sorted(
+        sweep.records, key=lambda r: (rank.get(r.number, 1 if r.number in front else 2 if r.label else 3), r.number)
+    )
 
 
 def config_yaml(config: DecodingConfig) -> str:

@@ -14,8 +14,8 @@ from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point
-from tests.fakes.synthetic_sweeps import METRICS, write_sweep
-from workers.data.records import read_shard, write_shard
+from tests.fakes.drawn_sweeps import write_drawn_sweep
+from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -121,9 +121,6 @@ def test_the_front_is_that_of_the_sweep_on_any_axes(open_page: Open, folder: Pat
     up.select_option(y)
     expected = [record.number for record in front_of(folder, x, y)]
     assert on_front(page) == set(expected)
-    listed = [int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".member").all()]
-    better_first = expected[::-1] if METRICS[x]["direction"] == "maximize" else expected
-    assert listed == better_first
 
 
 def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(open_page: Open, folder: Path) -> None:
@@ -190,11 +187,11 @@ def test_a_setting_is_copied(open_page: Open, folder: Path) -> None:
     import yaml
 
     page = open_page(folder, permissions=["clipboard-read", "clipboard-write"])
-    member = page.locator(".member").first
     record = front_of(folder, "speedup", "fid")[-1]
-    member.locator(".copy").click()
+    point(page, record.number).press("Enter")
+    page.locator("#card .copy").click()
     assert DecodingConfig.from_mapping(yaml.safe_load(page.evaluate("navigator.clipboard.readText()"))) == record.config
-    assert member.locator(".copy").inner_text() == "Copied"
+    assert page.locator("#card .copy").inner_text() == "Copied"
 
 
 def test_a_setting_is_copied_where_the_clipboard_is_closed(open_page: Open, folder: Path) -> None:
@@ -203,17 +200,10 @@ def test_a_setting_is_copied_where_the_clipboard_is_closed(open_page: Open, fold
         navigator.clipboard.writeText = () => Promise.reject(new Error("not allowed"));
         document.addEventListener("copy", () => { window.copied = document.activeElement.value; });
     }""")
-    member = page.locator(".member").first
-    member.locator(".copy").click()
+    page.locator("#card summary").click()
+    page.locator("#card .copy").click()
     page.wait_for_function("window.copied !== undefined")
-    assert page.evaluate("window.copied") == member.locator("pre").inner_text()
-
-
-def test_front_members_have_pictures_captions_and_heat_maps(open_page: Open, folder: Path) -> None:
-    member = open_page(folder).locator(".member").first
-    assert member.locator("img").count() == 2
-    member.locator("summary").click()
-    assert "two <b>blue</b> rings & a star" in member.locator("ol").inner_text()
+    assert page.evaluate("window.copied") == page.locator("#card pre").inner_text()
 
 
 def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
@@ -252,21 +242,17 @@ def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> Non
 
 
 def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
-    records = write_sweep(tmp_path, trials=9, shards=True, name=HOSTILE, about=HOSTILE, target=HOSTILE)
+    records = write_drawn_sweep(tmp_path, [HOSTILE] * 3, trials=9, name=HOSTILE, about=HOSTILE, target=HOSTILE)
     storage = Storage(tmp_path)
     for record in records:
         write_trial(storage, replace(record, label=HOSTILE, cause=HOSTILE if record.state == "failed" else None))
-        for shard in record.shards:
-            table, metadata = read_shard(storage, shard)
-            write_shard(storage, shard, table.set_column(1, "caption", [[HOSTILE] * table.num_rows]), metadata)
     write_report(storage)
     page = open_page(tmp_path)
     page.locator(".point.front").first.click()
-    page.locator(".member summary").first.click()
     assert page.locator("#card h3").inner_text() == HOSTILE
     assert page.locator("h1").inner_text() == HOSTILE
     assert page.locator(".cause").inner_text() == HOSTILE
-    assert HOSTILE in page.locator(".member ol").first.inner_text()
+    assert page.locator("#image-panel figcaption").first.inner_text() == HOSTILE
     assert page.evaluate("window.broken") is None
     assert page.locator("img:not([src^='data:'])").count() == 0
     assert page.locator("script").count() == 3
@@ -332,4 +318,4 @@ def test_a_sweep_without_trials(open_page: Open, tmp_path: Path) -> None:
     write_report(Storage(tmp_path))
     page = open_page(tmp_path)
     assert "No visible trial" in page.locator("#chart").inner_text()
-    assert "No visible trial is on the front" in page.locator("#members").inner_text()
+    assert "No setting is on the front" in page.locator("#answer").inner_text()

@@ -12,8 +12,8 @@ function withError(trial, metric) {
 }
 const others = () => DATA.axes.names.filter((name) => name !== state.x && name !== state.y);
 
-function picture(trial, kind, text) {
-  const found = DATA.images[trial.digest]?.[kind];
+function picture(trial, text) {
+  const found = DATA.images[trial.digest];
   return found && el("img", { src: found.uri, width: found.width, height: found.height, alt: text,
     class: found.width < 96 ? "pixels" : null });
 }
@@ -36,7 +36,7 @@ function drawAside() {
   if (several) drawPins(pins);
 }
 function drawCard(card, trial, byDefault) {
-  const kept = state.pins.includes(trial), grid = picture(trial, "grid", `Images generated with ${title(trial)}`), config = DATA.configs[trial.digest];
+  const kept = state.pins.includes(trial), grid = picture(trial, `Images generated with ${title(trial)}`), config = DATA.configs[trial.digest];
   card.dataset.trial = trial.id;
   card.replaceChildren(...[
     byDefault ? el("p", { class: "eyebrow" }, "Recommended") : kept ? el("p", { class: "eyebrow" }, "Pinned") : el("p", { class: "eyebrow" }, "Click to pin"),
@@ -54,13 +54,15 @@ function drawPins(panel) {
   const pinned = state.pins, [first] = pinned, names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) => pinned.some((trial) => trial.metrics[name]));
   const group = (name, cells) => [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)), el("tr", {}, cells)];
   const keys = DATA.keys.map((key, i) => [key, i]).filter(([, i]) => new Set(pinned.map((trial) => String(trial.flat[i]))).size > 1);
-  panel.replaceChildren(
+  panel.replaceChildren(...[
     el("header", {}, el("h3", {}, `${pinned.length} pinned settings`), closeButton("Close all", () => unpin())),
     el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
+    pinned.every((trial) => SHEETS[trial.digest]) ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images") : null,
     el("div", { class: "scroll" }, el("table", { class: "pins" },
       el("thead", {}, el("tr", {}, pinned.map((trial) => el("th", { scope: "col", "data-trial": trial.id }, icon(trial), el("span", {}, shortened(title(trial), 40)), closeButton(`Release ${title(trial)}`, () => unpin(trial)))))),
       names.map((name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))))),
-      keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", { class: "key" }, trial.flat[i] === null ? "–" : typeof trial.flat[i] === "number" ? Number(trial.flat[i].toPrecision(4)) : shortened(String(trial.flat[i]), 40)))))))));
+      keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", { class: "key" }, trial.flat[i] === null ? "–" : typeof trial.flat[i] === "number" ? Number(trial.flat[i].toPrecision(4)) : shortened(String(trial.flat[i]), 40)))))))),
+  ].filter(Boolean));
 }
 function pinnedValue(trial, first, name) {
   if (!trial.metrics[name]) return ["–"];
@@ -91,24 +93,8 @@ function drawPinned() {
   drawAside();
 }
 
-function drawMembers(front) {
-  if (!front.length) return show("member-list", el("p", { class: "empty" }, "No visible trial is on the front."));
-  return show("member-list", [...front].reverse().map((trial) => member(trial)));
-}
-function member(trial) {
-  const grid = picture(trial, "grid", `Images generated with ${title(trial)}`), heat = picture(trial, "heat", `Accepted length over the image grid with ${title(trial)}`);
-  const captions = DATA.captions[DATA.images[trial.digest]?.captions] ?? [], config = DATA.configs[trial.digest];
-  return el("article", { class: "panel member", "data-trial": trial.id },
-    el("header", {}, icon(trial), el("h3", {}, title(trial)), values(trial, [state.x, state.y], "inline"),
-      el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot")),
-    el("p", { class: "description" }, trial.description),
-    el("div", { class: "columns" },
-      grid && el("figure", {}, grid, captions.length ? el("details", {}, el("summary", {}, "Captions, row by row"), el("ol", {}, captions.map((text) => el("li", {}, text)))) : el("figcaption", {}, "first images")),
-      heat && el("figure", {}, heat, el("figcaption", {}, "accepted length by position in the image")),
-      grid || heat ? null : el("p", { class: "quiet" }, "This page has no image of it."),
-      el("div", { class: "config" }, copyButton(config), el("pre", { tabindex: 0, "aria-label": "Setting as YAML" }, config))));
-}
+const scrolling = () => (window.matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth");
 function reveal(trial) {
-  byId("front").scrollIntoView({ behavior: window.matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  byId("front").scrollIntoView({ behavior: scrolling() });
   if (!state.pins.includes(trial)) pin(trial);
 }

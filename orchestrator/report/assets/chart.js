@@ -17,7 +17,7 @@ function span(metric, trials, front) {
 function chartHeight(width) {
   if (narrow()) return Math.min(360, width * 0.92);
   const above = byId("chart").getBoundingClientRect().top + window.scrollY, below = byId("legend").offsetHeight + 30;
-  return Math.max(320, Math.min(640, window.innerHeight - above - below));
+  return Math.max(320, Math.min(760, window.innerHeight - above - below));
 }
 const frontStairs = (front, x0, y0) => {
   const corners = front.flatMap((trial, i) => {

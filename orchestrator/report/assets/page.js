@@ -6,7 +6,6 @@ function redraw() {
   drawLegend();
   markChoices();
   drawWithinError(front);
-  drawMembers(front);
   drawTable(front);
   drawAside();
 }
@@ -92,6 +91,8 @@ drawHead();
 drawControls();
 redraw();
 drawAnswer();
+drawImages();
+drawHeat();
 drawIncomplete();
 drawNotes();
 drawSetup();

@@ -110,7 +110,7 @@ def test_a_changed_digit_in_sweep_yaml_is_refused(store: Path, command: tuple[st
 
 
 def test_the_report_names_a_damaged_picture(store: Path) -> None:
-    picture = next((store / "heatmaps").iterdir())
+    picture = next((store / "pictures").iterdir())
     picture.write_bytes(picture.read_bytes()[:-1])
     result = specfrontier("report", str(store))
     assert result.code == 0

@@ -32,16 +32,16 @@ from orchestrator.errors import CommandError
 from orchestrator.report import thumbnails
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, page_data, report_page, write_report
-from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails, read_captions
+from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails
 from orchestrator.report.trial_entries import groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
-from tests.fakes.synthetic_sweeps import CAPTIONS, write_sweep
+from tests.fakes.drawn_sweeps import write_drawn_sweep
+from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.checked_json import load_checked
-from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -149,19 +149,16 @@ def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> Non
     assert not set("<>&\u2028") & set(elements.scripts[0])
     data = data_of(page)
     trials = data["trials"]
-    assert [data["name"], data["about"], trials[1]["label"], trials[7]["cause"], data["captions"][0][0]] == [text] * 5
+    assert [data["name"], data["about"], trials[1]["label"], trials[7]["cause"]] == [text] * 4
+    assert data["comparer"]["captions"] == [text] * 3
 
 
 def _hostile(folder: Path, text: str) -> Storage:
     """A sweep that says `text` wherever a user may say something."""
-    records = write_sweep(folder, trials=9, name=text, about=text, shards=True)
+    records = write_drawn_sweep(folder, [text] * 3, trials=9, name=text, about=text)
     storage = Storage(folder)
     write_trial(storage, replace(records[1], label=text))
     write_trial(storage, replace(records[7], cause=text))
-    for record in records:
-        for shard in record.shards:
-            table, metadata = read_shard(storage, shard)
-            write_shard(storage, shard, table.set_column(1, "caption", [[text] * table.num_rows]), metadata)
     return storage
 
 
@@ -244,32 +241,6 @@ def test_no_credentials(tmp_path: Path) -> None:
     assert not re.search("hunter2|AKIAKEY|tokyo", page)
 
 
-def test_captions_come_with_the_pictures(tmp_path: Path) -> None:
-    data = written(tmp_path, trials=6, shards=True)
-    picture = data["images"][data["trials"][0]["digest"]]
-    assert data["captions"] == [list(CAPTIONS)], "trials that share their captions share the list"
-    assert data["captions"][picture["captions"]] == list(CAPTIONS)
-
-
-@pytest.mark.parametrize("damage", ["gone", "broken", "no captions"])
-def test_without_captions_there_are_still_pictures(tmp_path: Path, damage: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for record in write_sweep(tmp_path, trials=4, shards=True):
-        shard = tmp_path / record.shards[0]
-        if damage == "gone":
-            shard.unlink()
-        elif damage == "broken":
-            shard.write_bytes(b"PAR1")
-        else:
-            pq.write_table(pa.table({"caption_id": [1]}), shard)
-        assert read_captions(Storage(tmp_path), record.shards[0]) == []
-    data = data_of(report_page(Storage(tmp_path)))
-    assert len(data["images"]) == 4
-    assert data["captions"] == []
-
-
 def picture_of(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
 
@@ -277,7 +248,7 @@ def picture_of(uri: str) -> Image.Image:
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
     Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    found = embed_thumbnails(Storage(tmp_path), [(record, "grid")])["images"][record.digest]["grid"]
+    found = embed_thumbnails(Storage(tmp_path), [record])[record.digest]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -286,11 +257,11 @@ def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkey
     write_sweep(tmp_path, trials=20)
     front = {record.digest for record in _front_records(tmp_path)}
     whole = page_data([Sweep.open(tmp_path)])["images"]
-    room = sum(len(whole[digest][kind]["uri"]) for digest in front for kind in ("grid", "heat"))
+    front |= {record.digest for record in Sweep.open(tmp_path).records if record.label == "vanilla"}
+    room = sum(len(whole[digest]["uri"]) for digest in front)
     monkeypatch.setattr(thumbnails, "_MAX_CHARACTERS", room)
     pictures = page_data([Sweep.open(tmp_path)])["images"]
     assert set(pictures) == front < set(whole)
-    assert all(set(entry) == {"grid", "heat"} for entry in pictures.values())
 
 
 def _front_records(folder: Path) -> list[TrialRecord]:
@@ -302,7 +273,6 @@ def _front_records(folder: Path) -> list[TrialRecord]:
 def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
     (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
-    (tmp_path / "heatmaps" / f"{first.digest}.png").unlink()
     notes: list[str] = []
     pictures = data_of(report_page(Storage(tmp_path), notes.append))["images"]
     assert set(pictures) == {second.digest}
@@ -310,20 +280,11 @@ def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     assert f"pictures/{first.digest}.png: damaged" in notes[0]
 
 
-def test_captions_of_a_damaged_shard_are_missed_in_words(tmp_path: Path) -> None:
-    (record,) = write_sweep(tmp_path, trials=1, shards=True)
-    (tmp_path / record.shards[0]).write_bytes(b"PAR1")
-    notes: list[str] = []
-    assert data_of(report_page(Storage(tmp_path), notes.append))["captions"] == []
-    assert len(notes) == 1
-    assert record.shards[0] in notes[0]
-
-
 def test_it_is_written_where_the_sweep_is(tmp_path: Path) -> None:
     write_sweep(tmp_path / "anything", trials=4, shards=True)
     far = Storage("anything", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
     assert write_report(far) == "report.html"
-    assert data_of((tmp_path / "anything" / "report.html").read_text("utf-8"))["captions"] == [list(CAPTIONS)]
+    assert len(data_of((tmp_path / "anything" / "report.html").read_text("utf-8"))["trials"]) == 4
 
 
 def test_facts_and_what_was_searched(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Images of several trials for the same captions, drawn from the tokens in the store: one sheet of tiles per trial."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from orchestrator.report.thumbnails import Note
+from orchestrator.results.store import IMAGE_GRIDS, read_sweep_yaml, read_table
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
+from workers.data.pictures import is_intact_png
+
+if TYPE_CHECKING:
+    from workers.models.target import Target
+
+Key = tuple[int, int]  # caption and sample
+Draw = Callable[[Sequence[Sequence[int]]], list[Image.Image]]
+
+CAPTIONS, COLUMNS = 60, 10
+_MAX_SIDE = 128  # pixels of a tile
+_MAX_CHARACTERS = 1_300_000  # of all sheets together
+_MAX_BYTES_ON_CPU = 2 << 30  # of a target's files; larger targets are loaded for a report on a GPU only
+_BATCH, _QUALITY, _GRID_GAP = 16, 86, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens and caption of the first images of a trial."""
+
+    tokens: Mapping[Key, list[int]]
+    captions: Mapping[Key, str]
+
+
+def comparer_data(sweep: Sweep, records: Sequence[TrialRecord], note: Note) -> dict[str, Any]:
+    """Sheets of the trials in the order of their importance, as far as they fit.
+
+    The sweep's own target draws the tokens. If it cannot be loaded, `from_tokens` is false and the tiles are those of
+    the image grids that the sweep wrote. Skips what is missing or damaged; `note` is called with a sentence about it.
+
+    Returns:
+        captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {digest of
+        the config: data URI}. Empty without any sheet.
+    """
+    found = {record.digest: rows for record in records if (rows := _rows(sweep, record, note)) is not None}
+    if not found:
+        return {}
+    first = next(iter(found.values()))
+    keys = sorted(key for key in first.tokens if all(key in rows.tokens for rows in found.values()))[:CAPTIONS]
+    draw = _drawer(sweep, note) if keys else None
+    side = sweep.identity.image_size
+    sheets: dict[str, str] = {}
+    left, size = _MAX_CHARACTERS, (0, 0)
+    for digest, rows in found.items():
+        tiles = _stored_tiles(sweep, digest, side) if draw is None else draw([rows.tokens[key] for key in keys])
+        if not tiles:
+            continue
+        keys = keys[: len(tiles)]
+        size, uri = _sheet(tiles)
+        if len(uri) > left:
+            break
+        left -= len(uri)
+        sheets[digest] = uri
+    if not sheets:
+        return {}
+    captions = [first.captions[key] for key in keys]
+    shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
+    return shape | {"sheets": sheets, "from_tokens": draw is not None}
+
+
+def _rows(sweep: Sweep, record: TrialRecord, note: Note) -> Rows | None:
+    """The rows of a trial's first shards, at least `CAPTIONS` if it has as many; None if it has none to read."""
+    tokens: dict[Key, list[int]] = {}
+    captions: dict[Key, str] = {}
+    for shard in record.image_shards:
+        try:
+            columns = ["caption_id", "sample", "caption", "tokens"]
+            table = read_table(sweep.storage, shard, columns, fix="the report lacks its images")
+        except ValueError as error:
+            note(str(error))
+            return None
+        for row in table.to_pylist():
+            key = row["caption_id"], row["sample"]
+            tokens[key], captions[key] = row["tokens"], str(row["caption"])
+        if len(tokens) >= CAPTIONS:
+            break
+    return Rows(tokens, captions) if tokens else None
+
+
+def _drawer(sweep: Sweep, note: Note) -> Draw | None:
+    """Draws rows of tokens with the sweep's target; None, with a note, if it cannot be loaded."""
+    models = read_sweep_yaml(sweep.storage).get("models")
+    if not models:
+        return None
+    given = models if isinstance(models, Mapping) else {"file": models}
+    try:
+        target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
+    except (ValueError, OSError) as error:
+        note(f"the report shows the first images of each trial only: {error}")
+        return None
+
+    def draw(rows: Sequence[Sequence[int]]) -> list[Image.Image]:
+        import torch
+
+        from workers.data.pictures import to_pictures
+
+        tokens = torch.tensor([list(row) for row in rows], device=target.device)
+        starts = range(0, len(tokens), _BATCH)
+        return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + _BATCH]))]
+
+    return draw
+
+
+def _load_target(file: str, name: str | None, hashes: Mapping[str, str]) -> Target:
+    """The target that drew the sweep's images.
+
+    Raises:
+        ValueError, OSError: its files are missing, damaged, others than the sweep's, or too large for this machine.
+    """
+    import torch
+
+    from workers.loading.models_yaml import find_entry
+
+    entry = find_entry(file, name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    files = [Path(path) for path in entry.family.target_files.values()]
+    size = sum(part.stat().st_size for path in files for part in (path, *path.rglob("*")) if part.is_file())
+    if device.type == "cpu" and size > _MAX_BYTES_ON_CPU:
+        raise ValueError(f"{file}: the target's files have {size / 2**30:.0f} GiB; write the report on a GPU machine")
+    if any(hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key):
+        raise ValueError(f"{file}: the model's files have changed since the sweep; restore them")
+    return entry.family.load(device, entry.dtype_on(device))
+
+
+def _stored_tiles(sweep: Sweep, digest: str, side: int | None) -> list[Image.Image]:
+    """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
+    name = f"{IMAGE_GRIDS}/{digest}.png"
+    if side is None or not sweep.storage.exists(name) or not is_intact_png(data := sweep.storage.read(name)):
+        return []
+    grid = Image.open(io.BytesIO(data)).convert("RGB")
+    corners = [
+        (left, top)
+        for top in range(0, grid.height - side + 1, side + _GRID_GAP)
+        for left in range(0, grid.width - side + 1, side + _GRID_GAP)
+    ]
+    return [grid.crop((left, top, left + side, top + side)) for left, top in corners]
+
+
+def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
+    """The size of a tile, and all tiles in rows of `COLUMNS` as a data URI."""
+    small = [tile.copy() for tile in tiles]
+    for tile in small:
+        tile.thumbnail((_MAX_SIDE, _MAX_SIDE), Image.Resampling.LANCZOS)
+    width, height = small[0].size
+    sheet = Image.new("RGB", (COLUMNS * width, -(-len(small) // COLUMNS) * height))
+    for number, tile in enumerate(small):
+        sheet.paste(tile, (number % COLUMNS * width, number // COLUMNS * height))
+    buffer = io.BytesIO()
+    sheet.save(buffer, "WEBP", quality=_QUALITY, method=5)
+    return (width, height), f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,142 @@
+"""The image comparer and the heat maps of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.report.page import write_report
+from orchestrator.results.sweep import Sweep
+from tests.browser.report_pages import Open, front_of
+from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("drawn")
+    write_drawn_sweep(place, captions(COUNT), trials=16)
+    write_report(Storage(place))
+    return place
+
+
+def painted(page: Page, mode: str, flipped: str = "false") -> None:
+    """Wait until the tiles are painted in a mode."""
+    page.wait_for_function(
+        "start => document.getElementById('image-panel').dataset.painted?.startsWith(start)", arg=f"{mode} "
+    )
+    page.wait_for_function(
+        "flipped => document.getElementById('image-panel').dataset.painted.split(' ')[2] === flipped", arg=flipped
+    )
+
+
+def pixels(page: Page, place: int, number: int = 0) -> list[int]:
+    """The colours of a tile: place 0 is vanilla's."""
+    found: list[int] = page.locator(f'#image-panel canvas[data-place="{place}"][data-caption="{number}"]').evaluate(
+        "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
+    )
+    return found
+
+
+def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    painted(page, "side")
+    vanilla = Sweep.open(folder).vanilla
+    assert vanilla is not None
+    for number, figure in enumerate(page.locator("#image-panel figure").all()):
+        tiles = figure.locator("canvas")
+        assert figure.locator("figcaption").inner_text() == captions(COUNT)[number]
+        assert tiles.evaluate_all("all => all.map((tile) => tile.dataset.caption)") == [str(number)] * 3
+        shown = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
+        assert len(set(shown)) == 3
+        assert shown[0] == str(vanilla.number)
+        for tile in tiles.all():
+            assert captions(COUNT)[number] in str(tile.get_attribute("aria-label"))
+    assert pixels(page, 0) != pixels(page, 1) != pixels(page, 2)
+    seen = set()
+    for _ in range(5):
+        seen |= {figure.inner_text() for figure in page.locator("#image-panel figcaption").all()}
+        page.get_by_role("button", name="Next captions").click()
+    assert seen == set(captions(COUNT)), "at least 48"
+
+
+def test_settings_are_chosen(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    member = front_of(folder, "speedup", "fid")[0]
+    page.locator("#image-controls select").nth(1).select_option(str(member.number))
+    shown = page.locator("#image-panel figure").first.locator("canvas").nth(2)
+    assert shown.get_attribute("data-trial") == str(member.number)
+    assert member.label in page.locator(".tile-names").inner_text()
+
+
+def test_blink_shows_vanilla_in_the_same_place(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    painted(page, "side")
+    vanilla, own = pixels(page, 0), pixels(page, 1)
+    page.get_by_role("button", name="blink").click()
+    page.locator("#flip").click()
+    painted(page, "blink", "true")
+    assert pixels(page, 1) == vanilla
+    page.locator("#flip").click()
+    painted(page, "blink", "false")
+    assert pixels(page, 1) == own
+
+
+def test_differences_are_those_of_the_pixels(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    painted(page, "side")
+    vanilla, own = pixels(page, 0), pixels(page, 1)
+    page.get_by_role("button", name="difference").click()
+    painted(page, "difference")
+    expected = [
+        255 if i % 4 == 3 else min(255, 3 * abs(a - b)) for i, (a, b) in enumerate(zip(own, vanilla, strict=True))
+    ]
+    assert pixels(page, 1) == expected
+    assert pixels(page, 0) == vanilla
+
+
+def test_zoom(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    tile = page.locator("#image-panel canvas").first
+    before = tile.bounding_box()
+    page.locator("#zoom").press("End")
+    after = tile.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["width"] > 1.5 * before["width"]
+
+
+def test_pinned_settings_lead_to_their_images(open_page: Open, folder: Path) -> None:
+    page, members = open_page(folder), front_of(folder, "speedup", "fid")[-2:]
+    for member in members:
+        page.locator(f'.point[data-trial="{member.number}"]').press("Enter")
+    page.get_by_role("button", name="compare their images").click()
+    shown = (
+        page.locator("#image-panel figure")
+        .first.locator("canvas")
+        .evaluate_all("all => all.map((t) => t.dataset.trial)")
+    )
+    assert shown[1:] == [str(member.number) for member in members]
+
+
+def test_heat_maps_have_one_scale_and_names(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    assert page.locator("#heat-list .scale canvas").count() == 1
+    maps = page.locator("#heat-list figure canvas")
+    front = front_of(folder, "speedup", "fid")
+    assert maps.count() >= len(front)
+    colours: dict[int, tuple[int, ...]] = {}
+    for figure in page.locator("#heat-list figure").all():
+        number = int(str(figure.get_attribute("data-trial")))
+        canvas = figure.locator("canvas")
+        colour = tuple(canvas.evaluate("canvas => [...canvas.getContext('2d').getImageData(3, 3, 1, 1).data]"))
+        assert colours.setdefault(number % 3, colour) == colour, "equal lengths have equal colours in all maps"
+        assert f"mean {1 + number % 3}.00" in str(canvas.get_attribute("aria-label"))
+    assert len(set(colours.values())) == len(colours) > 1

@@ -1,0 +1,97 @@
+"""The images that the report compares, and the heat maps: drawn from the store, with what cannot be drawn left out."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from orchestrator.report.comparer import CAPTIONS, COLUMNS, comparer_data
+from orchestrator.report.heat_maps import heat_data
+from orchestrator.report.thumbnails import ignore
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
+from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.loading.models_yaml import find_entry
+
+
+def complete(sweep: Sweep) -> list[TrialRecord]:
+    return [record for record in sweep.records if record.state == "complete"]
+
+
+def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
+    write_drawn_sweep(tmp_path, captions(CAPTIONS + 10), trials=3)
+    sweep = Sweep.open(tmp_path)
+    notes: list[str] = []
+    data = comparer_data(sweep, complete(sweep), notes.append)
+    assert notes == []
+    assert data["from_tokens"]
+    assert data["captions"] == captions(CAPTIONS)
+    assert CAPTIONS >= 48
+    assert set(data["sheets"]) == {record.digest for record in sweep.records}
+    target = find_entry("builtin").family.load(torch.device("cpu"), torch.float32)
+    record, tile = sweep.records[1], 13
+    tokens = torch.tensor([sweep.images(record.number, ["tokens"])["tokens"][tile].as_py()])
+    expected = target.decode(tokens)[0].permute(1, 2, 0).numpy() * 255
+    sheet = Image.open(io.BytesIO(base64.b64decode(data["sheets"][record.digest].partition(",")[2]))).convert("RGB")
+    top, left = tile // COLUMNS * data["height"], tile % COLUMNS * data["width"]
+    found = np.asarray(sheet, dtype=float)[top : top + data["height"], left : left + data["width"]]
+    assert np.abs(found - expected).mean() < 12, "compressed"
+
+
+@pytest.mark.parametrize("obstacle", ["changed", "missing"])
+def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path, obstacle: str) -> None:
+    write_drawn_sweep(tmp_path, captions(20), trials=3, models={"tokenizer": "00"})
+    if obstacle == "missing":
+        plan = yaml.safe_load((tmp_path / "sweep.yaml").read_bytes())
+        (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan | {"models": {"file": str(tmp_path / "gone")}}))
+    sweep = Sweep.open(tmp_path)
+    pixels = np.zeros((98, 98, 3), dtype=np.uint8)
+    pixels[50:, 50:] = 200
+    for record in sweep.records:
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{record.digest}.png")
+    notes: list[str] = []
+    data = comparer_data(sweep, complete(sweep), notes.append)
+    assert len(notes) == 1
+    assert ("changed" if obstacle == "changed" else "gone") in notes[0]
+    assert not data["from_tokens"]
+    assert data["captions"] == captions(4), "a grid of two by two images"
+    sheet = Image.open(io.BytesIO(base64.b64decode(data["sheets"][sweep.records[0].digest].partition(",")[2])))
+    tiles = np.asarray(sheet.convert("L"))[:48].reshape(48, COLUMNS, 48).mean(axis=(0, 2))
+    assert [round(float(value), -1) for value in tiles[:4]] == [0, 0, 0, 200]
+
+
+def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
+    records = write_drawn_sweep(tmp_path, captions(5), trials=3)
+    (tmp_path / records[1].shards[0]).write_bytes(b"PAR1")
+    sweep = Sweep.open(tmp_path)
+    for data in (comparer_data, heat_data):
+        notes: list[str] = []
+        found = data(sweep, complete(sweep), notes.append)
+        assert set(found["sheets" if data is comparer_data else "cells"]) == {records[0].digest, records[2].digest}
+        assert len(notes) == 1
+        assert records[1].shards[0] in notes[0]
+
+
+def test_heat_maps_share_one_scale(tmp_path: Path) -> None:
+    records = write_drawn_sweep(tmp_path, captions(4), trials=3)
+    sweep = Sweep.open(tmp_path)
+    data = heat_data(sweep, complete(sweep), ignore)
+    assert (data["rows"], data["columns"], data["low"], data["high"]) == (12, 12, 1, 3)
+    first, *rest = data["cells"][records[1].digest]
+    assert first is None, "the prefill emits the first token"
+    assert set(rest) == {2.0}
+
+
+def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=3)
+    sweep = Sweep.open(tmp_path)
+    assert comparer_data(sweep, complete(sweep), ignore) == {}
+    assert heat_data(sweep, complete(sweep), ignore) == {}
