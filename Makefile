@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 # for two cores: tests of Ray, servers and browsers mostly wait.
 TEST_WORKERS ?= 3
 
-.PHONY: help venv test lint bench sweep clean
+.PHONY: help venv test lint docs bench sweep clean
 
 help:
 	@echo "make venv   virtual environment with pinned dependencies in $(VENV)"
 	@echo "make test   the tests, in three processes (TEST_WORKERS=N)"
 	@echo "make lint   ruff and mypy (strict)"
+	@echo "make docs   the documentation as a site in site/"
 	@echo "make bench  the benchmarks: every method's row, and the engine's overhead"
 	@echo "make sweep  the quick start's sweep on the built-in model, on this machine"
 
@@ -33,6 +34,10 @@ lint: venv
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
+docs: export NO_MKDOCS_2_WARNING = 1 # a line of the theme's authors on its successor
+docs: venv
+	$(BIN)/python -m mkdocs build --strict
+
 bench: venv
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.overhead
@@ -42,4 +47,4 @@ sweep: venv
 	$(BIN)/specfrontier launch quickstart --resume $(SWEEP_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

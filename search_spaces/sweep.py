@@ -44,7 +44,7 @@ DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimi
 
 KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
         "constraints", "search", "racing", "budget", "enqueue", "sampling", "space")  # fmt: skip
-_SECTIONS: Mapping[str, type[Params]] = {
+SWEEP_SECTIONS: Mapping[str, type[Params]] = {
     "models": Models, "captions": Captions, "reference": Reference, "quality": Quality, "timing": Timing,
     "search": Search, "budget": Budget,
 }  # fmt: skip
@@ -118,7 +118,7 @@ class SweepConfig:
             raise ConfigError(("space",), "missing; give a space to search, or configs to enqueue")
         header = SweepHeader.from_mapping({key: given[key] for key in SweepHeader.fields() if key in given})
         parts: dict[str, Any] = {**header.to_mapping(), "sampling": None, "racing": None}
-        for name, section in _SECTIONS.items():
+        for name, section in SWEEP_SECTIONS.items():
             with at(name):
                 parts[name] = section.from_mapping(given.get(name, {}))
         if "racing" in given:

@@ -36,7 +36,7 @@ BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
 
 
 @dataclass(frozen=True, slots=True)
-class _CommonKeys(Params):
+class CommonKeys(Params):
     """The keys of an entry that all families share, except `drafters` and `metrics`."""
 
     family: Annotated[str, "family of the target"]
@@ -223,9 +223,9 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
         raise ConfigError(("family",), f"missing; give one of {', '.join(families())}")
     with at("family"):
         kind = families().lookup(given["family"])
-    common, own = _CommonKeys.fields(), kind.fields()
+    common, own = CommonKeys.fields(), kind.fields()
     expect_mapping(given, [*own, *common, "drafters", "metrics"])
-    shared = _CommonKeys.from_mapping({key: given[key] for key in common if key in given})
+    shared = CommonKeys.from_mapping({key: given[key] for key in common if key in given})
     family = kind.from_mapping({key: given[key] for key in own if key in given})
     paths = {own[key].name: _absolute(path, base) for key, path in family.paths.items() if path is not None}
     family = replace(family, **paths)

@@ -1,0 +1,127 @@
+"""The documentation as a site, and its links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+import yaml
+
+import specfrontier
+from search_spaces.sweep import KEYS, SWEEP_SECTIONS, ready_spaces
+from tests.docs.pages import PAGES, ROOT, prose
+from tests.fakes.command_line import specfrontier as command
+from workers.metrics.registry import registered_metrics
+
+MAX_README_LINES = 150
+
+
+def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    """`mkdocs build --strict`: a warning is an error. (With `--quiet` warnings would not count.)"""
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+class Links(HTMLParser):
+    """Links of a page, the resources that it loads, and its anchors."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.anchors |= {value for key in ("id", "name") if (value := found.get(key))}
+        address = found.get("href") or found.get("src")
+        if address is not None:
+            (self.links if tag == "a" else self.loaded).append(address)
+
+
+@pytest.mark.slow(seconds=8)
+def test_every_link_of_the_site_resolves(site: Path) -> None:
+    pages = {page: Links(page) for page in site.rglob("*.html") if page.name != "404.html"}
+    assert len(pages) > 30
+    for page, found in pages.items():
+        for address in [*found.links, *found.loaded]:
+            path, anchor = urldefrag(unquote(address))
+            if re.match(r"[a-z]+:", path):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file(), (page.name, address)
+            if anchor and target.suffix == ".html" and not anchor.startswith("__"):
+                assert anchor in pages[target].anchors, (page.name, address)
+
+
+@pytest.mark.slow(seconds=8)
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert not [address for address in Links(page).loaded if re.match(r"[a-z]+:|//", address)], page.name
+
+
+@pytest.mark.slow(seconds=8)
+def test_references_have_every_key_metric_command_and_name(site: Path) -> None:
+    def text(name: str) -> str:
+        return (site / "reference" / f"{name}.html").read_text("utf-8")
+
+    keys = text("yaml")
+    assert all(f"<code>{key}</code>" in keys for key in KEYS)
+    assert all(f"<code>{key}</code>" in keys for section in SWEEP_SECTIONS.values() for key in section.fields())
+    assert all(f"<code>{name}</code>" in text("metrics") for name in registered_metrics())
+    assert all(f"<code>{name}</code>" in text("spaces") for name in ready_spaces())
+    assert all(f"<code>{name}</code>" in text("python") for name in specfrontier.__all__)
+    listed = re.findall(r"^  ([a-z]+) ", command("--help").out.partition("Commands:")[2], flags=re.M)
+    assert len(listed) > 10
+    assert all(f"<code>specfrontier {name}</code>" in text("commands") for name in listed)
+
+
+@pytest.mark.slow(seconds=8)
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[nowhere](nowhere.md)")
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    kept = {key: value for key, value in settings.items() if key not in {"nav", "hooks", "docs_dir"}}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(kept))
+    built = build(tmp_path / "site", tmp_path / "mkdocs.yml")
+    assert built.returncode == 1
+    assert "nowhere.md" in built.stderr
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a Markdown page's headings, as hosts of repositories make them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve_in_the_repository_too(page: Path) -> None:
+    for address in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, anchor = urldefrag(address)
+        if re.match(r"https://", path):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), address
+        assert target.is_relative_to(ROOT), address
+        assert not anchor or anchor in anchors(target), address
