@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,3 +47,20 @@ def blocks(page: Path) -> list[Block]:
 def prose(page: Path) -> str:
     """The text of a page without its code."""
     return re.sub(r"`[^`\n]*`", "", _BLOCK.sub("", page.read_text("utf-8")))
+
+
+def inline_code(page: Path) -> list[str]:
+    """The code within the sentences of a page."""
+    text = _BLOCK.sub("", page.read_text("utf-8"))
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+def shell_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "sh"]
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """The words of each command of a block, without its comment and its variables."""
+    for line in block.text.splitlines():
+        if words := shlex.split(line, comments=True):
+            yield [word for index, word in enumerate(words) if index or not re.match(r"[A-Z_]+=", word)]

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import yaml
 from orchestrator.cli.app import app
 from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
+from tests.fakes.wheel import package_files, wheel_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's command line
 ROOT = Path(__file__).parents[2]
@@ -88,18 +88,8 @@ def test_the_image_installs_the_project_from_what_it_copies(tmp_path: Path) -> N
             shutil.copy(ROOT / name, tmp_path / name)
     (install,) = (words[1:] for words in instructions() if words[:4] == ["RUN", "python", "-m", "pip"])
     assert install[3:] == ["install", "--no-cache-dir", ".", "-c", "constraints.txt"]
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", "out", "."]
-    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
-    (wheel,) = (tmp_path / "out").iterdir()
-    names = set(zipfile.ZipFile(wheel).namelist())
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    expected = {path for package in packages for path in tracked(package.rstrip("*"))}
-    assert expected <= names, sorted(expected - names)
-
-
-def tracked(folder: str) -> list[str]:
-    listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True)
-    return listed.stdout.split()
+    names = set(zipfile.ZipFile(wheel_of(tmp_path, tmp_path / "out")).namelist())
+    assert package_files(ROOT) <= names, sorted(package_files(ROOT) - names)
 
 
 def test_the_image_does_not_run_as_root() -> None:

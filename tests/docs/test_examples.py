@@ -19,6 +19,7 @@ from search_spaces.samplers import SAMPLERS
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DRAFTERS
+from tests.docs.pages import commands_of, shell_blocks
 from tests.fakes.command_line import specfrontier
 from workers.loading import models_yaml
 from workers.loading.models import Models
@@ -75,10 +76,11 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     return run(request.param, monkeypatch, tmp_path)
 
 
-def assert_launch_accepts(sweep: str, plugin: str = "") -> None:
-    """`launch --check` of a page's sweep, with the plugin of the same name unless another is given."""
-    checked = specfrontier("--plugin", plugin or sweep, "launch", f"{sweep}.yaml", "--check")
-    assert checked.code == 0, checked.err
+def assert_commands_run(page: str) -> None:
+    """The shell commands of a page, with the files that its code has left in this folder."""
+    for words in (words for block in shell_blocks(DOCS / page) for words in commands_of(block)):
+        result = specfrontier(*words[1:])
+        assert result.code == 0, (words, result.err)
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def assert_launch_accepts(sweep: str, plugin: str = "") -> None:
 def test_your_own_rule(names: dict[str, Any]) -> None:
     tokens, accepted = names["tokens"], names["accepted"]
     assert all(torch.equal(a, b) for a, b in zip(tokens["exact"], tokens["fading, but exact"], strict=True))
-    assert_launch_accepts("my_rules")
+    assert_commands_run("your_own_rule.md")
     assert accepted["exact"] > 1.2
     for rule in ("fading", "cosine"):
         assert accepted[rule] > accepted["exact"] + 0.05, rule
@@ -119,7 +121,7 @@ def test_a_rule_of_the_page_works_inside_the_project(file: str, name: str, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["your_own_drafter.md"], indirect=True)
 def test_your_own_drafter(names: dict[str, Any]) -> None:
-    assert_launch_accepts("my_drafter", plugin="transition")
+    assert_commands_run("your_own_drafter.md")
     assert names["lossless"] is True
     assert names["same"] is True
     assert names["one"] == 1
@@ -173,7 +175,7 @@ def test_your_own_target(names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("names", ["your_own_sampler.md"], indirect=True)
 def test_your_own_sampler(names: dict[str, Any]) -> None:
-    assert_launch_accepts("my_sampler")
+    assert_commands_run("your_own_sampler.md")
     assert set(names["lengths"]) <= {2, 3}, "the option, not the default of 4"
     assert "short" in SAMPLERS
 

@@ -58,7 +58,8 @@ def test_models_yaml_and_checks_know_its_keys(plugin: Path) -> None:
     assert "metrics.probe" in reasons["probe"]
 
 
-def test_launch_accepts_the_pages_sweep(plugin: Path) -> None:
+def test_commands_of_the_page_accept_its_files(plugin: Path) -> None:
+    assert specfrontier("--plugin", "my_metrics", "doctor", "--models", "models.yaml").code == 0
     checked = specfrontier("--plugin", "my_metrics", "launch", "my_metrics.yaml", "--check")
     assert checked.code == 0, checked.err
     assert "speedup, probe" in checked.out

@@ -1,0 +1,151 @@
+"""Every command of the documentation is run here, or names the test that runs its like, or says what it needs and a
+test lacks. All of them are parsed: an option that no longer exists is found wherever it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+from orchestrator.cli.app import app
+from tests.docs.pages import PAGES, ROOT, Block, blocks, commands_of, inline_code, shell_blocks
+from tests.fakes.command_line import specfrontier
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.scenes.images import sample_captions
+
+NEEDS = {"network", "minutes", "gpu", "checkpoints", "cluster", "browser", "captions and images of MS-COCO"}
+
+
+# Ray and the sweep commands warn of their own imports, and a benchmark may have been imported before
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+RUN_HERE = [page for page in PAGES if any(not block.mark for block in shell_blocks(page))]
+MARKED = [block for page in PAGES for block in shell_blocks(page) if block.mark]
+
+
+@pytest.mark.parametrize("block", MARKED, ids=lambda block: block.place)
+def test_a_mark_says_what_a_command_needs_or_which_test_runs_its_like(block: Block) -> None:
+    if block.mark == "needs":
+        assert set(block.detail.split(", ")) <= NEEDS
+        return
+    assert block.mark == "tested by"
+    test = (ROOT / block.detail).read_text("utf-8")
+    for words in commands_of(block):
+        assert subject(words) in test or block.page.name in test, words
+
+
+def subject(words: Sequence[str]) -> str:
+    """What a command line is about: the command of `specfrontier`, the module, the program."""
+    if Path(words[0]).name == "specfrontier":
+        return next(word for index, word in enumerate(words[1:]) if word != "--plugin" and words[index] != "--plugin")
+    return words[2].removeprefix("benchmarks.") if words[:2] == ["python", "-m"] else words[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader runs the commands: with photos and some sweeps."""
+    for number, name in enumerate(("quickstart", "mine", "theirs")):
+        write_sweep(tmp_path / "sweeps" / name, trials=16, seed=number, name=name)
+    (tmp_path / "photos").mkdir()
+    for number in range(65):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
+def test_commands_run(page: Path, folder: Path) -> None:
+    save_files(page, folder)
+    for block in shell_blocks(page):
+        for words in () if block.mark else commands_of(block):
+            assert words[0] == "specfrontier", f"{block.place}: run it, or mark what it needs"
+            result = specfrontier(*words[1:])
+            assert result.code == 0, (block.place, words, result.err)
+
+
+def save_files(page: Path, folder: Path) -> None:
+    """The YAML files of a page, named by a comment or by their own `name`, and as many captions as they count."""
+    counts = [int(count) for count in re.findall(r"captions\.txt, count: (\d+)", page.read_text("utf-8"))]
+    (folder / "captions.txt").write_text("\n".join(sample_captions(1, max(counts, default=3))))
+    for block in blocks(page):
+        named = re.match(r"# (\w+\.yaml)\n|name: (\w+)\n", block.text) if block.language == "yaml" else None
+        if named:
+            (folder / (named[1] or f"{named[2]}.yaml")).write_text(block.text, "utf-8")
+            shutil.rmtree(folder / "sweeps" / f"{named[2]}", ignore_errors=True)  # a page's own sweep has not run yet
+
+
+class Parsed(Exception):
+    """An argument parser has accepted a command line."""
+
+
+def commands(page: Path) -> dict[str, list[str]]:
+    """Place and words of all commands of a page, those benchmarks within its sentences included."""
+    found = {}
+    for block in shell_blocks(page):
+        found |= {f"{block.place} {index}": words for index, words in enumerate(commands_of(block))}
+    for code in inline_code(page):
+        if code.startswith("python -m "):
+            found[code] = shlex.split(code)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_parses(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, words in commands(page).items():
+        parse(place, words, monkeypatch)
+
+
+def parse(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a command line without running it: its options by the program's own parser, else the file that it names."""
+    match words:
+        case ["specfrontier" | ".venv/bin/specfrontier", *_]:
+            name = subject(words)
+            command: Any = typer.main.get_command(app)
+            with contextlib.suppress(typer.Exit):  # of options such as --list
+                command.commands[name].make_context(name, words[words.index(name) + 1 :])
+        case ["python", "-m", module, *arguments] if module.startswith("benchmarks."):
+            parse_benchmark(module, arguments, monkeypatch)
+        case ["make", *targets]:
+            rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.M)
+            assert {target for target in targets if "=" not in target} <= set(rules), place
+        case ["ray", "start", *arguments]:
+            from ray.scripts.scripts import start
+
+            start.make_context("start", arguments)
+        case ["ray", "job", "submit", *arguments]:
+            parse(place, arguments[arguments.index("--") + 1 :], monkeypatch)
+        case [("sbatch" | "kubectl"), *arguments]:
+            assert [word for word in arguments if (ROOT / word).is_file()], place
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module), place
+        case [program, *_]:
+            assert program in {"pip", "optuna-dashboard"}, place
+
+
+def parse_benchmark(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of a benchmark, by its own parser, which goes no further."""
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        original(parser, arguments)
+        raise Parsed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(Parsed):
+            runpy.run_module(module, run_name="__main__")
