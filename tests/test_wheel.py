@@ -27,7 +27,16 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel, which borrows other packages from this one: not the project itself."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    install = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-deps"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
     subprocess.run([*install, "--no-index", wheel], check=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))  # its own .pth files are not read

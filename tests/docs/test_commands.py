@@ -94,7 +94,7 @@ class Parsed(Exception):
 
 def commands(page: Path) -> dict[str, list[str]]:
     """Place and words of all commands of a page, those benchmarks within its sentences included."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for block in shell_blocks(page):
         found |= {f"{block.place} {index}": words for index, words in enumerate(commands_of(block))}
     for code in inline_code(page):

@@ -23,7 +23,7 @@ def build_wheel(source: Path, out: Path) -> Path:
 
 def wheel_of(folder: Path, out: Path) -> Path:
     """The wheel of a folder with pyproject.toml; writes a folder `build` there."""
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", out, "."]
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(out), "."]
     subprocess.run(build, cwd=folder, check=True, capture_output=True)
     (wheel,) = out.iterdir()
     return wheel
