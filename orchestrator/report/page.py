@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from orchestrator.report.analysis import hypervolumes, importances
 from orchestrator.report.answer import answer
 from orchestrator.report.comparer import comparer_data
 from orchestrator.report.facts import NOTES, facts, searched
@@ -39,7 +40,7 @@ from workers.data.storage import Storage
 _LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 _SCRIPTS = (
     "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
-    "table.js", "page.js",
+    "analysis.js", "filter.js", "table.js", "page.js",
 )  # fmt: skip
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
@@ -119,6 +120,8 @@ def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
             "keys": keys,
             "trials": trials,
             "answer": {} if front is None else answer(front),
+            "importances": importances(first, axes) if len(sweeps) == 1 else {},
+            "hypervolumes": hypervolumes(front) if candidates and front is not None else [],
             "configs": {r.digest: config_yaml(r.config) for sweep in sweeps for r in sweep.records if r.config},
         }
     )

@@ -64,6 +64,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
         page.on("pageerror", lambda error: note(str(error)))
         page.on("dialog", dismiss)
         page.goto(address)
+        page.locator("body[data-ready]").wait_for(state="attached")
         return page
 
     yield opened

@@ -29,12 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def painted(page: Page, mode: str, flipped: str = "false") -> None:
     """Wait until the tiles are painted in a mode."""
-    page.wait_for_function(
-        "start => document.getElementById('image-panel').dataset.painted?.startsWith(start)", arg=f"{mode} "
-    )
-    page.wait_for_function(
-        "flipped => document.getElementById('image-panel').dataset.painted.split(' ')[2] === flipped", arg=flipped
-    )
+    page.locator(f'#image-panel[data-painted^="{mode} 0 {flipped} "]').wait_for(state="attached")
 
 
 def pixels(page: Page, place: int, number: int = 0) -> list[int]:

@@ -172,8 +172,55 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     page.locator("input[type=search]").fill("")
     page.get_by_role("button", name="front only").click()
     assert {int(number) for number in column(page, "number")} == on_front(page)
-    page.locator("input[type=search]").fill("nothing is like this")
+    page.locator("input[type=search]").fill("nothing")
     assert "No trial matches" in page.locator("#table").inner_text()
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100", "drift<1.2"],
+)
+def test_the_table_filters_as_the_commands_do(open_page: Open, folder: Path, query: str) -> None:
+    page = open_page(folder)
+    page.locator("#filter").fill(query)
+    expected = Sweep.open(folder).trials([query], ["number"])["number"].to_pylist()
+    assert 0 < len(expected) < 24
+    assert [int(number) for number in column(page, "number")] == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "parts"),
+    [
+        ("tree.dept>=4", ["tree.dept", "unknown key", "tree.depth"]),
+        ("nonsense=1", ["nonsense", "unknown key"]),
+        ("tree.policy<chain", ["tree.policy", "text"]),
+        ("fid<low", ["fid", "numbers", "low"]),
+    ],
+)
+def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, parts: list[str]) -> None:
+    page = open_page(folder)
+    page.locator("#filter").fill("chain")
+    before = column(page, "number")
+    page.locator("#filter").fill(f"chain {query}")
+    problem = page.locator("#filter-error").inner_text()
+    assert all(part in problem for part in parts)
+    assert page.locator("#filter").get_attribute("aria-invalid") == "true"
+    assert column(page, "number") == before
+    page.locator("#filter").fill("")
+    assert page.locator("#filter-error").inner_text() == ""
+    assert len(column(page, "number")) == 24
+
+
+def test_columns_are_chosen(open_page: Open, folder: Path) -> None:
+    page, record = open_page(folder), Sweep.open(folder).records[2]
+    assert page.locator('#table th[data-key="acceptance.k"]').count() == 0
+    page.locator(".columns summary").click()
+    page.locator('input[data-column="acceptance.k"]').check()
+    page.locator('input[data-column="drafter"]').uncheck()
+    assert record.config is not None
+    assert column(page, "acceptance.k")[2] == str(record.config.flat()["acceptance.k"])
+    assert column(page, "acceptance.k")[0] == "–"
+    assert page.locator('#table th[data-key="drafter"]').count() == 0
 
 
 def test_a_row_leads_to_its_point(open_page: Open, folder: Path) -> None:
@@ -202,7 +249,7 @@ def test_a_setting_is_copied_where_the_clipboard_is_closed(open_page: Open, fold
     }""")
     page.locator("#card summary").click()
     page.locator("#card .copy").click()
-    page.wait_for_function("window.copied !== undefined")
+    page.locator("#card .copy", has_text="Copied").wait_for()
     assert page.evaluate("window.copied") == page.locator("#card pre").inner_text()
 
 

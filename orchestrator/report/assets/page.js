@@ -1,13 +1,17 @@
 // Builds the page and redraws it after a choice.
+let ready = false; // the parts below the first screen are drawn after its first paint
 function redraw() {
+  drawLegend();
   const { front } = drawChart();
   state.pins = state.pins.filter((trial) => scene.trials.includes(trial));
   state.hovered = null;
-  drawLegend();
   markChoices();
+  drawAside();
+  if (ready) drawBelow(front);
+}
+function drawBelow(front) {
   drawWithinError(front);
   drawTable(front);
-  drawAside();
 }
 
 function choice(name, options, value, change) {
@@ -28,10 +32,6 @@ function drawControls() {
   show("controls", choice("x", metrics, state.x, set("x")), choice("y", metrics, state.y, set("y")),
     choice("colour", [...(several ? [["sweep", "sweep"]] : []), ["acceptance", "acceptance rule"], ["tree", "tree policy"], ["drafter", "drafter"]], state.colour, set("colour")),
     toggle("error bars", state.bars, set("bars")), toggle("zoom", state.near, set("near")));
-  show("table-controls", el("span", { class: "quiet", id: "shown" }),
-    el("input", { type: "search", placeholder: "lantern fid<5", "aria-label": "Filter trials by words or conditions such as fid<5", spellcheck: "false",
-      input: (event) => { state.query = event.target.value; drawTable(scene.front); } }),
-    toggle("front only", state.frontOnly, (on) => { state.frontOnly = on; drawTable(scene.front); }));
 }
 function drawLegend() {
   const there = new Set(DATA.trials.filter((trial) => plotted(trial, state.x, state.y)).map(kindOf));
@@ -87,15 +87,21 @@ function drawSetup() {
   show("foot", `Written ${DATA.written} from ${DATA.location}. It loads nothing else: keep or send it as a single file.`);
 }
 
+// One part after another, so that the page answers in between.
+function drawLater([first, ...rest]) {
+  if (!first) {
+    ready = true;
+    document.body.dataset.ready = "true";
+    return;
+  }
+  first();
+  window.setTimeout(() => drawLater(rest));
+}
+
 drawHead();
 drawControls();
 redraw();
 drawAnswer();
-drawImages();
-drawHeat();
-drawIncomplete();
-drawNotes();
-drawSetup();
 byId("chart").addEventListener("pointermove", (event) => { if (event.pointerType !== "touch") hover(nearest(event)); });
 byId("chart").addEventListener("pointerleave", () => hover(null));
 byId("chart").addEventListener("click", (event) => { const trial = nearest(event); if (trial) pin(trial); });
@@ -103,3 +109,5 @@ document.addEventListener("keydown", (event) => { if (event.key === "Escape" && 
 const size = () => `${window.innerWidth} ${narrow() || window.innerHeight}`; // a phone's address bar comes and goes
 let before = size();
 window.addEventListener("resize", () => { if (size() !== before) { before = size(); redraw(); } });
+window.requestAnimationFrame(() => window.setTimeout(() => drawLater([drawImages, () => drawWithinError(scene.front), drawHeat, drawTableControls,
+  () => drawTable(scene.front), drawIncomplete, drawNotes, drawSetup, drawAnalysis])));

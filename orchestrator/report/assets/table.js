@@ -1,35 +1,43 @@
-// The table of all trials: a click on a header sorts it, a query of words and conditions such as fid<5 filters it.
-const KINDS = { acceptance: "acceptance", tree: "tree", drafter: "drafter" };
-const COLUMNS = [
-  { key: "number", name: "#", value: (trial) => trial.number },
-  { key: "setting", name: "setting", text: true, value: (trial) => (trial.label || trial.description).toLowerCase() },
-  ...Object.entries(KINDS).map(([key, name]) => ({ key, name, text: true, value: (trial) => trial.groups[key] })),
-  ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({ key: metric, name: metricTitle(metric), metric, value: (trial) => (trial.state === "complete" ? trial.metrics[metric]?.[0] ?? null : null) })),
-  { key: "images", name: "images", value: (trial) => trial.images },
-  { key: "seconds", name: "time", value: (trial) => trial.seconds },
-];
+// The table of all trials: a click on a header sorts it, a query filters it, and its columns can be chosen.
+const ROWS = 100; // before the reader asks for all
+const shownColumns = new Set(["number", "sweep", "setting", "acceptance", "tree", "drafter", "images", "seconds",
+  ...COLUMNS.filter((column) => column.metric).slice(0, 6).map((column) => column.key)]);
+const table = { tests: [], all: false };
 
-function matching(front) {
-  const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
-  const tests = words.map((word) => condition(word) ?? ((trial) => haystack(trial).includes(word)));
-  return DATA.trials.filter((trial) => tests.every((test) => test(trial)) && (!state.frontOnly || front.includes(trial)));
+function drawTableControls() {
+  const box = (column) => el("label", {}, el("input", { type: "checkbox", checked: shownColumns.has(column.key), "data-column": column.key, change: (event) => {
+    shownColumns[event.target.checked ? "add" : "delete"](column.key);
+    drawTable(scene.front);
+  } }), column.name);
+  const part = (name, columns) => (columns.length ? el("fieldset", {}, el("legend", {}, name), columns.map(box)) : null);
+  show("table-controls", el("span", { class: "quiet", id: "shown", role: "status" }),
+    el("input", { type: "search", id: "filter", placeholder: "lantern fid<5 tree.depth>=4", "aria-label": "Filter trials by words or by conditions on any key or metric, such as fid<5",
+      "aria-describedby": "filter-error", spellcheck: "false", input: (event) => filterTable(event.target.value) }),
+    toggle("front only", state.frontOnly, (on) => { state.frontOnly = on; drawTable(scene.front); }),
+    el("details", { class: "columns" }, el("summary", {}, "columns"), el("div", { class: "panel" }, part("Trial", COLUMNS.filter((column) => !column.metric && !column.config && column.key !== "number")),
+      part("Metrics", COLUMNS.filter((column) => column.metric)), part("Setting", COLUMNS.filter((column) => column.config)))));
 }
-function condition(word) {
-  const found = /^([a-z0-9_.]+)(<=|>=|<|>)(-?[0-9.]+)$/.exec(word);
-  const column = found && COLUMNS.find((entry) => entry.key === found[1] && !entry.text);
-  if (!column) return null;
-  const limit = Number(found[3]), holds = { "<": (v) => v < limit, ">": (v) => v > limit, "<=": (v) => v <= limit, ">=": (v) => v >= limit }[found[2]];
-  return (trial) => { const value = column.value(trial); return value !== null && holds(value); };
+// An invalid query leaves the table as it was and says what is wrong.
+function filterTable(query) {
+  let problem = "";
+  try {
+    table.tests = readQuery(query);
+  } catch (error) {
+    if (!(error instanceof FilterError)) throw error;
+    problem = error.message;
+  }
+  byId("filter").setAttribute("aria-invalid", problem !== "");
+  byId("filter-error").textContent = problem;
+  if (!problem) drawTable(scene.front);
 }
-const haystack = (trial) => [`#${trial.number}`, trial.label, trial.description, ...Object.values(trial.groups), trial.state, trial.cause ?? ""].join(" ").toLowerCase();
 
 // Numbers by value, text alphabetically; missing values come last in both directions.
 function sorted(trials) {
-  const { value } = COLUMNS.find((column) => column.key === state.sort.key), way = state.sort.descending ? -1 : 1;
+  const { value } = columnOf.get(state.sort.key), way = state.sort.descending ? -1 : 1;
   return [...trials].sort((a, b) => {
     const [u, v] = [value(a), value(b)];
     if (u === null || v === null) return (u === null) - (v === null) || a.number - b.number;
-    return way * (typeof u === "string" ? u.localeCompare(v) : u - v) || a.number - b.number;
+    return way * (typeof u === "string" || typeof v === "string" ? String(u).localeCompare(String(v)) : u - v) || a.number - b.number;
   });
 }
 function sortBy(column) {
@@ -37,39 +45,43 @@ function sortBy(column) {
   state.sort = { key: column.key, descending: state.sort.key === column.key ? !state.sort.descending : best };
   drawTable(scene.front);
   byId("table").querySelector(`[data-key="${CSS.escape(column.key)}"] button`).focus();
-  byId("announcement").textContent = `Sorted by ${column.name}, ${state.sort.descending ? "descending" : "ascending"}`;
+  announce(`Sorted by ${column.name}, ${state.sort.descending ? "descending" : "ascending"}`);
 }
 
 function drawTable(front) {
-  const rows = sorted(matching(front));
+  const on = new Set(front), columns = COLUMNS.filter((column) => shownColumns.has(column.key));
+  const found = sorted(DATA.trials.filter((trial) => table.tests.every((test) => test(trial)) && (!state.frontOnly || on.has(trial))));
+  const rows = table.all ? found : found.slice(0, ROWS), drawn = new Set(scene.trials);
   const order = (column) => (state.sort.key !== column.key ? "none" : state.sort.descending ? "descending" : "ascending");
-  const head = el("tr", {}, COLUMNS.map((column) => el("th", { scope: "col", "data-key": column.key, "aria-sort": order(column), class: column.text ? null : "number" },
+  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", "data-key": column.key, "aria-sort": order(column), class: column.text ? null : "number" },
     el("button", { type: "button", click: () => sortBy(column) }, column.name, el("span", { class: "arrow", "aria-hidden": "true" })))));
-  byId("shown").textContent = rows.length === DATA.trials.length ? plural(rows.length, "trial") : `${rows.length} of ${plural(DATA.trials.length, "trial")}`;
+  byId("shown").textContent = found.length === DATA.trials.length ? plural(found.length, "trial") : `${found.length} of ${plural(DATA.trials.length, "trial")}`;
   const left = byId("table").scrollLeft;
-  show("table", el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map((trial) => row(trial, front)))),
-    rows.length ? null : el("p", { class: "empty" }, "No trial matches."));
+  show("table", el("table", {}, el("thead", {}, head), el("tbody", {}, rows.map((trial) => row(trial, columns, on, drawn)))),
+    found.length ? null : el("p", { class: "empty" }, "No trial matches."),
+    rows.length < found.length ? el("button", { type: "button", class: "link more", click: () => { table.all = true; drawTable(front); } }, `Show all ${found.length} rows`) : null);
   byId("table").scrollLeft = left;
 }
-function row(trial, front) {
-  const at = scene.trials.includes(trial), name = trial.label ? el("strong", {}, trial.label) : null;
-  const tags = [front.includes(trial) ? "front" : "", trial.state !== "complete" ? trial.state : trial.feasible ? "" : "violates a constraint",
+function row(trial, columns, on, drawn) {
+  const name = trial.label ? el("strong", {}, trial.label) : null;
+  const tags = [on.has(trial) ? "front" : "", trial.state !== "complete" ? trial.state : trial.feasible ? "" : "violates a constraint",
     trial.duplicate_of === null ? "" : `duplicate of ${trial.duplicate_of}`].filter(Boolean);
-  const cells = COLUMNS.map((column) => {
+  const cells = columns.map((column) => {
     if (column.key === "number") {
-      return el("th", { scope: "row", class: "number" }, at ? el("button", { type: "button", class: "link", "aria-label": `Show trial ${trial.number} in the plot`, click: () => reveal(trial) }, trial.number) : trial.number);
+      return el("th", { scope: "row", class: "number" }, drawn.has(trial) ? el("button", { type: "button", class: "link", "aria-label": `Show trial ${trial.number} in the plot`, click: () => reveal(trial) }, trial.number) : trial.number);
     }
     if (column.key === "setting") {
       return el("td", { class: "setting" }, name, tags.map((tag) => el("span", { class: `tag ${tag === "front" ? "good" : tag === "failed" ? "bad" : ""}` }, tag)),
         el("span", { class: "description" }, trial.description));
     }
-    if (column.text) return el("td", {}, trial.groups[column.key]);
+    if (column.text) return el("td", {}, shortened(String(column.value(trial) ?? "–"), 60));
     return el("td", { class: "number" }, ...cell(column, trial));
   });
   return el("tr", { "data-trial": trial.id, class: trial.state !== "complete" ? "failed" : state.pins.includes(trial) ? "active" : null }, cells);
 }
 function cell(column, trial) {
   if (column.key === "seconds") return [duration(trial.seconds)];
+  if (column.config) return [trial.flat[DATA.keys.indexOf(column.key)] === null ? "–" : Number(column.value(trial).toPrecision?.(5) ?? column.value(trial)).toLocaleString("en", { maximumSignificantDigits: 5 })];
   if (!column.metric) return [column.value(trial).toLocaleString("en")];
   if (!trial.metrics[column.metric]) return [el("span", { class: "quiet" }, "–")];
   if (trial.state !== "complete") return [el("span", { class: "quiet", title: `on ${plural(trial.images, "image")}: not comparable with complete trials` }, formatMeasured(trial.metrics[column.metric]))];

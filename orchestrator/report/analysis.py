@@ -1,0 +1,100 @@
+"""The search behind a report: importances of what it searched, and the hypervolume over the images spent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.indicators import hypervolume
+from orchestrator.results.store import Axis, read_sweep_yaml
+from orchestrator.results.sweep import Front, Sweep
+from search_spaces.params import ConfigError
+from search_spaces.space import Space
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+MIN_TRIALS = 20  # with parameters: a quarter of them is the best group, and five is the least that Optuna advises
+_BEST_SHARE = 0.25
+
+
+def importances(sweep: Sweep, axes: Sequence[Axis]) -> dict[str, Any]:
+    """How much each searched parameter matters for being among the best quarter of the trials in each metric.
+
+    Optuna's PED-ANOVA evaluator computes them from the sweep's study, rebuilt from its trials. It also covers
+    parameters that only some branches of the space have.
+
+    Returns:
+        trials: how many the study has; needed: how many it must have. metrics: {metric: {parameter: share}}, shares
+        summing to 1; empty with too few trials or without a space.
+    """
+    usable = [
+        record
+        for record in sweep.records
+        if record.state == "complete"
+        and record.duplicate_of is None
+        and record.params
+        and all(axis.name in record.metrics for axis in axes)
+    ]
+    facts: dict[str, Any] = {"trials": len(usable), "needed": MIN_TRIALS, "metrics": {}}
+    space = read_sweep_yaml(sweep.storage).get("space")
+    if len(usable) < MIN_TRIALS or space is None:
+        return facts
+    import optuna
+
+    try:
+        tree = Space.read(space)
+    except ConfigError:  # a plugin's, which is not loaded
+        return facts
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=directions(axes))
+    for record in usable:
+        trial = optuna.trial.FixedTrial(dict(record.params))
+        try:
+            tree.suggest(trial, sweep.identity.sampling)
+        except (ConfigError, ValueError):  # proposed from another space
+            continue
+        values = [record.metrics[axis.name].value for axis in axes]
+        study.add_trial(
+            optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values)
+        )
+    facts["trials"] = len(study.trials)
+    if len(study.trials) >= MIN_TRIALS:
+        facts["metrics"] = {axis.name: _importance(study, index, axis) for index, axis in enumerate(axes)}
+    return facts
+
+
+def _importance(study: Study, index: int, axis: Axis) -> dict[str, float]:
+    """The share of each parameter in one objective of the study."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    sign = -1.0 if axis.direction == "maximize" else 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it reminds that low values are the best
+        found = get_param_importances(
+            study,
+            evaluator=PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE),
+            target=lambda trial: sign * trial.values[index],
+        )
+    return {name: round(share, 4) for name, share in found.items()}
+
+
+def hypervolumes(front: Front) -> list[dict[str, Any]]:
+    """The hypervolume of each sweep's front after each of its trials, in the order in which they finished, up to the
+    reference point of all: `name`, `images` spent and `volume`."""
+    reference, axes = front.reference_point(), front.axes
+    found = []
+    for name, sweep in front.sweeps.items():
+        images, rows = 0, []
+        curve: dict[str, Any] = {"name": name, "images": [], "volume": []}
+        candidates = {candidate.record.number for candidate in front.candidates if candidate.sweep == name}
+        for record in sorted(sweep.records, key=lambda record: (record.finished, record.number)):
+            images += record.images if record.duplicate_of is None else 0
+            if record.number in candidates:
+                rows.append(values_of([record], axes)[0][0])
+            curve["images"].append(images)
+            curve["volume"].append(float(f"{hypervolume(rows, reference, directions(axes)):.6g}") if rows else 0.0)
+        found.append(curve)
+    return found
