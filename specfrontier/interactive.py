@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from orchestrator.cli.tables import measured
 from orchestrator.results.describe import family
 from orchestrator.results.fronts import Candidate, values_of
 from orchestrator.results.plots import axis_label, colours
 from orchestrator.results.sweep import Front
+from orchestrator.results.text import measured
 
 _SYMBOLS = {"none": "star", "chain": "circle", "static": "square", "dynamic": "triangle-up", "adjacency": "diamond"}
 
@@ -52,4 +52,4 @@ def front_figure(front: Front, title: str) -> go.Figure:
 def _hover(front: Front, candidate: Candidate) -> str:
     entries = [(axis.name, candidate.record.metrics[axis.name]) for axis in front.axes]
     values = [f"{name} {measured(entry.value, entry.error)}" for name, entry in entries]
-    return "<br>".join([f"trial {candidate.name}: {candidate.setting}".replace("<", "&lt;"), *values])
+    return "<br>".join([f"trial {candidate.name}: {candidate.title}".replace("<", "&lt;"), *values])

@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
-from orchestrator.cli.tables import counted, measured
 from orchestrator.results import sweep as results
 from orchestrator.results.fronts import Candidate
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Front, front_of
+from orchestrator.results.text import counted, measured
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.trial import DecodingConfig
@@ -187,7 +187,7 @@ class Sweep(results.Sweep):
         rows = [
             (
                 member.name,
-                member.setting,
+                member.title,
                 *(_text(member.record.metrics[axis.name]) for axis in front.axes),
                 f"{member.confidence:.0%}",
             )
@@ -198,7 +198,7 @@ class Sweep(results.Sweep):
 
 def _trial(front: Front, candidate: Candidate, probability: float | None = None) -> Trial:
     record, names = candidate.record, tuple(axis.name for axis in front.axes)
-    return Trial(record.number, candidate.setting, candidate.config, record.metrics, names, probability)
+    return Trial(record.number, candidate.title, candidate.config, record.metrics, names, probability)
 
 
 def _text(entry: Measured) -> str:

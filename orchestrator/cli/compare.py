@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import measured, shown_table
+from orchestrator.cli.tables import shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.results.text import measured
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison

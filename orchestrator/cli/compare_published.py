@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import counted, measured, shown_table
+from orchestrator.cli.tables import shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.results.text import counted, measured
 
 if TYPE_CHECKING:
     from orchestrator.results.replication import Replication, TableRow

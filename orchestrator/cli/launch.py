@@ -12,6 +12,7 @@ from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import run_sweep
 from orchestrator.cli.revive import Revive, stopped_trials
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.results.text import clean
 from orchestrator.run.preflight_machine import check_resources
 
 if TYPE_CHECKING:
@@ -124,6 +125,9 @@ def launch(
     with ends_with(WRONG_USAGE):
         changes = {key: value for key, value in given.items() if value is not None}
         config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
+        typer.echo(
+            f"{clean(config.name)}: checking models, captions and stores", err=True
+        )  # these imports take seconds
         check_resources(workers, cpus_per_worker, gpus_per_worker or 0.0, address, config.requested_metrics)
     storage = _open_storage(config, out, resume=resume or check)
     revived = stopped_trials(storage, revive)

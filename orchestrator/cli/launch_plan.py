@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.tables import counted
+from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     from search_spaces.sweep import SweepConfig

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
+from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,7 +148,8 @@ def _resume_command() -> str:
 
 def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
     """The front, and where to find report, plot and MLflow runs."""
-    from orchestrator.cli.pareto import confidences, describe_front
+    from orchestrator.cli.front_text import describe_front
+    from orchestrator.cli.pareto import confidences
     from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep, front_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import counted, measured, shown_table
+from orchestrator.cli.front_text import describe_front
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from search_spaces.documents import write_document
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front, Sweep
-    from orchestrator.results.trials import TrialRecord
 
 EPILOG = """\b
 Examples:
@@ -67,11 +66,12 @@ def pareto(
     stopped: Stopped = False,
     csv_file: Csv = None,
     plot: Plot = None,
+    long: o.Long = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Show the front: the configs that no other dominates, with their confidence.
 
-    "on front" is the share of draws from the measured errors in which a trial stays on the front. "within error of"
+    "front" is the share of draws from the measured errors in which a trial stays on the front. "within error of"
     names the front's trials that differ from it significantly in no objective (5 % level, Student's t). Errors of
     trials on the same captions are paired. --knee, --best and --hypervolume say how sure they are, too.
     """
@@ -107,7 +107,7 @@ def pareto(
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
         typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
     else:
-        typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [])))
+        typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [], long=long)))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
 
@@ -124,7 +124,6 @@ def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     """The trials that racing stopped and that were not revived; rival, images and chance: see `EarlyStop`."""
-    from orchestrator.results.sweep import DIGITS
     from orchestrator.results.trials import STOPPED
 
     found = []
@@ -133,8 +132,8 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
         stopped = [record for record in sweep.records if record.state == STOPPED and record.duplicate_of is None]
         for record in stopped:
             if record.stop is not None and record.number in chosen:
-                config = record.describe(sweep.identity.sampling, DIGITS)
-                facts = {"sweep": name, "number": record.number, "config": config, "cause": record.cause or ""}
+                facts = {"sweep": name, "number": record.number, "label": record.label, "cause": record.cause or ""}
+                facts |= {"setting": sweep.names.name(record.config), "description": sweep.describe(record)}
                 found.append(facts | asdict(record.stop))
     return found
 
@@ -159,85 +158,6 @@ def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[s
     if (best := marks.get("best")) is not None:
         found["best_confidence"] = front.limit_confidence(best, limits)
     return found
-
-
-def describe_front(
-    front: Front,
-    rows: list[Candidate],
-    facts: dict[str, Any],
-    marks: dict[str, Candidate | None],
-    limits: list[str],
-) -> list[str]:
-    """The front as lines of text. marks: the trials found by --knee and --best."""
-    axes = " against ".join(
-        f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
-    )
-    left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
-    lines = [
-        f"{', '.join(front.sweeps)}: {axes}",
-        f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
-        f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
-    ]
-    if "stopped" in facts:
-        lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
-    notes = [f"note: {text}" for text in facts.get("warnings", ())]
-    if not front.candidates:
-        return [*lines, *notes]
-    lines += ["", front_table(front, rows), ""]
-    for name, sweep in front.sweeps.items():
-        if sweep.vanilla is not None:
-            whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            lines.append(f"vanilla{whose}: trial {sweep.vanilla.number} ({_describe_values(front, sweep.vanilla)})")
-    if "hypervolume" in facts:
-        corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
-        volume = measured(facts["hypervolume"], facts["hypervolume_error"])
-        lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
-    if "knee" in marks:
-        knee = marks["knee"]
-        if knee is None:
-            lines.append("knee: the front has none")
-        else:
-            share = f"{100 * facts['knee_confidence']:.0f} % of draws"
-            lines.append(f"knee: {describe_trial(front, knee)}; the knee in {share}")
-    if (best := marks.get("best")) is not None:
-        share = f"{100 * facts['best_confidence']:.0f} % of draws"
-        limit = " and ".join(limits)
-        lines.append(f"best {front.axes[0].name} within {limit}: {describe_trial(front, best)}; within it in {share}")
-    lines += notes
-    return lines if lines[-1] else lines[:-1]
-
-
-def describe_trial(front: Front, trial: Candidate) -> str:
-    """A trial in one line."""
-    return f"trial {trial.name}, {trial.setting} ({_describe_values(front, trial.record)})"
-
-
-def _describe_values(front: Front, record: TrialRecord) -> str:
-    """A trial's objectives, with their errors."""
-    entries = [(axis.name, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
-    return ", ".join(f"{name} {measured(entry.value, entry.error)}" for name, entry in entries)
-
-
-def front_table(front: Front, rows: list[Candidate]) -> str:
-    head = ["trial", "config", *(axis.name for axis in front.axes), "on front", "within error of"]
-    cells = []
-    for row in rows:
-        share = f"{'' if row.on_front else 'no, '}{100 * row.confidence:.0f} %"
-        entries = [row.record.metrics[axis.name] for axis in front.axes]
-        values = [measured(entry.value, entry.error) for entry in entries]
-        cells.append([row.name, row.setting, *values, share, ", ".join(row.within_error_of or [])])
-    return shown_table(head, cells, right=range(2, 3 + len(front.axes)))
-
-
-def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:
-    if not trials:
-        return "racing stopped no trial"
-    names = [f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"]) for trial in trials]
-    cells = [
-        [name, trial["config"], str(trial["images"]), str(trial["rival"]), trial["cause"]]
-        for name, trial in zip(names, trials, strict=True)
-    ]
-    return shown_table(["stopped", "config", "images", "rival", "reason"], cells, right=[2, 3])
 
 
 def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.cli.completion import complete_space
-from orchestrator.cli.tables import counted, measured, shown_table
+from orchestrator.cli.tables import shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.outputs import output_folder
+from orchestrator.results.text import counted, measured
 
 if TYPE_CHECKING:
     from orchestrator.run.predictions import PredictedSpace
@@ -111,7 +112,7 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
 
 def _describe(predicted: PredictedSpace, folder: Path) -> str:
     rows = [
-        [predicted.describe(s), *(measured(s.values[name].value, s.values[name].error) for name in _VALUES)]
+        [predicted.names.name(s.config), *(measured(s.values[name].value, s.values[name].error) for name in _VALUES)]
         for s in predicted.front
     ]
     lines = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
@@ -134,7 +135,8 @@ def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:
         "corrected_by": predicted.corrected_by,
         "front": [
             {
-                "label": predicted.describe(setting),
+                "setting": predicted.names.name(setting.config),
+                "label": setting.label,
                 "config": setting.config.to_mapping(),
                 "approximate": setting.approximate,
                 **{name: {"value": e.value, "error": e.error, "n": e.n} for name, e in setting.values.items()},

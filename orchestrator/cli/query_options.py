@@ -15,7 +15,7 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 if TYPE_CHECKING:
     from orchestrator.results.sweep import Sweep
 
-__all__ = ["AsJson", "Infeasible", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps", "Where", "X", "Y", "Z"]
+__all__ = ["AsJson", "Infeasible", "Long", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps", "Where", "X", "Y", "Z"]
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
@@ -48,6 +48,7 @@ SubjectTo = Annotated[
         help="Only trials within this limit: drift<=2, clip_score>=0.9*vanilla, fid<=vanilla+0.5. Repeatable.",
     ),
 ]
+Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]
 Infeasible = Annotated[bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")]
 ReferencePoint = Annotated[
     str | None,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.pareto import describe_trial, front_table
-from orchestrator.cli.tables import clean
+from orchestrator.cli.front_text import describe_trial, front_table
+from orchestrator.results.text import clean
 
 if TYPE_CHECKING:
     from orchestrator.results.status import SweepStatus
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
+def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -> None:
     """Show a sweep's progress: trials finished, failed and running, images, the front so far, the latest events."""
     (opened,) = o.open_sweeps([sweep])
     from orchestrator.results.status import sweep_status
@@ -40,7 +40,7 @@ def status(sweep: o.OneSweep, as_json: o.AsJson = False) -> None:
         return
     lines = _describe(now)
     if best is not None:
-        lines += ["", front_table(front, front.members), ""]
+        lines += ["", *front_table(front, front.members, long=long), ""]
         lines.append(f"best {front.axes[0].name}: {describe_trial(front, best)}")
     typer.echo("\n".join(lines))
 

@@ -10,8 +10,8 @@ import typer
 
 from orchestrator.cli.options import AsJson
 from orchestrator.cli.query_options import OneSweep
-from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.results.text import counted
 
 EPILOG = """\b
 Examples:

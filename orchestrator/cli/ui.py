@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.query_options import OneSweep
-from orchestrator.cli.tables import counted
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.results.text import counted
 
 EPILOG = """\b
 Examples:

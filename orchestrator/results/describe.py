@@ -1,9 +1,10 @@
-"""Configs and durations in short: `eagle chain 4, additive k100 δ0.1`. Different configs are described differently."""
+"""Configs in words, and durations: `eagle chain 4, additive k100 δ0.1`. Different configs are described differently."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
@@ -61,13 +62,16 @@ def family(config: DecodingConfig) -> str:
 
 
 def _params(params: Params, digits: int | None, *, with_defaults: bool = False) -> list[str]:
-    """The kind, then each field that is required or not at its default."""
-    parts = [params.kind]
+    values = shown_values(params, with_defaults=with_defaults)
+    return [params.kind, *(_field(field, value, digits) for field, value in values)]
+
+
+def shown_values(params: Params, *, with_defaults: bool = False) -> Iterator[tuple[ParamField, Any]]:
+    """Each field that is required or not at its default, with its value; all fields `with_defaults`."""
     for field in params.fields().values():
         value = getattr(params, field.name)
         if value is not None and (with_defaults or field.required or value != field.default):
-            parts.append(_field(field, value, digits))
-    return parts
+            yield field, value
 
 
 def _field(field: ParamField, value: Any, digits: int | None) -> str:
@@ -76,11 +80,16 @@ def _field(field: ParamField, value: Any, digits: int | None) -> str:
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
         paths = json.dumps(value, separators=(",", ":")).encode()
         return f"{len(value)} nodes #{hashlib.sha256(paths).hexdigest()[:8]}"
-    text = "..".join(_number(entry, digits) for entry in value) if isinstance(value, tuple) else _number(value, digits)
+    text = (
+        "..".join(format_number(entry, digits) for entry in value)
+        if isinstance(value, tuple)
+        else format_number(value, digits)
+    )
     return f"{_SYMBOLS.get(field.key, field.key.replace('_', ' ') + ' ')}{text}"
 
 
-def _number(value: float, digits: int | None) -> str:
+def format_number(value: float, digits: int | None) -> str:
+    """With `digits` significant digits; None writes it in full."""
     if isinstance(value, int):
         return str(value)
     return repr(value).removesuffix(".0") if digits is None else f"{value:.{digits}g}"

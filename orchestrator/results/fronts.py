@@ -20,16 +20,18 @@ class Candidate:
     """A measured trial that may be on a front.
 
     row: index in the table of all trials. name: the trial's number, after the sweep's name if there are several.
-    setting: its label and a short description of its config. confidence: the share of draws from the errors of all
-    trials together in which it is on the front. distinct_from_next: the objectives in which it differs beyond error
-    from the next trial on the front (None for the last trial, and off the front). within_error_of: names of the other
-    trials on the front that are within error of it in every objective (None off the front).
+    setting: its setting's name (see `SettingNames`). description: the setting in words. confidence: the share of
+    draws from the errors of all trials together in which it is on the front. distinct_from_next: the objectives in
+    which it differs beyond error from the next trial on the front (None for the last trial, and off the front).
+    within_error_of: names of the other trials on the front that are within error of it in every objective (None off
+    the front).
     """
 
     row: int
     sweep: str
     name: str
     setting: str
+    description: str
     record: TrialRecord
     on_front: bool = False
     confidence: float = 0.0
@@ -39,6 +41,11 @@ class Candidate:
     @property
     def config(self) -> DecodingConfig:
         return cast(DecodingConfig, self.record.config)  # measured, so it has one
+
+    @property
+    def title(self) -> str:
+        """The setting's name, after the trial's label if it has one."""
+        return self.record.title(self.setting)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -50,6 +57,7 @@ class Candidate:
             "digest": record.digest,
             "on_front": self.on_front,
             "setting": self.setting,
+            "description": self.description,
             "config": self.config.to_mapping(),
             "metrics": {name: {"value": entry.value, "error": entry.error} for name, entry in record.metrics.items()},
             "confidence": self.confidence,

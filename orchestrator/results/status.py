@@ -17,7 +17,12 @@ from workers.data.storage import Storage
 from workers.runtime.logs import log_folder
 
 _RECENT_EVENTS = 3
-_VERBS = {"trial_started": "started", "trial_finished": "finished", "trial_revived": "revived"}
+_VERBS = {
+    "trial_started": "started",
+    "trial_finished": "finished",
+    "trial_resumed": "goes on",
+    "trial_revived": "revived",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
     name, number = event["event"], event.get("trial")
     trial = f"trial {number} " if isinstance(number, int) and number >= 0 else ""
     verb = event.get("state") or _VERBS[name] if name in _VERBS else name
-    note = event.get("cause") or event.get("note")
+    note = event.get("cause") or event.get("note") or event.get("phase")
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 
 

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
+from orchestrator.results.describe import describe
 from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
+from orchestrator.results.names import NO_SETTING, SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
 from orchestrator.results.store import (
@@ -40,7 +42,7 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-DIGITS = 4  # significant digits of the numbers in a config's description
+_DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ class Sweep:
     def table(self) -> pyarrow.Table:
         """One row per finished trial (see `trial_table`)."""
         return trial_table(self.records)
+
+    @cached_property
+    def names(self) -> SettingNames:
+        """The names of the trials' settings."""
+        return SettingNames.of(self.records, self.identity.sampling)
+
+    def describe(self, record: TrialRecord) -> str:
+        """The setting of a trial in words."""
+        return NO_SETTING if record.config is None else describe(record.config, self.identity.sampling, _DIGITS)
 
     @property
     def vanilla(self) -> TrialRecord | None:
@@ -294,7 +305,7 @@ def front_of(
     for row in np.flatnonzero(kept):
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
-        setting = record.describe(named[name].identity.sampling, DIGITS)
-        candidates.append(Candidate(int(row), name, label, setting, record))
+        short, long = named[name].names.name(record.config), named[name].describe(record)
+        candidates.append(Candidate(int(row), name, label, short, long, record))
     identities = {name: sweep.identity for name, sweep in named.items()}
     return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from orchestrator.results.describe import describe
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig
 from workers.data.checked_json import dump_checked, load_checked
 
 if TYPE_CHECKING:
@@ -102,10 +101,9 @@ class TrialRecord:
         """The shard files that have one row per image."""
         return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]
 
-    def describe(self, baseline: Sampling | None, digits: int) -> str:
-        """The label and the config in short (see `describe`)."""
-        short = "no setting" if self.config is None else describe(self.config, baseline, digits)
-        return short if self.label in ("", short) else f"{self.label}: {short}"
+    def title(self, setting: str) -> str:
+        """The setting's name, after the trial's label if it has one: `gsd: jacobi-chain15 grouped`."""
+        return setting if self.label in ("", setting) else f"{self.label}: {setting}"
 
     def to_json(self) -> bytes:
         plain = asdict(replace(self, config=None)) | {"config": self.config.to_mapping() if self.config else {}}

@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.results.names import SettingNames
 from orchestrator.results.store import Axis, write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.damaged_shards import DamagedShards
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
+from orchestrator.run.events import finished_event, started_event, trial_event
 from orchestrator.run.limits import Limits, seconds_taken
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
 from orchestrator.run.study import Proposal, Search
 from orchestrator.run.study_log import StudyLog
-from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task, TaskResult, Workers, finished_event
+from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task, TaskResult, Workers
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -31,10 +33,7 @@ _POLL_TIMEOUT_S = 0.5
 
 
 class Driver:
-    """Runs a sweep on workers and emits its events.
-
-    check: raises ConfigError for a config that the model does not support.
-    """
+    """Runs a sweep on workers and emits its events. check: raises ConfigError for a config that the model refuses."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Driver:
         emit: EventSink,
     ) -> None:
         self.sweep, self.storage, self.planner, self.search, self.study = sweep, storage, planner, search, study
-        self.workers, self.check, self.emit = workers, check, emit
+        self.workers, self.check, self.emit, self._names = workers, check, emit, SettingNames(sweep.sampling)
         self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
         self.shards = {f"shards/{name}" for name in storage.names("shards")}
         self._timings = ShapeTimings(planner, self.shards)
@@ -91,8 +90,8 @@ class Driver:
             self._handle(result)
         if (alive := self.workers.alive) != self._workers_alive:
             self._workers_alive = alive
-            note = "" if alive else "no worker is running; waiting for one"
-            self.emit({"event": "workers", "alive": alive, "note": note})
+            note = {} if alive else {"note": "no worker is running; waiting for one"}
+            self.emit({"event": "workers", "alive": alive, **note})
 
     def _start_trials(self) -> str | None:
         """Start trials until `parallel` are in flight; returns the limit that is reached (see `Outcome`), or None."""
@@ -102,6 +101,7 @@ class Driver:
                 return stopped_by
             proposal = self.search.propose(self._next_number, record.params if record else None)
             self._next_number += 1
+            self._names.name(proposal.config)
             self.study.add(proposal)
             self._pending.append(PendingTrial(proposal))
             self._start(self._pending[-1], record)
@@ -127,8 +127,7 @@ class Driver:
         elif record is not None:
             return
         if record is None:
-            names = {"label": proposal.label, "summary": pending.summary(self.sweep.sampling)}
-            self.emit({"event": "trial_started", "trial": pending.number, **names, "config": proposal.config.flat()})
+            self.emit(started_event(proposal, pending.images, self._names))
         self._submit(self.planner.plan(pending, self.shards) + timings)
         self._submit_ready()
 
@@ -238,7 +237,7 @@ class Driver:
             self.study.finish(finished, expected)
             if record.is_revived:
                 self.study.revive(record)
-        self.emit(finished_event("trial_finished", record, pending.summary(self.sweep.sampling)) | {"new": is_new})
+        self.emit(finished_event("trial_finished", record, self._names) | {"new": is_new})
 
     def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
         """Run stopped trials on (see `revivals`); once the time is spent, the trials `numbers` alone.
@@ -267,7 +266,7 @@ class Driver:
             record = with_constraints(pending.record, self.sweep.constraints, self._records)
             replace_record(self._records, self.storage, record)
             self.study.revive(self._records[number])
-            self.emit(finished_event("trial_revived", self._records[number], pending.summary(self.sweep.sampling)))
+            self.emit(finished_event("trial_revived", self._records[number], self._names))
         for pending in self._pending:
             self.workers.withdraw(pending.number)
         self._pending.clear()
@@ -287,6 +286,7 @@ class Driver:
     def _resume(self, record: TrialRecord) -> PendingTrial:
         """Start the next rung of a stopped trial."""
         pending = resume(record)
+        self.emit(trial_event("trial_resumed", record, self._names))
         tasks = self.planner.plan(pending, self.shards)
         while pending.rung_images <= record.images:
             tasks = self.planner.advance(pending, self.shards)

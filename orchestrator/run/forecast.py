@@ -3,6 +3,7 @@
 A trial costs worker seconds. Trials in flight are expected to cost the mean of finished trials of their kind (drafter
 and tree), shrunk to that of all; trials to come cost what those that the search proposed did, stopped ones included.
 Seconds of work become wall clock by the workers' number and by the share of their time that went into shards so far.
+Until three trials have finished, an image is expected to cost what those drawn so far did.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 from orchestrator.run.tasks import Event
 
 RANGE = 0.9  # probability of the stated range
-_MIN_TRIALS = 3  # finished, before anything is said
+_MIN_TRIALS = 3  # finished, before their costs are used
+_EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
 _PRIOR_TRIALS = 1.0  # weight of all trials' mean in that of a kind
 
 Kind = tuple[object, object]  # drafter, tree
@@ -34,6 +36,7 @@ class Range(NamedTuple):
 class _Trial:
     kind: Kind
     is_proposed: bool  # by the search, not enqueued
+    planned: int  # images
     seconds: float = 0.0
     images: int = 0
 
@@ -51,7 +54,6 @@ class Forecast:
     _images_done: int = 0
     _running: dict[int, _Trial] = field(default_factory=dict)
     _finished: list[_Trial] = field(default_factory=list)
-    _shards: int = 0
     _start: float | None = None  # of the first trial
     _busy: dict[str, float] = field(default_factory=dict)  # seconds of shards by worker
     _last: dict[str, float] = field(default_factory=dict)  # end of each worker's last shard
@@ -64,7 +66,7 @@ class Forecast:
         elif kind == "trial_started":
             config: Mapping[str, Any] = event.get("config") or {}
             trial_kind = config.get("drafter.kind"), config.get("tree.policy")
-            self._running[event["trial"]] = _Trial(trial_kind, not event.get("label"))
+            self._running[event["trial"]] = _Trial(trial_kind, not event.get("label"), event.get("images", 0))
             self._start = now if self._start is None else self._start
         elif kind == "shard":
             trial = self._running.get(event["trial"])
@@ -73,7 +75,6 @@ class Forecast:
                 trial.images += event["images"] * (event["kind"] == "quality")
             self._busy[event["worker"]] = self._busy.get(event["worker"], 0.0) + event["seconds"]
             self._last[event["worker"]] = now
-            self._shards += 1
         elif kind == "trial_finished":
             self._done += 1
             self._images_done += event["images"]
@@ -84,12 +85,14 @@ class Forecast:
             self.workers = event["alive"]
 
     def remaining(self, now: float) -> Range | None:
-        """Seconds until the sweep ends; None without a budget of trials or images, without workers, or before enough
-        trials have finished.
+        """Seconds until the sweep ends; None without a budget of trials or images, without workers, or before the first
+        images.
         """
         to_come = self._trials_to_come()
-        if to_come is None or not self.workers or len(self._finished) < _MIN_TRIALS:
+        if to_come is None or not self.workers:
             return None
+        if len(self._finished) < _MIN_TRIALS:
+            return self._early(to_come, now)
         proposed = [trial.seconds for trial in self._finished if trial.is_proposed]
         costs = proposed if len(proposed) >= _MIN_TRIALS else [trial.seconds for trial in self._finished]
         mean, n = fmean(costs), len(costs)
@@ -106,10 +109,28 @@ class Forecast:
         )
         return Range(*seconds)
 
-    @property
-    def _mean_shard(self) -> float:
-        """Seconds of a shard."""
-        return sum(self._busy.values()) / self._shards
+    def share_done(self) -> float | None:
+        """The share of the budget's trials, or images, that is done; None without such a budget."""
+        running, shares = self._running.values(), []
+        if self.trials:
+            parts = sum(min(trial.images / trial.planned, 1.0) for trial in running if trial.planned)
+            shares.append((self._done + parts) / self.trials)
+        if self.images:
+            shares.append((self._images_done + sum(trial.images for trial in running)) / self.images)
+        return min(max(shares), 1.0) if shares else None
+
+    def _early(self, to_come: float, now: float) -> Range | None:
+        """From the cost of an image so far, timings included."""
+        trials = [*self._finished, *self._running.values()]
+        drawn, planned = sum(trial.images for trial in trials), [trial.planned for trial in trials if trial.planned]
+        if not drawn or not planned:
+            return None
+        left = to_come * fmean(planned)
+        left += sum(max(trial.planned - trial.images, 0) for trial in self._running.values())
+        work = left * sum(trial.seconds for trial in trials) / drawn
+        begun = sum(now - last for last in self._last.values())  # shards that run now
+        seconds = max(work - begun, 0.0) / self.workers
+        return Range(seconds, *(factor * seconds for factor in _EARLY_RANGE))
 
     def _trials_to_come(self) -> float | None:
         """Trials that have not started."""

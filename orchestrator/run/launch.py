@@ -85,21 +85,22 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
         PoolError, StudyError, IdentityError, ConfigError, SweepError: the message names the fix.
     """
     lost_at: list[int] = []  # the number of shards whenever a cluster was lost
-    note = "starting workers"
+    note: dict[str, str] = {}
     while True:
-        emit({"event": "launch", "note": note})
+        emit({"event": "launch", **note})
         try:
             return _launch(sweep, storage, options, emit, cores)
         except ClusterLost as error:
             lost_at.append(len(storage.names(SHARDS)))
             if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
                 raise
-            note = f"{error}; starting another"
+            note = {"note": f"{error}; starting another"}
 
 
 def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, cores: int) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
     environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
+    _emit_phase(emit, f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine")
     with connected(options.address, options.slots, cores, environment, placement) as slots:
 
         def warn(message: str) -> None:
@@ -109,6 +110,7 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
         with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage))) as pool:
             journal = None if options.study else storage.path(STUDY) or Path(f"{sweep.name}-study.log")
+            _emit_phase(emit, "loading the models")
             records = _read_records(sweep, storage, journal, emit)  # while the workers load their models
             facts = pool.first_facts()
             _check_memory(facts, options)
@@ -118,9 +120,12 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
             _check_metrics(sweep, facts["metrics"])
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
-            emit({"event": "workers", "alive": pool.alive, "note": "reading the reference"})
-            predict = prediction_task(sweep, storage, capabilities, warn)
-            workers = PreparedWorkers(pool, [Task(-1, REFERENCE, {"kind": REFERENCE}), *([predict] if predict else [])])
+            emit({"event": "workers", "alive": pool.alive})
+            preparations = [(Task(-1, REFERENCE, {"kind": REFERENCE}), "reading the reference images")]
+            if predict := prediction_task(sweep, storage, capabilities, warn):
+                count = len(predict.payload["configs"])
+                preparations.append((predict, f"predicting {count} settings from a recording"))
+            workers = PreparedWorkers(pool, preparations, emit)
 
             def predicted_pool() -> SettingsPool:
                 workers.wait(PREDICTIONS)
@@ -141,6 +146,11 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
                 if problem := study.flush():
                     emit({"event": "note", "note": problem})
                 return outcome
+
+
+def _emit_phase(emit: EventSink, phase: str) -> None:
+    """Say what is prepared before the first trials."""
+    emit({"event": "phase", "phase": phase})
 
 
 def _read_records(sweep: SweepConfig, storage: Storage, journal: Path | None, emit: EventSink) -> Sequence[TrialRecord]:

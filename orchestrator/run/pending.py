@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.results.describe import describe
 from orchestrator.results.trials import (
     COMPLETE,
     FAILED,
@@ -23,11 +22,9 @@ from orchestrator.results.trials import (
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
 from workers.metrics.registry import uses_timings
-
-_SUMMARY_DIGITS = 3  # significant digits of the numbers in a config's summary
 
 
 def utc_now() -> str:
@@ -106,11 +103,6 @@ class PendingTrial:
     def is_running(self) -> bool:
         """Whether workers still have tasks of this trial."""
         return self.record is None and self.duplicate_of is None
-
-    def summary(self, baseline: Sampling | None) -> str:
-        """The trial's label, or a short description of its config."""
-        config = self.proposal.config
-        return self.proposal.label or (describe(config, baseline, _SUMMARY_DIGITS) if config else "")
 
     def fail(self, cause: str) -> None:
         self.record = self._make_record(FAILED, cause=cause)

@@ -135,7 +135,6 @@ def prediction_task(
     )
     for why, count in left_out.items():
         log(f"the pool lacks {count} settings: {why}")
-    log(f"predicting {len(settings)} settings of the space")
     return Task(-1, PREDICTIONS, {"kind": task.kind, **task.to_mapping()})
 
 

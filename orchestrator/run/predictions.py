@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from orchestrator.results.describe import describe, family
+from orchestrator.results.describe import family
+from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.predicted_pool import can_run, draw_settings, split_predictable
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 _AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
-_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class PredictedSetting:
     on_front: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PredictedSpace:
     """The settings of a space, and why others could not be predicted (by reason: their number).
 
@@ -65,17 +66,23 @@ class PredictedSpace:
         members = [setting for setting in self.settings if setting.on_front]
         return sorted(members, key=lambda setting: setting.values["speedup"].value)
 
-    def describe(self, setting: PredictedSetting) -> str:
-        return setting.label or describe(setting.config, self.sweep.sampling, _DIGITS)
+    @cached_property
+    def names(self) -> SettingNames:
+        """The names of the settings."""
+        names = SettingNames(self.sweep.sampling)
+        for setting in self.settings:
+            names.name(setting.config)
+        return names
 
     def table(self) -> pyarrow.Table:
-        """A row per setting: label, front, config digest, every key of the config, every value with its error."""
+        """A row per setting: name, label, front, config digest, every key of the config, every value with its error."""
         import pyarrow as pa
 
         rows = []
         for setting in self.settings:
             row = {
-                "label": self.describe(setting),
+                "setting": self.names.name(setting.config),
+                "label": setting.label,
                 "family": family(setting.config),
                 "on_front": setting.on_front,
                 "approximate": setting.approximate,

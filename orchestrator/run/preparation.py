@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from orchestrator.run.tasks import SweepError, Task, TaskResult, Workers
+from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
 from workers.metrics.metric import REFERENCE
 
 
@@ -12,15 +12,18 @@ class PreparedWorkers:
     """Workers that run preparations first, while they draw images for the first trials.
 
     No metrics are computed before the reference is there. A preparation's result is not among those that are collected.
+    preparations: what each does, in words; `phase` events name those that are unfinished.
     """
 
-    def __init__(self, workers: Workers, preparations: Iterable[Task]) -> None:
-        self._workers = workers
-        self._unfinished = {task.name: task for task in preparations}
+    def __init__(self, workers: Workers, preparations: Sequence[tuple[Task, str]], emit: EventSink) -> None:
+        self._workers, self._emit = workers, emit
+        self._unfinished = {task.name: task for task, _ in preparations}
+        self._phases = {task.name: phase for task, phase in preparations}
         self._held: list[Task] = []  # that need the reference
         self._results: list[TaskResult] = []  # that arrived while `wait` ran
         for task in self._unfinished.values():
             workers.submit(task)
+        self._emit_phase()
 
     @property
     def alive(self) -> int:
@@ -67,7 +70,11 @@ class PreparedWorkers:
         if result.output is None:
             raise SweepError(f"{result.task.name}: {result.cause}")
         del self._unfinished[result.task.name]
+        self._emit_phase()
         if result.task.name == REFERENCE:
             for task in self._held:
                 self._workers.submit(task)
             self._held.clear()
+
+    def _emit_phase(self) -> None:
+        self._emit({"event": "phase", "phase": "; ".join(self._phases[name] for name in self._unfinished)})

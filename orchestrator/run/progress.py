@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.results.json_lines import append_line
+from orchestrator.results.text import clean, counted, measured
 from orchestrator.run.forecast import Forecast, Range
 from orchestrator.run.pending import utc_now
 from orchestrator.run.tasks import Event, EventSink
@@ -22,12 +23,21 @@ if TYPE_CHECKING:
 _LINE_INTERVAL_S = 5.0  # between lines about finished shards
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trial that meets the constraints: its title, metrics and their standard errors."""
+
+    title: str
+    metrics: Mapping[str, float]
+    errors: Mapping[str, float]
+
+
 @dataclass
 class Progress:
     """The state of a sweep, updated by its events.
 
-    objectives: metric and direction. candidates: summary and metrics of the trials that meet the constraints, by trial
-    number.
+    objectives: metric and direction. running: titles of trials by number. candidates: trials that meet the constraints,
+    by number. phase: what is prepared.
     """
 
     planned: int | None
@@ -37,7 +47,8 @@ class Progress:
     stopped: int = 0
     images: int = 0
     running: dict[int, str] = field(default_factory=dict)
-    candidates: dict[int, tuple[str, Mapping[str, float]]] = field(default_factory=dict)
+    candidates: dict[int, Finished] = field(default_factory=dict)
+    phase: str = ""
     note: str = ""
     workers: int = 0
     start_time: float = field(default_factory=time.monotonic)
@@ -49,26 +60,42 @@ class Progress:
         if kind == "launch":  # workers start once more: the driver emits every trial again
             self.done = self.failed = self.stopped = self.workers = 0
             self.running.clear()
-        elif kind == "trial_started":
-            self.running[event["trial"]] = event["summary"]
+        elif kind in ("trial_started", "trial_resumed"):
+            self.running[event["trial"]] = title(event)
         elif kind == "shard" and event["kind"] == "quality":
             self.images += event["images"]
-        elif kind == "trial_finished":
-            self.running.pop(event["trial"], None)
-            self.done += 1
-            self.failed += event["state"] == "failed"
-            self.stopped += event["state"] == "stopped"
-            if event["feasible"]:
-                self.candidates[event["trial"]] = (event["summary"], event["metrics"])
-        elif kind == "trial_revived":
-            self.stopped -= event["state"] != "stopped"
-            if event["feasible"]:
-                self.candidates[event["trial"]] = (event["summary"], event["metrics"])
+        elif kind in ("trial_finished", "trial_revived", "revival_failed"):
+            self._finish(event)
         elif kind == "workers":
+            self.note = "" if event["alive"] and not self.workers else self.note  # that none was running
             self.workers = event["alive"]
+        elif kind == "phase":
+            self.phase = event["phase"]
         elif kind == "identity":
             self.objectives = tuple((entry["metric"], entry["direction"]) for entry in event["objectives"])
         self.note = event.get("note", self.note)
+
+    def _finish(self, event: Event) -> None:
+        kind = event["event"]
+        self.running.pop(event["trial"], None)
+        if kind == "trial_finished":
+            self.done += 1
+            self.failed += event["state"] == "failed"
+            self.stopped += event["state"] == "stopped"
+        elif kind == "trial_revived":
+            self.stopped -= event["state"] != "stopped"
+        if event.get("feasible"):
+            self.candidates[event["trial"]] = Finished(title(event), event["metrics"], event["errors"])
+
+    @property
+    def activity(self) -> str:
+        """What happens now, in one line."""
+        if self.running:
+            return "running: " + ", ".join(f"{number} {name}" for number, name in sorted(self.running.items()))
+        if self.phase:
+            return self.phase
+        is_done = self.planned is not None and self.done >= self.planned
+        return "all trials are done" if is_done else "waiting for the next trial" if self.done else "starting"
 
     @property
     def elapsed(self) -> float:
@@ -79,18 +106,26 @@ class Progress:
     def images_per_second(self) -> float:
         return self.images / max(self.elapsed, 1e-9)
 
-    def front(self) -> list[tuple[int, str, Mapping[str, float]]]:
-        """Number, summary and metrics of the nondominated trials, ordered by the first objective."""
+    def front(self) -> list[tuple[int, Finished]]:
+        """The nondominated trials by number, ordered by the first objective."""
         from orchestrator.results.pareto import nondominated
 
         names, directions = [name for name, _ in self.objectives], [direction for _, direction in self.objectives]
-        rows = [(n, summary, m) for n, (summary, m) in self.candidates.items() if all(name in m for name in names)]
+        rows = [(n, trial) for n, trial in self.candidates.items() if all(name in trial.metrics for name in names)]
         if not rows or not names:
             return []
         import numpy as np
 
-        mask = nondominated(np.array([[m[name] for name in names] for _, _, m in rows], dtype=float), directions)
-        return sorted((row for row, kept in zip(rows, mask, strict=True) if kept), key=lambda row: row[2][names[0]])
+        values = np.array([[trial.metrics[name] for name in names] for _, trial in rows], dtype=float)
+        on_front = nondominated(values, directions)
+        front = [row for row, kept in zip(rows, on_front, strict=True) if kept]
+        return sorted(front, key=lambda row: row[1].metrics[names[0]])
+
+
+def title(event: Event) -> str:
+    """A trial's setting, after its label if it has one; safe to print."""
+    label, setting = event.get("label", ""), event["setting"]
+    return clean(setting if label in ("", setting) else f"{label}: {setting}")
 
 
 def format_duration(seconds: float) -> str:
@@ -110,45 +145,59 @@ def describe_remaining(remaining: Range | None) -> str:
 
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
+    share = progress.forecast.share_done()
+    percent = "" if share is None else f"{100 * share:.0f} % · "
+    return f"{percent}{_trials(progress)} · {_rate(progress)} · {_time_left(progress)}"
+
+
+def _trials(progress: Progress) -> str:
+    total = f"/{progress.planned}" if progress.planned else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     failed += f", {progress.stopped} stopped early" if progress.stopped else ""
-    total = f"/{progress.planned}" if progress.planned else ""
-    workers = f"{progress.workers} worker{'' if progress.workers == 1 else 's'}"
-    return (
-        f"{progress.done}{total} trials{failed} · {progress.images} images, {progress.images_per_second:.1f}/s · "
-        f"{workers} · {format_duration(progress.elapsed)} elapsed, "
-        f"{describe_remaining(progress.forecast.remaining(time.monotonic()))}"
-    )
+    return f"{progress.done}{total} trials{failed}"
+
+
+def _rate(progress: Progress) -> str:
+    rate = f"{progress.images} images, {progress.images_per_second:.1f}/s"
+    return f"{rate} · {counted(progress.workers, 'worker')} · {format_duration(progress.elapsed)} elapsed"
+
+
+def _time_left(progress: Progress) -> str:
+    return describe_remaining(progress.forecast.remaining(time.monotonic()))
 
 
 def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
-    """Shows events as lines for logs: each finished trial, and the headline every few seconds."""
+    """Shows events as lines for logs: phases, each finished trial, and the headline every few seconds."""
     last = 0.0
+
+    def write(text: str) -> None:
+        print("\n".join(map(clean, text.split("\n"))), file=out or sys.stderr, flush=True)
 
     def show(event: Event) -> None:
         nonlocal last
         if event["event"] == "trial_revived" or (event["event"] == "trial_finished" and event["new"]):
-            print(trial_line(event, progress), file=out or sys.stderr, flush=True)
-        elif event.get("note"):
-            print(event["note"], file=out or sys.stderr, flush=True)
+            write(trial_line(event, progress))
+        elif text := event.get("note") or event.get("phase"):
+            write(text)
         elif event["event"] == "shard" and time.monotonic() - last > _LINE_INTERVAL_S:
             last = time.monotonic()
-            print(headline(progress), file=out or sys.stderr, flush=True)
+            write(headline(progress))
 
     return show
 
 
 def trial_line(event: Event, progress: Progress) -> str:
     """A finished trial in one line."""
+    name = f"trial {event['trial']} {title(event)}"
     if event["state"] == "failed":
-        return f"trial {event['trial']} failed: {event['cause']}"
-    metrics = event["metrics"]
-    values = ", ".join(f"{name} {metrics[name]:.3g}" for name, _ in progress.objectives if name in metrics)
+        return f"{name}: failed: {event['cause']}"
     if event["state"] == "stopped" and event["event"] == "trial_revived":
-        return f"trial {event['trial']} {event['summary']}: revived, {event['images']} images so far"
+        return f"{name}: revived, {event['images']} images so far"
     if event["state"] == "stopped":
-        return f"trial {event['trial']} {event['summary']}: stopped at {event['images']} images: {event['cause']}"
-    return f"trial {event['trial']} {event['summary']}: {values}" + ("" if event["feasible"] else "; infeasible")
+        return f"{name}: stopped at {event['images']} images: {event['cause']}"
+    metrics, errors = event["metrics"], event["errors"]
+    values = [f"{n} {measured(metrics[n], errors.get(n))}" for n, _ in progress.objectives if n in metrics]
+    return f"{name}: {', '.join(values)}" + ("" if event["feasible"] else "; infeasible")
 
 
 def show_json(event: Event) -> None:
@@ -167,7 +216,8 @@ def show_live(progress: Progress, console: Console | None = None) -> Iterator[Ev
 
         def show(event: Event) -> None:
             if event["event"] == "trial_finished" and event["new"] and event["state"] == "failed":
-                live.console.print(trial_line(event, progress), markup=False, highlight=False)
+                line = clean(trial_line(event, progress))
+                live.console.print(line, style="red", markup=False, highlight=False)
 
         yield show
 
@@ -175,18 +225,34 @@ def show_live(progress: Progress, console: Console | None = None) -> Iterator[Ev
 def render(progress: Progress) -> RenderableType:
     """The live view."""
     from rich.console import Group
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    running = ", ".join(f"{number} {summary}".strip() for number, summary in sorted(progress.running.items()))
-    table = Table(box=None, pad_edge=False)
-    for column in ("trial", "config on the front", *(name for name, _ in progress.objectives)):
-        table.add_column(column, justify="left" if column.startswith("config") else "right")
-    for number, summary, metrics in progress.front():
-        table.add_row(str(number), Text(summary), *(f"{metrics[name]:.3f}" for name, _ in progress.objectives))
-    state = Text(f"running: {running or 'starting'}", overflow="ellipsis", no_wrap=True)
-    note = [Text(progress.note)] if progress.note else []
-    return Group(Text(headline(progress)), state, *note, table)
+    state = Table.grid(padding=(0, 1))
+    share = progress.forecast.share_done()
+    line = f"{_trials(progress)} · {_time_left(progress)}"
+    if share is None:
+        state.add_row(line)
+    else:
+        state.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{100 * share:3.0f} %", line)
+    activity = Text(clean(progress.activity), overflow="ellipsis", no_wrap=True)
+    notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
+    notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
+    rows = progress.front()
+    if not rows:
+        return Group(state, Text(_rate(progress)), activity, *notes)
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("trial", justify="right")
+    table.add_column("on the front so far", overflow="fold")
+    for name, _ in progress.objectives:
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, trial in rows:
+        values = [Text(measured(trial.metrics[name], trial.errors.get(name))) for name, _ in progress.objectives]
+        for value in values:
+            value.highlight_regex(r"± .*", "dim")
+        table.add_row(str(number), trial.title, *values)
+    return Group(state, Text(_rate(progress)), activity, *notes, "", table)
 
 
 def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[EventSink]:

@@ -43,21 +43,6 @@ class TaskResult:
     permanent: bool = True
 
 
-def finished_event(event: str, record: TrialRecord, summary: str) -> dict[str, Any]:
-    """The event of a trial that has a new record. summary: its label, or its config in short."""
-    return {
-        "event": event,
-        "trial": record.number,
-        "label": record.label,
-        "summary": summary,
-        "state": record.state,
-        "cause": record.cause,
-        "feasible": record.feasible,
-        "images": record.images,
-        "metrics": {name: entry.value for name, entry in record.metrics.items()},
-    }
-
-
 class PoolError(RuntimeError):
     """No worker is available; the message says why and how to fix it."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from orchestrator.results import store
+from orchestrator.results.names import SettingNames
 from orchestrator.results.redaction import redact_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.tracking import runs
@@ -61,6 +62,7 @@ class SweepMirror:
         self._note = note
         self.storage, self.uri, self.experiment = storage, uri, experiment
         self.sweep = runs.SweepRun.read(storage)
+        self._names = SettingNames(self.sweep.identity.sampling)
         self.records: dict[int, TrialRecord] = {}
         self._log = RunLog(storage)
         self._trial_runs: dict[int, _TrialRun] | None = None
@@ -78,6 +80,8 @@ class SweepMirror:
         self._trial_runs = None  # until everything succeeds
         final = {number for number, record in self.records.items() if record.state != STOPPED}
         self.records |= {record.number: record for record in store.read_trials(self.storage, final)}
+        for _, record in sorted(self.records.items()):
+            self._names.name(record.config)
         front = runs.front_numbers(list(self.records.values()), self.sweep)
         logged = self._log_trials(trial_runs, front)
         self._update_trials(trial_runs, front)
@@ -169,7 +173,7 @@ class SweepMirror:
         started, finished = runs.span(record, self.sweep)
         tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
         if run is None:
-            created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self.sweep))
+            created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self._names))
             run = _TrialRun(created.info.run_id, False, set(), tags[runs.PARETO], "")
         params = runs.params(record)
         entries = [Param(key, value) for key, value in params.items()]
@@ -232,6 +236,6 @@ class SweepMirror:
         existing = self._client.get_run(self.parent).data.params
         params = [Param(key, value) for key, value in self.sweep.params().items() if key not in existing]
         best = [(trial_runs[number].run_id, self.records[number]) for number in sorted(front)]
-        note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id))
+        note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id, self._names))
         self._client.log_batch(self.parent, metrics, params, [note])
         self._logged_state = state

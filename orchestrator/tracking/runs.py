@@ -16,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity, load_identity
@@ -30,7 +31,6 @@ _MAX_NAME, _MAX_TAG = 250, 5000
 INACTIVE = "n/a"  # the param of a key that the config lacks
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
 _NOTE_ROWS = 20  # of the table in a sweep's description
-_DIGITS = 3  # of the numbers in a run's name
 SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES = (
     f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind", "cause", "images")
 )
@@ -122,9 +122,9 @@ def span(record: TrialRecord, sweep: SweepRun) -> tuple[int, int]:
     return times[0], times[-1]
 
 
-def run_name(record: TrialRecord, sweep: SweepRun) -> str:
-    """The trial's number, its label and its config in short."""
-    return f"{record.number} {record.describe(sweep.identity.sampling, _DIGITS)}"[:_MAX_NAME]
+def run_name(record: TrialRecord, names: SettingNames) -> str:
+    """The trial's number and its setting's name."""
+    return f"{record.number} {names.name(record.config)}"
 
 
 def params(record: TrialRecord) -> dict[str, str]:
@@ -187,7 +187,7 @@ def front_numbers(records: Sequence[TrialRecord], sweep: SweepRun) -> set[int]:
     return {feasible[row].number for row in np.flatnonzero(on_front)}
 
 
-def note(sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id: str) -> str:
+def note(sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id: str, names: SettingNames) -> str:
     """The description of the sweep's run, in Markdown: its front as a table, and a link that compares its runs."""
     objectives = [goal.name for goal in sweep.identity.objectives]
     if not best:
@@ -203,7 +203,7 @@ def note(sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id
     ]
     for run_id, record in best[:_NOTE_ROWS]:
         values = " | ".join(f"{record.metrics[name].value:.4g}" for name in objectives)
-        name = re.sub(r"([\\|\[\]<>*_`])", r"\\\1", run_name(record, sweep))
+        name = re.sub(r"([\\|\[\]<>*_`])", r"\\\1", f"{record.number} {record.title(names.name(record.config))}")
         lines.append(f"| [{name}]({run_link(run_id, experiment_id)}) | {values} |")
     return "\n".join(lines)[:_MAX_TAG]
 

@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 from orchestrator.cli.compare import compare
 from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
-from orchestrator.cli.tables import clean, measured, shown_table
+from orchestrator.cli.tables import shown_table
 from orchestrator.errors import CommandError
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.text import clean, measured
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
@@ -79,6 +80,29 @@ def test_pareto_lists_the_front(one: Path) -> None:
     assert "± " in lines[head + 1]
     assert all(line == line.rstrip() for line in lines)
     assert any(line.startswith("vanilla: trial 0 (speedup ") for line in lines)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_front_fits_the_terminal(one: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no room as a column is in a line below the table."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run(pareto, one).out.splitlines()
+    (head,) = (line for line in lines if line.startswith("trial "))
+    table = lines[lines.index(head) : lines.index("", lines.index(head))]
+    assert max(map(len, table)) <= columns
+    is_wide = columns > 80
+    assert ("label" in head, "within error of" in head) == (is_wide, is_wide)
+    below = {line.partition(":")[0] for line in table if ":" in line}
+    assert below == (set() if is_wide else {"labels", "within error of each other"})
+    members = front_of([Sweep.open(one)]).members
+    assert all(any(row.startswith(f"{m.name} ") and f" {m.setting} " in row for row in table) for m in members)
+
+
+def test_settings_in_words_on_request(one: Path) -> None:
+    short, long = run(pareto, one).out, run(pareto, one, "--long").out
+    members = front_of([Sweep.open(one)]).members
+    assert all(member.description in long for member in members)
+    assert not any(member.description in short for member in members if member.description != member.setting)
 
 
 def test_pareto_as_data(one: Path) -> None:

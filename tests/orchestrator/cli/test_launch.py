@@ -70,10 +70,10 @@ def write(**sections: Any) -> None:
 
 
 def refusal(*words: str, code: int = 2, space: str = "tested.yaml") -> str:
-    """The one-line error of a launch."""
-    message = error_of("launch", space, *words, code=code)
+    """The one-line error of a launch, alone if the sweep's file is refused, else after a line about the checks."""
+    *before, message = error_of("launch", space, *words, code=code).splitlines(keepends=True)
     assert message.startswith("Error: ")
-    assert message.count("\n") == 1
+    assert len(before) <= 1
     return message
 
 

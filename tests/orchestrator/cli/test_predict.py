@@ -89,8 +89,8 @@ def test_larger_budgets_accept_more_and_cost_more(predicted: tuple[Path, Command
 
 def test_the_front_has_no_setting_that_another_beats(predicted: tuple[Path, CommandResult]) -> None:
     rows = pq.read_table(predicted[0] / TABLE).to_pylist()
-    front = [entry["label"] for entry in predicted[1].json["front"]]
-    assert front == [row["label"] for row in sorted(rows, key=lambda row: row["speedup"]) if row["on_front"]]
+    front = [entry["setting"] for entry in predicted[1].json["front"]]
+    assert front == [row["setting"] for row in sorted(rows, key=lambda row: row["speedup"]) if row["on_front"]]
     for row in rows:
         beaten = any(o["speedup"] > row["speedup"] and o["excess"] < row["excess"] for o in rows)
         assert not (beaten and row["on_front"])

@@ -18,11 +18,10 @@ class History:
         self.forecast, self.now, self.idle, self.number = Forecast(trials, images), 100.0, idle, 0
         self.forecast.update({"event": "workers", "alive": workers}, self.now)
 
-    def start(self, kind: str = "chain", label: str = "") -> int:
+    def start(self, kind: str = "chain", label: str = "", images: int = 0) -> int:
         config = {"drafter.kind": "eagle", "tree.policy": kind}
-        self.forecast.update(
-            {"event": "trial_started", "trial": self.number, "label": label, "config": config}, self.now
-        )
+        event = {"trial": self.number, "label": label, "config": config, "images": images}
+        self.forecast.update({"event": "trial_started", **event}, self.now)
         self.number += 1
         return self.number - 1
 
@@ -52,6 +51,32 @@ def test_equal_trials_leave_no_doubt() -> None:
     for _ in range(4):
         history.run(3.0, 5.0)
     assert history.remaining == pytest.approx((48, 48, 48))
+
+
+def test_the_first_images_give_a_first_estimate() -> None:
+    """Ten trials of 20 images; ten images took 5 s of quality shards and 2 s of timings: 190 are left for 2 workers."""
+    history = History(workers=2, trials=10)
+    trial = history.start(images=20)
+    history.shard(trial, 2.0, images=3, kind="timing")
+    assert history.remaining is None
+    history.shard(trial, 5.0)
+    assert history.remaining == pytest.approx((66.5, 26.6, 99.75), rel=0.1)
+
+
+def test_the_share_that_is_done_grows_with_every_shard() -> None:
+    history = History(trials=4)
+    assert history.forecast.share_done() == 0
+    first, second = history.start(images=20), history.start(images=20)
+    history.shard(first, 1.0)
+    assert history.forecast.share_done() == pytest.approx(0.125)
+    history.shard(second, 1.0, kind="timing")
+    assert history.forecast.share_done() == pytest.approx(0.125)
+    history.finish(first, state="stopped")
+    assert history.forecast.share_done() == pytest.approx(0.25)
+    images = History(images=40)
+    images.shard(images.start(images=20), 1.0)
+    assert images.forecast.share_done() == pytest.approx(0.25)
+    assert History().forecast.share_done() is None, "no budget that can be counted"
 
 
 def test_trials_in_flight_cost_what_their_kind_does() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.run.preparation import PreparedWorkers
-from orchestrator.run.tasks import SweepError, Task, TaskResult
+from orchestrator.run.tasks import Event, SweepError, Task, TaskResult
 
 REFERENCE = Task(-1, "reference", {"kind": "reference"})
 PREDICT = Task(-1, "pool", {"kind": "predict"})
@@ -40,9 +40,21 @@ class Scripted:
         return [TaskResult(self.tasks[name], output, "out of memory" if output is None else None)]
 
 
+def prepared(inner: Scripted, events: list[Event] | None = None) -> PreparedWorkers:
+    emit = ([] if events is None else events).append
+    return PreparedWorkers(inner, [(REFERENCE, "reading"), (PREDICT, "predicting")], emit)
+
+
+def test_the_preparations_that_are_left_are_said() -> None:
+    events: list[Event] = []
+    workers = prepared(Scripted("reference", "pool"), events)
+    workers.wait("pool")
+    assert [event["phase"] for event in events] == ["reading; predicting", "predicting", ""]
+
+
 def test_images_are_drawn_meanwhile_but_metrics_wait_for_the_reference() -> None:
     inner = Scripted("draw", "reference", "measure")
-    workers = PreparedWorkers(inner, [REFERENCE, PREDICT])
+    workers = prepared(inner)
     workers.submit(DRAW)
     assert [result.task for result in workers.collect(0)] == [DRAW]
     workers.submit(MEASURE)
@@ -53,7 +65,7 @@ def test_images_are_drawn_meanwhile_but_metrics_wait_for_the_reference() -> None
 
 
 def test_results_that_arrive_while_a_preparation_is_waited_for_are_kept() -> None:
-    workers = PreparedWorkers(Scripted("draw", "reference", "pool"), [REFERENCE, PREDICT])
+    workers = prepared(Scripted("draw", "reference", "pool"))
     workers.submit(DRAW)
     workers.wait("pool")
     assert [result.task for result in workers.collect(0)] == [DRAW]
@@ -62,7 +74,7 @@ def test_results_that_arrive_while_a_preparation_is_waited_for_are_kept() -> Non
 
 def test_a_withdrawn_trial_has_neither_results_nor_metrics() -> None:
     inner = Scripted("draw", "pool", "reference")
-    workers = PreparedWorkers(inner, [REFERENCE, PREDICT])
+    workers = prepared(inner)
     workers.submit(DRAW)
     workers.submit(MEASURE)
     workers.wait("pool")
@@ -73,6 +85,6 @@ def test_a_withdrawn_trial_has_neither_results_nor_metrics() -> None:
 
 @pytest.mark.parametrize("failing", ["reference", "pool"])
 def test_a_failed_preparation_ends_the_sweep(failing: str) -> None:
-    workers = PreparedWorkers(Scripted("reference", "pool", failing=failing), [REFERENCE, PREDICT])
+    workers = prepared(Scripted("reference", "pool", failing=failing))
     with pytest.raises(SweepError, match=f"{failing}: out of memory"):
         workers.wait("pool")

@@ -35,8 +35,9 @@ OBJECTIVES = {
 }
 
 
-def started(trial: int, summary: str = "") -> dict[str, Any]:
-    return {"event": "trial_started", "trial": trial, "label": "", "summary": summary or f"chain {trial}", "config": {}}
+def started(trial: int, setting: str = "", images: int = 8) -> dict[str, Any]:
+    facts = {"label": "", "setting": setting or f"chain {trial}", "images": images, "config": {}}
+    return {"event": "trial_started", "trial": trial, **facts}
 
 
 def shard(trial: int, images: int = 8, kind: str = "quality") -> dict[str, Any]:
@@ -48,12 +49,12 @@ def finished(trial: int, speedup: float = 1.0, fid: float = 5.0, **changes: Any)
         "event": "trial_finished",
         "trial": trial,
         "label": "",
-        "summary": f"chain {trial}",
+        "setting": f"chain {trial}",
         "state": "complete",
         "new": True,
     }
-    metrics = {"speedup": speedup, "fid": fid}
-    return event | {"cause": None, "feasible": True, "images": 8, "metrics": metrics} | changes
+    values = {"metrics": {"speedup": speedup, "fid": fid}, "errors": {"fid": 0.25}}
+    return event | {"cause": None, "feasible": True, "images": 8, **values} | changes
 
 
 def failed(trial: int, **changes: Any) -> dict[str, Any]:
@@ -69,20 +70,48 @@ def after(*events: Mapping[str, Any], trials: int | None = 10, seconds: float = 
 
 
 def test_events_are_counted() -> None:
-    workers = {"event": "workers", "alive": 3, "note": "reading the reference"}
+    workers = {"event": "workers", "alive": 3, "note": "worker-1 is replaced"}
     shards = [shard(0), shard(1, 4), shard(0, 3, "timing")]
     progress = after(workers, started(0), started(1), started(2), *shards, finished(0), failed(1))
     assert (progress.done, progress.failed, progress.images, progress.workers) == (2, 1, 12, 3)
     assert progress.running == {2: "chain 2"}
-    assert progress.note == "reading the reference"
-    progress.update({"event": "workers", "alive": 2, "note": ""})
+    assert progress.note == "worker-1 is replaced"
+    progress.update({"event": "workers", "alive": 0, "note": "no worker is running"})
+    assert (progress.workers, progress.note) == (0, "no worker is running")
+    progress.update({"event": "workers", "alive": 2})
     assert (progress.workers, progress.note) == (2, "")
+
+
+def test_what_happens_now_is_said_in_every_state() -> None:
+    progress = after({"event": "phase", "phase": "loading the models"}, trials=2)
+    assert progress.activity == "loading the models"
+    progress.update({"event": "phase", "phase": ""})
+    assert progress.activity == "starting"
+    progress.update(started(0))
+    assert progress.activity == "running: 0 chain 0"
+    progress.update(finished(0))
+    assert progress.activity == "waiting for the next trial"
+    progress.update(finished(1, state="stopped", feasible=False, cause="trial 0 is better"))
+    assert progress.activity == "all trials are done"
+    progress.update({"event": "trial_resumed", "trial": 1, "label": "", "setting": "chain 1"})
+    assert progress.activity == "running: 1 chain 1", "a stopped trial goes on"
+    progress.update({"event": "revival_failed", "trial": 1, "note": "trial 1 stays stopped"})
+    assert progress.activity == "all trials are done"
+
+
+def test_a_label_precedes_the_setting_and_neither_controls_the_terminal() -> None:
+    event = finished(1, label="mine \x1b[31m\x9b2J", state="failed", cause="caption '\x1b]0;title\x07' is empty")
+    out = io.StringIO()
+    show_lines(after(), out)(event)
+    text = out.getvalue() + live(after(started(1, "a\x1b[2Jb")), event)
+    assert "mine �[31m��2J: chain 1: failed: caption" in text.replace("\u009b", "�").replace("�2J", "��2J")
+    assert not {"\x1b", "\x9b", "\x07"} & set(text)
 
 
 def test_the_front_holds_the_feasible_nondominated_trials() -> None:
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 1.5, 6.0), finished(5, 3, 9)]
     progress = after(*whole, finished(3, 9.0, 1.0, feasible=False), failed(4))
-    assert [(number, words) for number, words, _ in progress.front()] == [
+    assert [(number, trial.title) for number, trial in progress.front()] == [
         (0, "chain 0"),
         (1, "chain 1"),
         (5, "chain 5"),
@@ -118,22 +147,22 @@ def test_headline() -> None:
     text = headline(
         after({"event": "workers", "alive": 2}, shard(0, 40), finished(0), failed(1), finished(2), seconds=21)
     )
-    assert text == "3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed, ? left"
+    assert text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · ? left"
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
 
 
 def test_the_line_of_a_finished_trial() -> None:
     progress = after()
-    assert trial_line(finished(3, 1.2345, 5), progress) == "trial 3 chain 3: speedup 1.23, fid 5"
+    assert trial_line(finished(3, 1.2345, 5), progress) == "trial 3 chain 3: speedup 1.234, fid 5.00 ± 0.25"
     assert trial_line(finished(3, feasible=False), progress).endswith("; infeasible")
-    assert trial_line(failed(4), progress) == "trial 4 failed: OutOfMemory: at batch 4"
+    assert trial_line(failed(4), progress) == "trial 4 chain 4: failed: OutOfMemory: at batch 4"
 
 
 def test_plain_lines() -> None:
     progress, out = after(), io.StringIO()
     show = show_lines(progress, out)
     for event in (
-        {"event": "launch", "note": "starting workers"},
+        {"event": "phase", "phase": "loading the models"},
         shard(0),
         shard(0),
         finished(0, new=False),
@@ -142,14 +171,14 @@ def test_plain_lines() -> None:
         progress.update(event)
         show(event)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "starting workers"
-    assert lines[1].startswith("0/10 trials · 8 images")
-    assert lines[2:] == ["trial 1 chain 1: speedup 1, fid 5"], "one headline in five seconds; old trials in none"
+    assert lines[0] == "loading the models"
+    assert lines[1].startswith("0 % · 0/10 trials · 8 images")
+    assert lines[2:] == ["trial 1 chain 1: speedup 1, fid 5.00 ± 0.25"], "one headline; old trials in none"
 
 
 def test_a_second_cluster_counts_no_trial_twice() -> None:
     """After another `launch` the driver emits the finished trials again."""
-    launch = {"event": "launch", "note": "starting workers"}
+    launch = {"event": "launch"}
     progress = Progress(3, forecast=Forecast(3))
     for event in (launch, OBJECTIVES, started(0), shard(0), finished(0), started(1), launch, finished(0, new=False)):
         progress.update(event)
@@ -159,10 +188,10 @@ def test_a_second_cluster_counts_no_trial_twice() -> None:
 
 
 def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
-    show_json(finished(0, summary="ring “ü”"))
+    show_json(finished(0, setting="ring “ü”"))
     show_json(shard(1))
     lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == [finished(0, summary="ring “ü”"), shard(1)]
+    assert [json.loads(line) for line in lines] == [finished(0, setting="ring “ü”"), shard(1)]
 
 
 def live(progress: Progress, *events: Mapping[str, Any], width: int = 100) -> str:
@@ -183,12 +212,12 @@ def test_the_live_view() -> None:
     assert "5/10 trials, 2 failed" in text
     assert "running: 3 [bold]x[/bold]" in text, "not read as markup"
     assert "reading the reference" in text
+    assert "━" in text, "the bar"
     rows = [line.split() for line in text.splitlines() if "chain" in line]
-    assert ["0", "chain", "0", "1.000", "4.000"] in rows
-    assert ["1", "chain", "1", "2.000", "5.000"] in rows
+    assert ["0", "chain", "0", "1", "4.00", "±", "0.25"] in rows
+    assert ["1", "chain", "1", "2", "5.00", "±", "0.25"] in rows
     assert not any(row[0] == "2" for row in rows), "trial 2 is dominated"
-    assert text.count("trial 4 failed: OutOfMemory: at batch 4") == 1
-    assert "trial 5 failed" not in text, "an earlier run showed it"
+    assert text.count("failed: OutOfMemory: at batch 4") == 1, "an earlier run showed that of trial 5"
 
 
 def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
@@ -239,11 +268,11 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     lines = [line for line in out.getvalue().splitlines() if line.startswith("trial ")]
     assert len(lines) == progress.done == 24
     assert lines[0].startswith("trial 0 vanilla: speedup 1.")
-    assert any(line.startswith("trial 3 eagle ") for line in lines), "a proposal without a label shows its config"
+    assert any(line.startswith("trial 3 eagle-chain") for line in lines), "a proposal without a label shows its setting"
     beyond = [record for record in outcome.records if not record.feasible]
     assert sum(line.endswith("infeasible") for line in lines) == len(beyond) > 0
     assert progress.running == {}
-    assert {number for number, _, _ in progress.front()} <= {r.number for r in outcome.records if r.feasible}
+    assert {number for number, _ in progress.front()} <= {r.number for r in outcome.records if r.feasible}
 
 
 def test_stopped_trials_are_counted_and_are_no_candidates() -> None:

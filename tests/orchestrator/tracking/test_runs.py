@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from orchestrator.results.names import SettingNames
 from orchestrator.results.store import MLFLOW_RUNS, write_identity
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.tracking import runs
@@ -96,10 +97,11 @@ def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
 
 
 def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: runs.SweepRun) -> None:
-    assert runs.run_name(RECORD, sweep) == "3 lantern: eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    names = SettingNames(sweep.identity.sampling)
+    assert runs.run_name(RECORD, names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling))
-    assert runs.run_name(vanilla, sweep) == "3 vanilla"
-    assert runs.run_name(replace(RECORD, config=None, label=""), sweep) == "3 no setting"
+    assert runs.run_name(vanilla, names) == "3 vanilla"
+    assert runs.run_name(replace(RECORD, config=None, label=""), names) == "3 no setting"
 
 
 def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
@@ -130,12 +132,13 @@ def test_the_front_is_of_feasible_complete_trials(sweep: runs.SweepRun) -> None:
 
 
 def test_the_description_shows_the_front_and_takes_names_literally(sweep: runs.SweepRun) -> None:
-    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7")
+    names = SettingNames(sweep.identity.sampling)
+    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7", names)
     assert r"a\|b \<i\>\[x\](y): eagle" in text
     assert "(#/experiments/7/runs/r1?" in text
     assert "| 2 | 4 |" in text
     assert runs.compare_link(["r1"], "7") in text
-    assert runs.note(sweep, [], "7") == "No trial is on the front yet."
+    assert runs.note(sweep, [], "7", names) == "No trial is on the front yet."
 
 
 def test_links_lead_to_the_runs() -> None:
