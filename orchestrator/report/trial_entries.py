@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.describe import VANILLA, describe, family
+from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.joint import JointErrors, block_effects
 from orchestrator.results.store import Axis
-from orchestrator.results.sweep import DIGITS, Sweep
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 
@@ -59,10 +59,9 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
 
 
 def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str, Any]:
-    setting, sampling = record.config, sweep.identity.sampling
     return {name: getattr(record, name) for name in _SHARED} | {
-        "description": "invalid setting" if setting is None else describe(setting, sampling, DIGITS),
-        "groups": groups(setting),
+        "description": sweep.names.name(record.config),
+        "groups": groups(record.config),
         "violated": [text for text, excess in record.constraints.items() if excess > 0],
         "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.results.trials import TrialRecord
 
 MAX_NAME = 40  # characters
-NO_SETTING = "no setting"  # of a trial for which the search proposed an invalid config
+NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
 _HASH = 4  # hex digits, at least
 _SYMBOLS = {
     "delta": "d", "lambda": "l", "nu": "n", "budget": "b", "slope": "s", "below": "b", "above": "a", "tolerance": "t",

@@ -98,7 +98,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
         assert trial["duplicate_of"] == (None if record.duplicate_of is None else str(record.duplicate_of))
-    assert data["trials"][2]["description"] == "eagle dynamic d5 w10 n58, additive k100 δ0.1"
+    assert data["trials"][2]["description"] == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
 
 

@@ -34,9 +34,9 @@ class History:
         event = {"event": "trial_finished", "trial": trial, "images": images, "state": state, "new": new}
         self.forecast.update(event, self.now)
 
-    def run(self, *seconds: float, **kind: str) -> None:
+    def run(self, *seconds: float, kind: str = "chain", label: str = "") -> None:
         """A trial of shards that take these seconds."""
-        trial = self.start(**kind)
+        trial = self.start(kind, label)
         for each in seconds:
             self.shard(trial, each)
         self.finish(trial)

@@ -101,7 +101,7 @@ def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: runs.SweepR
     assert runs.run_name(RECORD, names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling))
     assert runs.run_name(vanilla, names) == "3 vanilla"
-    assert runs.run_name(replace(RECORD, config=None, label=""), names) == "3 no setting"
+    assert runs.run_name(replace(RECORD, config=None, label=""), names) == "3 invalid setting"
 
 
 def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
