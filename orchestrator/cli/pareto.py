@@ -71,9 +71,9 @@ def pareto(
 ) -> None:
     """Show the front: the configs that no other dominates, with their confidence.
 
-    "front" is the share of draws from the measured errors in which a trial stays on the front. "within error of"
-    names the front's trials that differ from it significantly in no objective (5 % level, Student's t). Errors of
-    trials on the same captions are paired. --knee, --best and --hypervolume say how sure they are, too.
+    "front" is the share of draws from the measured errors in which a trial stays on the front. Trials are "within error
+    of" each other if they differ significantly in no objective (5 % level, paired Student's t). --knee, --best and
+    --hypervolume say how sure they are, too.
     """
     if config is not None and not (best or knee):
         raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
@@ -88,8 +88,7 @@ def pareto(
         if best:
             marks["best"] = front.best(best)
             if marks["best"] is None:
-                checked = f"({len(front.candidates)} trials checked)"
-                raise CommandError(f"no trial is within {' and '.join(best)} {checked}", FAILED)
+                raise CommandError(f"none of {len(front.candidates)} trials is within {' and '.join(best)}", FAILED)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
         facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened, where or ())}
     chosen = marks.get("best", marks.get("knee"))
@@ -133,7 +132,10 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
         for record in stopped:
             if record.stop is not None and record.number in chosen:
                 facts = {"sweep": name, "number": record.number, "label": record.label, "cause": record.cause or ""}
-                facts |= {"setting": sweep.names.name(record.config), "description": sweep.describe(record)}
+                facts |= {
+                    "setting": sweep.names.name(record.config),
+                    "description": sweep.names.describe(record.config),
+                }
                 found.append(facts | asdict(record.stop))
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from orchestrator.results.describe import VANILLA, format_number, shown_values
+from orchestrator.results.describe import VANILLA, describe, format_number, shown_values
 from search_spaces.acceptance import EXACT
 from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_NAME = 40  # characters
 NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
 _HASH = 4  # hex digits, at least
+_DIGITS = 4  # significant digits of the numbers in a description
 _SYMBOLS = {
     "delta": "d", "lambda": "l", "nu": "n", "budget": "b", "slope": "s", "below": "b", "above": "a", "tolerance": "t",
     "radius": "r", "temperature": "T", "depth": "d", "width": "w", "nodes": "n", "length": "",
@@ -77,6 +78,10 @@ class SettingNames:
             self._names[config] = self._new_name(config)
             self._taken.add(self._names[config])
         return self._names[config]
+
+    def describe(self, config: DecodingConfig | None) -> str:
+        """The setting in words."""
+        return NO_SETTING if config is None else describe(config, self._baseline, _DIGITS)
 
     def _new_name(self, config: DecodingConfig) -> str:
         parts = _parts(config, self._baseline)

@@ -18,22 +18,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
-from orchestrator.results.describe import describe
 from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
-from orchestrator.results.names import NO_SETTING, SettingNames
+from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import (
-    Axis,
-    Identity,
-    find_sweep,
-    load_identity,
-    read_table,
-    read_trials,
-    trial_file,
-)
+from orchestrator.results.store import Axis, Identity, find_sweep, load_identity, read_table, read_trials, trial_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
@@ -41,8 +32,6 @@ from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow
-
-_DIGITS = 4  # significant digits of the numbers in a config's description
 
 
 @dataclass(frozen=True)
@@ -77,10 +66,6 @@ class Sweep:
     def names(self) -> SettingNames:
         """The names of the trials' settings."""
         return SettingNames.of(self.records, self.identity.sampling)
-
-    def describe(self, record: TrialRecord) -> str:
-        """The setting of a trial in words."""
-        return NO_SETTING if record.config is None else describe(record.config, self.identity.sampling, _DIGITS)
 
     @property
     def vanilla(self) -> TrialRecord | None:
@@ -305,7 +290,7 @@ def front_of(
     for row in np.flatnonzero(kept):
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
-        short, long = named[name].names.name(record.config), named[name].describe(record)
-        candidates.append(Candidate(int(row), name, label, short, long, record))
+        setting, names = record.config, named[name].names
+        candidates.append(Candidate(int(row), name, label, names.name(setting), names.describe(setting), record))
     identities = {name: sweep.identity for name, sweep in named.items()}
     return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)
