@@ -93,7 +93,7 @@ class FilePool(InstantWorkers):
     writing_s: seconds spent on shards' files. They are not flushed to disk, so that many can be made.
     """
 
-    def __init__(self, spec: Mapping[str, Any], slots: Slots, environment: object = None, warn: object = None) -> None:
+    def __init__(self, spec: Mapping[str, Any], *rest: object) -> None:
         from workers.evaluate import Evaluator
         from workers.runtime.specification import WorkerSpec
 

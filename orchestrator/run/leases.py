@@ -31,6 +31,23 @@ class AwakeClock:
         self._last = present
 
 
+class Lasting:
+    """Notices when something has been so for a number of seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._since = seconds, math.nan
+        self._is_noticed = False
+
+    def begins(self, is_so: bool, now: float) -> bool:
+        """Whether it has now been so for long enough, for the first time since it was not."""
+        if not is_so or math.isnan(self._since):
+            self._since, self._is_noticed = now if is_so else math.nan, False
+        if not is_so or self._is_noticed or now - self._since < self._seconds:
+            return False
+        self._is_noticed = True
+        return True
+
+
 class Durations:
     """How long finished tasks took, by kind."""
 

@@ -13,6 +13,7 @@ from workers.runtime.allocator import allocator_environment
 from workers.runtime.threads import thread_environment
 
 Labels = Mapping[str, str]
+NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Node:
 
     resources: Mapping[str, float]
     labels: Labels = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.labels.get(NODE_ID_LABEL, "")
 
     def room(self, slots: Slots) -> int:
         """How many workers it holds. Ray puts a fraction on one GPU."""

@@ -19,22 +19,23 @@ from ray.exceptions import RayError, RayTaskError
 from orchestrator.run.agreement import WorkerAgreement
 from orchestrator.run.cluster import alive_nodes
 from orchestrator.run.cluster_monitor import ClusterMonitor
-from orchestrator.run.leases import AwakeClock, Durations
-from orchestrator.run.placement import ANYWHERE, Placement, Slots, worker_capacity
+from orchestrator.run.leases import AwakeClock, Durations, Lasting
+from orchestrator.run.placement import ANYWHERE, NODE_ID_LABEL, Node, Placement, Slots, describe_labels, worker_capacity
 from orchestrator.run.pool_worker import PoolWorker, describe_error, start_worker
-from orchestrator.run.task_queue import TaskQueue
+from orchestrator.run.task_queue import Attempts, TaskQueue
 from orchestrator.run.tasks import PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from workers.data.local_files import StorageError
+from workers.data.shards import TimingShard
 from workers.runtime.logs import describe_task
 
-_MAX_ATTEMPTS = 3  # of a task whose worker dies, or cannot use the store
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
 _STORAGE_ERROR = StorageError.__name__
 _DRAWING_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _WATCH_INTERVAL_S = 2.0  # between looks at late and silent workers
+_TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
 _RELEASE_TIMEOUT_S = 300.0  # for workers that no task needs
 _START_TIMEOUT_S = 1800.0
 
@@ -61,12 +62,12 @@ class Pool:
         self._facts: Mapping[str, Any] | None = None
         self._busy: list[PoolWorker] = []
         self._idle: list[PoolWorker] = []
-        self._waiting = TaskQueue()
-        self._attempts: dict[str, int] = {}
+        self._waiting, self._attempts = TaskQueue(), Attempts()
         self._worker_count = itertools.count()
         self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
         self._released = 0  # workers of the requested number that were not needed
         self._clock, self._durations, self._monitor = AwakeClock(), Durations(), ClusterMonitor()
+        self._untimed, self._nodes = Lasting(_TIMING_DELAY_S), list[Node]()
         self._grow()
         self._agreement = WorkerAgreement({worker.name for worker in self._busy}, placement, stored or {})
 
@@ -146,17 +147,15 @@ class Pool:
         if not worker.ready and not self._accept_start(worker, output, cause):
             return None
         self._idle.append(worker)
-        if (task := worker.finish(self._clock.now)) is None:
-            return None
-        is_final = cause is None or cause.startswith(_PERMANENT_ERRORS)
-        if worker.is_copied and not self._settle(task, is_final):
+        task, is_final = worker.finish(self._clock.now), cause is None or cause.startswith(_PERMANENT_ERRORS)
+        if task is None or (worker.is_copied and not self._settle(task, is_final)):
             return None
         if cause and cause.startswith(_STORAGE_ERROR):
             self._retry(worker, task, cause)
             return None
         if output and output.get("ran", True):
             self._durations.add(task.kind, self._clock.now - worker.since)
-        self._attempts.pop(task.name, None)
+        self._attempts.forget(task)
         self._agreement.active &= task.kind not in _DRAWING_TASKS
         return TaskResult(task, output, cause, is_final)
 
@@ -166,14 +165,10 @@ class Pool:
         Raises:
             SweepError: it was prevented too often.
         """
-        if self._count_attempt(task) >= _MAX_ATTEMPTS:
+        if self._attempts.last(task):
             raise SweepError(f"{worker.name} cannot use the store ({cause})")
         self._warn(f"{worker.name} runs {task.name} again: {cause}")
         self.submit(task)
-
-    def _count_attempt(self, task: Task) -> int:
-        self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
-        return self._attempts[task.name]
 
     def _settle(self, task: Task, is_final: bool) -> bool:
         """Whether a result counts of a task that was given to two workers: if final, or the other one has failed."""
@@ -205,6 +200,9 @@ class Pool:
             worker.is_copied = True
             self._warn(f"{worker.name} has run {task.name} for {seconds:.0f} s; another worker runs it too")
             self.submit(task)
+        can_time = any(worker.times for worker in self._workers)
+        if self._untimed.begins(not can_time and self._waiting.has(TimingShard.kind), self._clock.now):
+            self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
         self._release()
         return [result for result in results if result]
 
@@ -251,7 +249,8 @@ class Pool:
         task = worker.finish(self._clock.now)
         if task is None or (worker.is_copied and not self._settle(task, is_final=False)):
             return None
-        if (attempts := self._count_attempt(task)) >= _MAX_ATTEMPTS:
+        alive = {"", *(node.id for node in self._nodes)}
+        if attempts := self._attempts.last(task, worker.labels.get(NODE_ID_LABEL, ""), alive):
             what = describe_task(task.payload, self._spec.get("captions"))
             cause = f"its worker died {attempts} times while running {task.name} ({what}): {death}"
             return TaskResult(task, None, cause, permanent=False)
@@ -287,6 +286,7 @@ class Pool:
         if not self._monitor.responds():
             return
         self._monitor.check_node()
+        self._nodes = alive_nodes()
         for _ in range(self._target_count() - len(self._workers)):
             spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
             labels = self._placement.next_labels([worker.labels for worker in self._workers])
@@ -294,7 +294,7 @@ class Pool:
 
     def _target_count(self) -> int:
         if self._slots.count is None:
-            return worker_capacity(self._slots, [node for node in alive_nodes() if self._placement.uses(node)])
+            return worker_capacity(self._slots, [node for node in self._nodes if self._placement.uses(node)])
         starting = sum(not worker.ready for worker in self._busy)
         self._released = max(0, self._released - max(0, len(self._waiting) - starting))
         return self._slots.count - self._released

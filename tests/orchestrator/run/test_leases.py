@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from orchestrator.run.leases import MIN_DEADLINE_S, AwakeClock, Durations
+from orchestrator.run.leases import MIN_DEADLINE_S, AwakeClock, Durations, Lasting
 
 
 def test_a_deadline_needs_a_history_of_its_own_kind() -> None:
@@ -40,3 +40,9 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     for _ in range(4):
         clock.advance()
     assert clock.now == 0.5 + 0.5 + 5.0 + 0.5
+
+
+def test_a_state_is_noticed_once_when_it_has_lasted() -> None:
+    lasting = Lasting(10.0)
+    looks = [(False, 0), (True, 1), (True, 10), (True, 11), (True, 30), (False, 31), (True, 32), (True, 41), (True, 42)]
+    assert [now for is_so, now in looks if lasting.begins(is_so, now)] == [11, 42]

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -86,8 +86,10 @@ def mixed() -> Iterator[Any]:
 def make() -> Iterator[Any]:
     pools: list[Pool] = []
 
-    def make(slots: Slots, placement: Placement = ANYWHERE, **spec: Any) -> Pool:
-        pools.append(Pool(spec, slots, placement=placement))
+    def make(
+        slots: Slots, placement: Placement = ANYWHERE, warn: Callable[[str], None] = lambda text: None, **spec: Any
+    ) -> Pool:
+        pools.append(Pool(spec, slots, None, warn, placement))
         return pools[-1]
 
     yield make
@@ -189,17 +191,24 @@ def test_a_kind_that_no_node_has_ends_the_sweep_at_once(mixed: Any) -> None:
         Placement({}, {"gpu": "t4"}).check(Slots(None, 1.0), alive_nodes())
 
 
-def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any) -> None:
-    """The only node that times goes, and another one joins."""
-    pool = make(Slots(None, 1.0), Placement({}, A10G), precision="float32")
+def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only node that times goes while it runs a shard, and another one joins."""
+    monkeypatch.setattr(pool_module, "_TIMING_DELAY_S", 1.0)
+    warnings: list[str] = []
+    pool = make(Slots(None, 1.0), Placement({}, A10G), warnings.append, precision="float32")
     wait(pool, 2)
+    pool.submit(Task(0, "timing", {"kind": "timing", "seconds": 5.0}))
     timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
     mixed.remove_node(timing, allow_graceful=False)
     wait(pool, 1)
-    pool.submit(Task(0, "timing", {"kind": "timing"}))
     pool.submit(Task(1, "quality", {"kind": "quality"}))
     (drawn,) = collect(pool, 1)
     assert drawn.output == {"kind": "h100"}
+    assert pool._attempts._nodes == {"timing": [timing.node_id]}
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:
+        pool.collect(0.2)
+    assert [text for text in warnings if "gpu=a10g" in text] == ["timing shards wait for a worker on gpu=a10g"]
     mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)
     assert (timed.task.name, timed.output) == ("timing", {"kind": "a10g"})

@@ -1,0 +1,26 @@
+"""The benchmark of scale, small: the real driver with workers that sleep, and a store that is made and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scale import efficiency, make_store, resume, sweep_of
+
+pytestmark = pytest.mark.slow(seconds=40)
+
+
+def test_workers_that_sleep_are_busy_for_most_of_the_time(tmp_path: Path) -> None:
+    facts = efficiency(1, 0.05, 64, tmp_path)
+    assert facts["shards"] >= 64  # the trial's quality shards, and its timings
+    assert 0.2 < facts["efficiency"] < 1
+
+
+def test_a_made_store_is_resumed_by_the_real_command(tmp_path: Path) -> None:
+    sweep = sweep_of(3, 16)
+    made = make_store(sweep, tmp_path)
+    assert (made["trials"], made["shards"]) == (3, 3 * (16 + 1)), "each trial has a timing shard"
+    resumed = resume(sweep, tmp_path, 4, "--no-mlflow").summary()
+    assert resumed["preflight_done_s"] <= resumed["first_worker_s"] <= resumed["first_shard_s"]
+    assert resumed["memory_mb"] > 50
