@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.results.describe import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig, Sampling
@@ -71,7 +72,8 @@ class ImageEngine:
         return [images[key] for key in sorted(images)]
 
     def __repr__(self) -> str:
-        return f"ImageEngine({self.decoder.target.name}, {self.config.to_mapping()}, on {self.decoder.device})"
+        target = self.decoder.target
+        return f"ImageEngine({target.name}, {describe(self.config, target.sampling, digits=3)}, {self.decoder.device})"
 
 
 def load_engine(

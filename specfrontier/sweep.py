@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from matplotlib.axes import Axes
 
+    from workers.data.storage import Storage
+
 
 class LaunchOptions(TypedDict, total=False):
     """Options of `specfrontier launch`, by its names."""
@@ -179,7 +181,7 @@ class Sweep(results.Sweep):
         front = front_of([self])
         axes = " and ".join(axis.name for axis in front.axes)
         on_front = f"{len(front.members)} on the front of {axes}"
-        return f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({self.storage.display_name})"
+        return f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})"
 
     def _repr_html_(self) -> str:
         front = front_of([self])
@@ -201,6 +203,12 @@ def _trial(front: Front, candidate: Candidate, probability: float | None = None)
     return Trial(record.number, candidate.title, candidate.config, record.metrics, names, probability)
 
 
+def _place(storage: Storage) -> str:
+    """Where a sweep is: relative to the working directory if it is inside."""
+    path = Path(storage.display_name)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else storage.display_name
+
+
 def _text(entry: Measured) -> str:
     return measured(entry.value, entry.error)
 
@@ -213,4 +221,5 @@ def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     def line(cells: Iterable[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-    return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    heading = line(head, "th") if (head := list(head)) else ""
+    return f"<table>{heading}{''.join(line(row, 'td') for row in rows)}</table>"

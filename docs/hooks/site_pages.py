@@ -92,6 +92,7 @@ def _output(output: dict[str, Any], pictures: dict[str, bytes]) -> Iterator[str]
         yield f"![output]({name})"
     elif "text/html" in data:
         html = re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.S)
+        html = re.sub(r"<table[^>]*>", "<table>", html)  # the site's own style
         yield f"<div>{' '.join(html.split())}</div>"  # a blank line would end the HTML block
     else:
         text = "".join(output.get("text") or data.get("text/plain", ""))

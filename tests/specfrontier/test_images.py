@@ -26,6 +26,7 @@ def test_images_come_in_order_and_are_those_of_the_command(engine: ImageEngine, 
     drawn = engine.draw(CAPTIONS, samples=2)
     assert [(image.caption, image.sample) for image in drawn] == [(text, n) for text in CAPTIONS for n in range(2)]
     assert "independent" in repr(engine)
+    assert len(repr(engine)) < 120
     assert drawn[0]._repr_png_() is not None
     options = ("--preset", "speculative", "--seed", "3", "--samples", "2", "--out", str(tmp_path), "--device", "cpu")
     assert specfrontier("generate", *CAPTIONS, *options).code == 0

@@ -58,6 +58,13 @@ def test_a_config_is_saved_as_generate_reads_it(sweep: Sweep, tmp_path: Path) ->
     assert DecodingConfig.from_mapping(read_document(path.read_bytes(), "fast.yaml").data) == best.config
 
 
+def test_a_repr_says_where_the_sweep_is_from_here(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(sweep.storage.display_name)
+    assert repr(sweep).endswith(f"({folder})")
+    monkeypatch.chdir(folder.parent)
+    assert repr(sweep).endswith(f"({folder.name})")
+
+
 def test_reprs_are_short_and_html_is_escaped(sweep: Sweep) -> None:
     assert len(repr(sweep)) < 200
     assert repr(sweep.best()).startswith(f"Trial {sweep.best().number}, ")
@@ -65,7 +72,9 @@ def test_reprs_are_short_and_html_is_escaped(sweep: Sweep) -> None:
     assert "&lt;b&gt;mine" in html
     assert "<b>mine" not in html
     assert html.count("<tr>") == 1 + sweep.front().num_rows
-    assert "probability" in sweep.knee()._repr_html_()
+    knee = sweep.knee()._repr_html_()
+    assert "probability" in knee
+    assert "<tr></tr>" not in knee
 
 
 def test_reload_sees_new_trials(tmp_path: Path) -> None:
