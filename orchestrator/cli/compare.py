@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli import query_options as o
+from orchestrator.cli.options import given_path
 from orchestrator.cli.tables import shown_table
-from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.results.text import measured
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison
-    from orchestrator.results.sweep import Front
+    from orchestrator.results.sweep import Front, Sweep
 
 EPILOG = """\b
 Examples:
   specfrontier compare sweeps/before sweeps/after
   specfrontier compare quickstart --by acceptance.neighbourhood --y drift
+  specfrontier compare before after --html --out compare.html
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
   specfrontier compare lantern-table2 --published
   specfrontier compare mine papers/lantern-table2 --published --json
@@ -41,6 +46,15 @@ Published = Annotated[
     ),
 ]
 
+Html = Annotated[
+    bool,
+    typer.Option("--html", help="Write a report of the sweeps as one HTML page, and print its path."),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", callback=given_path, help="File of --html. Default: compare.html in this folder."),
+]
+
 
 def compare(
     sweeps: o.Sweeps,
@@ -53,6 +67,8 @@ def compare(
     subject_to: o.SubjectTo = None,
     infeasible: o.Infeasible = False,
     reference_point: o.ReferencePoint = None,
+    html: Html = False,
+    out: Out = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
@@ -62,7 +78,7 @@ def compare(
     and seconds of another device. Speed-ups are always comparable.
     """
     if published:
-        if any((by, x, y, z, where, subject_to, infeasible, reference_point)):
+        if any((by, x, y, z, where, subject_to, infeasible, reference_point, html, out)):
             raise CommandError("--published compares the whole table and can be combined with --json only", WRONG_USAGE)
         from orchestrator.cli.compare_published import compare_with_papers
 
@@ -70,6 +86,10 @@ def compare(
         return
     if by is None and len(sweeps) < 2:
         raise CommandError("give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE)
+    if html and any((by, z, where, subject_to, infeasible, as_json)):
+        raise CommandError("--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE)
+    if out is not None and not html:
+        raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results import comparison
     from orchestrator.results.sweep import front_of
@@ -85,6 +105,9 @@ def compare(
         corner = o.read_point(reference_point, len(front.axes))
         found = comparison.compare(front.joint_errors(), groups, front.axes, corner)
         warnings = [*missing, *comparison.cautions(identities, front.axes)]
+    if html:
+        typer.echo(_write_page(opened, front, found, warnings, out))
+        return
     if as_json:
         axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
         typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
@@ -92,6 +115,20 @@ def compare(
     for warning in warnings:
         typer.echo(f"Note: {warning}.", err=True)
     typer.echo("\n".join(_describe(found, [axis.name for axis in front.axes])))
+
+
+def _write_page(
+    sweeps: Sequence[Sweep], front: Front, found: Comparison, warnings: Sequence[str], out: str | None
+) -> str:
+    """Write the report of several sweeps; returns its path."""
+    from orchestrator.report.compare_page import compare_page
+
+    path = Path(out or "compare.html")
+    with ends_with(FAILED):
+        page = compare_page(sweeps, [axis.name for axis in front.axes], found, warnings, partial(typer.echo, err=True))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
+    return str(path)
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:

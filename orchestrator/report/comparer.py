@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from orchestrator.report.thumbnails import Note
+from orchestrator.report.thumbnails import Note, OwnedTrial
 from orchestrator.results.store import IMAGE_GRIDS, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from workers.data.pictures import is_intact_png
 
 if TYPE_CHECKING:
@@ -38,27 +37,30 @@ class Rows:
     captions: Mapping[Key, str]
 
 
-def comparer_data(sweep: Sweep, records: Sequence[TrialRecord], note: Note) -> dict[str, Any]:
+def comparer_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
-    The sweep's own target draws the tokens. If it cannot be loaded, `from_tokens` is false and the tiles are those of
-    the image grids that the sweep wrote. Skips what is missing or damaged; `note` is called with a sentence about it.
+    Each sweep's own target draws the tokens. If one cannot be loaded, `from_tokens` is false and the tiles are those of
+    the image grids that the sweeps wrote. Skips what is missing or damaged, and trials of other captions than the
+    first one's; `note` is called with a sentence about what cannot be read.
 
     Returns:
-        captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {digest of
-        the config: data URI}. Empty without any sheet.
+        captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
+        URI}. Empty without any sheet.
     """
-    found = {record.digest: rows for record in records if (rows := _rows(sweep, record, note)) is not None}
+    alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
+    found = {trial.key: (trial, rows) for trial in alike if (rows := _rows(trial, note)) is not None}
     if not found:
         return {}
-    first = next(iter(found.values()))
-    keys = sorted(key for key in first.tokens if all(key in rows.tokens for rows in found.values()))[:CAPTIONS]
-    draw = _drawer(sweep, note) if keys else None
-    side = sweep.identity.image_size
+    first = next(iter(found.values()))[1]
+    keys = sorted(key for key in first.tokens if all(key in rows.tokens for _, rows in found.values()))[:CAPTIONS]
+    sweeps = {id(trial.sweep): trial.sweep for trial, _ in found.values()}
+    drawers = {name: _drawer(sweep, note) for name, sweep in sweeps.items()} if keys else {}
     sheets: dict[str, str] = {}
     left, size = _MAX_CHARACTERS, (0, 0)
-    for digest, rows in found.items():
-        tiles = _stored_tiles(sweep, digest, side) if draw is None else draw([rows.tokens[key] for key in keys])
+    for name, (trial, rows) in found.items():
+        draw = drawers.get(id(trial.sweep)) if all(drawers.values()) else None
+        tiles = _stored_tiles(trial) if draw is None else draw([rows.tokens[key] for key in keys])
         if not tiles:
             continue
         keys = keys[: len(tiles)]
@@ -66,22 +68,27 @@ def comparer_data(sweep: Sweep, records: Sequence[TrialRecord], note: Note) -> d
         if len(uri) > left:
             break
         left -= len(uri)
-        sheets[digest] = uri
+        sheets[name] = uri
     if not sheets:
         return {}
     captions = [first.captions[key] for key in keys]
     shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
-    return shape | {"sheets": sheets, "from_tokens": draw is not None}
+    return shape | {"sheets": sheets, "from_tokens": all(drawers.values())}
 
 
-def _rows(sweep: Sweep, record: TrialRecord, note: Note) -> Rows | None:
+def _captions(trial: OwnedTrial) -> tuple[Any, Any]:
+    captions = trial.sweep.identity.captions
+    return captions.get("hash"), captions.get("count")
+
+
+def _rows(trial: OwnedTrial, note: Note) -> Rows | None:
     """The rows of a trial's first shards, at least `CAPTIONS` if it has as many; None if it has none to read."""
     tokens: dict[Key, list[int]] = {}
     captions: dict[Key, str] = {}
-    for shard in record.image_shards:
+    for shard in trial.record.image_shards:
         try:
             columns = ["caption_id", "sample", "caption", "tokens"]
-            table = read_table(sweep.storage, shard, columns, fix="the report lacks its images")
+            table = read_table(trial.sweep.storage, shard, columns, fix="the report lacks its images")
         except ValueError as error:
             note(str(error))
             return None
@@ -138,10 +145,14 @@ def _load_target(file: str, name: str | None, hashes: Mapping[str, str]) -> Targ
     return entry.family.load(device, entry.dtype_on(device))
 
 
-def _stored_tiles(sweep: Sweep, digest: str, side: int | None) -> list[Image.Image]:
+def _stored_tiles(trial: OwnedTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
-    name = f"{IMAGE_GRIDS}/{digest}.png"
-    if side is None or not sweep.storage.exists(name) or not is_intact_png(data := sweep.storage.read(name)):
+    name, side, storage = (
+        f"{IMAGE_GRIDS}/{trial.record.digest}.png",
+        trial.sweep.identity.image_size,
+        trial.sweep.storage,
+    )
+    if side is None or not storage.exists(name) or not is_intact_png(data := storage.read(name)):
         return []
     grid = Image.open(io.BytesIO(data)).convert("RGB")
     corners = [

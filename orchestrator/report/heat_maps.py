@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.thumbnails import Note
+from orchestrator.report.thumbnails import Note, OwnedTrial
 from orchestrator.results.store import read_table
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from workers.data.pictures import accepted_by_cell
 
 _MAX_CELLS = 60_000  # of all heat maps together
 
 
-def heat_data(sweep: Sweep, records: Sequence[TrialRecord], note: Note) -> dict[str, Any]:
+def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
     """Mean accepted length of the rounds that emitted each token, by trial, as far as they fit.
 
     Skips trials whose shards are missing or damaged; `note` is called with a sentence about each.
 
     Returns:
-        rows, columns: of the token grid. low, high: ends of the scale that all trials share. cells: {digest of the
-        config: values in raster order, None where no round emitted a token}. Empty without any trial.
+        rows, columns: of the first trial's token grid; trials of another grid are skipped. low, high: ends of the
+        scale that all trials share. cells: {key: values in raster order, None where no round emitted a token}. Empty
+        without any trial.
     """
-    grid = sweep.identity.grid
+    grid = trials[0].sweep.identity.grid if trials else None
     if grid is None:
         return {}
     cells: dict[str, list[float | None]] = {}
-    for record in records[: _MAX_CELLS // (grid[0] * grid[1])]:
+    alike = [trial for trial in trials if trial.sweep.identity.grid == grid]
+    for trial in alike[: _MAX_CELLS // (grid[0] * grid[1])]:
         lengths: list[list[int]] = []
         try:
-            for shard in record.image_shards:
-                table = read_table(sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
+            for shard in trial.record.image_shards:
+                table = read_table(trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
                 lengths += table["emitted"].to_pylist()
         except ValueError as error:
             note(str(error))
             continue
         if lengths:
             values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
-            cells[record.digest] = [None if value is None else round(value, 3) for value in values]
+            cells[trial.key] = [None if value is None else round(value, 3) for value in values]
     found = [value for values in cells.values() for value in values if value is not None]
     if not found:
         return {}

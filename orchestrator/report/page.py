@@ -23,8 +23,8 @@ from orchestrator.report.answer import answer
 from orchestrator.report.comparer import comparer_data
 from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.heat_maps import heat_data
-from orchestrator.report.thumbnails import Note, embed_thumbnails, ignore
-from orchestrator.report.trial_entries import trial_entries, trial_id
+from orchestrator.report.thumbnails import Note, OwnedTrial, embed_thumbnails, ignore
+from orchestrator.report.trial_entries import image_key, trial_entries, trial_id
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
 from orchestrator.results.describe import VANILLA, describe_duration
@@ -33,7 +33,7 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
@@ -42,6 +42,7 @@ _SCRIPTS = (
     "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
     "analysis.js", "filter.js", "table.js", "page.js",
 )  # fmt: skip
+_OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
@@ -85,14 +86,16 @@ def as_script_data(data: object) -> str:
     return text
 
 
-def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
+def page_data(sweeps: Sequence[Sweep], note: Note = ignore, objectives: Sequence[str] = ()) -> dict[str, Any]:
     """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
+
+    objectives: the two metrics shown first; by default the first sweep's.
 
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
     """
     first = sweeps[0]
-    names, axes = _metric_names(sweeps), _axes(sweeps)
+    names, axes = _metric_names(sweeps), _axes(sweeps, objectives)
     front = front_of(sweeps, *(axis.name for axis in axes)) if len(axes) > 1 else None
     candidates = [] if front is None else front.candidates
     named = {first.name: first} if front is None else front.sweeps
@@ -106,9 +109,6 @@ def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweeps),
             "sweeps": [_sweep_entry(name, named) for name in named],
-            "facts": facts(first),
-            "searched": searched(first.records),
-            "space": read_sweep_text(first.storage),
             "notes": NOTES,
             "vanilla": VANILLA,
             "critical": _critical_values(),
@@ -125,13 +125,12 @@ def page_data(sweeps: Sequence[Sweep], note: Note = ignore) -> dict[str, Any]:
             "configs": {r.digest: config_yaml(r.config) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
-    members = {candidate.record.number for candidate in candidates if candidate.on_front}
-    ordered = by_importance(first, members)
-    important = [r for r in ordered if r.state == COMPLETE and (r.label or r.number in members)]
+    ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
+    front_and_named = [trial for rank, trial in ordered if rank < _OTHERS and trial.record.state == COMPLETE]
     return texts | {
-        "images": embed_thumbnails(first.storage, ordered, note),
-        "comparer": comparer_data(first, important, note),
-        "heat": heat_data(first, important, note),
+        "images": embed_thumbnails([trial for _, trial in ordered], note),
+        "comparer": comparer_data(front_and_named, note),
+        "heat": heat_data(front_and_named, note),
     }
 
 
@@ -140,15 +139,26 @@ def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
     sweep = named[name]
     vanilla = None if sweep.vanilla is None else trial_id(name, sweep.vanilla, len(named))
     captions = sweep.identity.captions
-    return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
+    return {
+        "name": name,
+        "captions": f"{captions.get('hash')} {captions.get('count')}",
+        "vanilla": vanilla,
+        "facts": facts(sweep),
+        "searched": searched(sweep.records),
+        "space": read_sweep_text(sweep.storage),
+    }
 
 
-def by_importance(sweep: Sweep, front: Collection[int]) -> list[TrialRecord]:
-    """The order in which images are embedded: vanilla, trials on the front, then labelled ones, then others."""
-    rank = {sweep.vanilla.number: 0} if sweep.vanilla else {}
-    return sorted(
-        sweep.records, key=lambda r: (rank.get(r.number, 1 if r.number in front else 2 if r.label else 3), r.number)
-    )
+def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[tuple[int, OwnedTrial]]:
+    """The trials in the order in which images are embedded: vanilla (rank 0), trials on the front (1), then labelled
+    ones (2), then others (`_OTHERS`). front: ids."""
+    ranked = []
+    for index, (name, sweep) in enumerate(sweeps.items()):
+        for record in sweep.records:
+            member = trial_id(name, record, len(sweeps)) in front
+            rank = 0 if record is sweep.vanilla else 1 if member else 2 if record.label else _OTHERS
+            ranked.append((rank, OwnedTrial(image_key(index, record), sweep, record)))
+    return sorted(ranked, key=lambda entry: (entry[0], entry[1].record.number))
 
 
 def config_yaml(config: DecodingConfig) -> str:
@@ -161,11 +171,11 @@ def _critical_values() -> list[float]:
     return [round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))]
 
 
-def _axes(sweeps: Sequence[Sweep]) -> tuple[Axis, ...]:
-    """The axes shown first: the first sweep's objectives with speed on x, or the first two measured metrics."""
+def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Axis, ...]:
+    """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
     first, measured = sweeps[0], _metric_names(sweeps)
     try:
-        axes = first.axes()[:2]
+        axes = first.axes(*objectives[:2])[:2]
     except QueryError:
         axes = ()
     if not axes or any(axis.name not in measured for axis in axes):

@@ -5,16 +5,29 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 from orchestrator.results.store import IMAGE_GRIDS
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 Note = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedTrial:
+    """A trial of one of the page's sweeps. key: names its images in the page; trials of one config share it."""
+
+    key: str
+    sweep: Sweep
+    record: TrialRecord
+
+
 _MAX_CHARACTERS = 500_000  # of all embedded images together
 GRID_SIDE = 288  # pixels of the longer side
 JPEG_QUALITY = 78
@@ -24,24 +37,23 @@ def ignore(text: str) -> None:
     """A note that nobody reads."""
 
 
-def embed_thumbnails(storage: Storage, records: Iterable[TrialRecord], note: Note = ignore) -> dict[str, Any]:
-    """{digest of the config: "uri", "width", "height"} of the trials in the order of their importance, as far as they
-    fit.
+def embed_thumbnails(trials: Iterable[OwnedTrial], note: Note = ignore) -> dict[str, Any]:
+    """{key: "uri", "width", "height"} of the trials in the order of their importance, as far as they fit.
 
     Skips a missing or damaged image. note: called with a sentence about each damaged file.
     """
     left = _MAX_CHARACTERS
     images: dict[str, Any] = {}
-    for record in records:
-        if not record.digest or record.digest in images:
+    for trial in trials:
+        if not trial.record.digest or trial.key in images:
             continue
-        image = _embed(storage, f"{IMAGE_GRIDS}/{record.digest}.png", note)
+        image = _embed(trial.sweep.storage, f"{IMAGE_GRIDS}/{trial.record.digest}.png", note)
         if image is None:
             continue
         if len(image["uri"]) > left:  # later images matter less
             break
         left -= len(image["uri"])
-        images[record.digest] = image
+        images[trial.key] = image
     return images
 
 

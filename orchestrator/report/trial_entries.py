@@ -22,6 +22,11 @@ def trial_id(name: str, record: TrialRecord, sweeps: int) -> str:
     return f"{name}#{record.number}" if sweeps > 1 else str(record.number)
 
 
+def image_key(index: int, record: TrialRecord) -> str:
+    """Names a trial's images in the page; index: of its sweep. Trials with the same config share them."""
+    return f"{index}/{record.digest}" if index else record.digest
+
+
 def trial_entries(
     sweeps: Mapping[str, Sweep], names: Sequence[str], confidence: Mapping[str, float]
 ) -> tuple[list[str], list[dict[str, Any]]]:
@@ -39,6 +44,7 @@ def trial_entries(
         entry = _entry(sweeps[name], record, names) | {
             "id": found,
             "sweep": index,
+            "images_of": image_key(index, record),
             "duplicate_of": None if twin is None else f"{name}#{twin}" if len(sweeps) > 1 else str(twin),
             "confidence": confidence.get(found),
             "flat": [flat.get(key) for key in keys],

@@ -33,7 +33,7 @@ def write_drawn_sweep(folder: Path, texts: Sequence[str], trials: int = 12, **op
     storage, count = Storage(folder), len(texts)
     plan = yaml.safe_load(storage.read(SWEEP))
     storage.write(SWEEP, yaml.safe_dump(plan | {"models": {"file": "builtin"}}).encode())
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(list(str(options.get("name", "")).encode()))
     for record in records:
         for shard in record.shards:
             _, metadata = read_shard(storage, shard)

@@ -13,7 +13,7 @@ function withError(trial, metric) {
 const others = () => DATA.axes.names.filter((name) => name !== state.x && name !== state.y);
 
 function picture(trial, text) {
-  const found = DATA.images[trial.digest];
+  const found = DATA.images[trial.images_of];
   return found && el("img", { src: found.uri, width: found.width, height: found.height, alt: text,
     class: found.width < 96 ? "pixels" : null });
 }
@@ -57,7 +57,7 @@ function drawPins(panel) {
   panel.replaceChildren(...[
     el("header", {}, el("h3", {}, `${pinned.length} pinned settings`), closeButton("Close all", () => unpin())),
     el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
-    pinned.every((trial) => SHEETS[trial.digest]) ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images") : null,
+    pinned.every((trial) => SHEETS[trial.images_of]) ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images") : null,
     el("div", { class: "scroll" }, el("table", { class: "pins" },
       el("thead", {}, el("tr", {}, pinned.map((trial) => el("th", { scope: "col", "data-trial": trial.id }, icon(trial), el("span", {}, shortened(title(trial), 40)), closeButton(`Release ${title(trial)}`, () => unpin(trial)))))),
       names.map((name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))))),

@@ -55,7 +55,9 @@ function drawChart() {
   return scene;
 }
 function plotFront({ trials, front, on, xs, ys, width, height }) {
-  const worst = sign(state.y) > 0 ? ys[0] : ys[1], line = frontStairs(front, sign(state.x) > 0 ? xs[0] : xs[1], worst);
+  const worst = sign(state.y) > 0 ? ys[0] : ys[1], start = sign(state.x) > 0 ? xs[0] : xs[1], line = frontStairs(front, start, worst);
+  const own = state.colour !== "sweep" ? [] : DATA.sweeps.map(({ name }) => Plot.line(frontStairs(frontOf(trials.filter((trial) => kindOf(trial) === name), state.x, state.y), start, worst),
+    { x: "0", y: "1", className: `sweep-line ${look(name).colour}`, clip: true }));
   const bars = (member) => (state.bars ? trials.filter((trial) => on.has(trial) === member) : []).flatMap((trial) => {
     const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]];
     return [ex && [x - ex, y, x + ex, y], ey && [x, y - ey, x, y + ey]].filter(Boolean).map((ends) => ({ ends, kind: look(kindOf(trial)).colour }));
@@ -69,7 +71,7 @@ function plotFront({ trials, front, on, xs, ys, width, height }) {
     y: { domain: ys, label: axisName(state.y, "↑", "↓"), labelAnchor: "top", labelArrow: "none", ticks: height / 62 },
     marks: [Plot.gridX({ ticks: width / 90, className: "grid" }), Plot.gridY({ ticks: height / 62, className: "grid" }),
       Plot.areaY(line, { x: "0", y1: worst, y2: "1", className: "behind", clip: true }),
-      Plot.line(line, { x: "0", y: "1", className: "front-line", clip: true }), ...error(false), ...error(true)],
+      Plot.line(line, { x: "0", y: "1", className: "front-line", clip: true }), ...own, ...error(false), ...error(true)],
   });
 }
 // A plot without the style element that Observable Plot adds, which the page's policy forbids; style.css has its rules.

@@ -14,16 +14,16 @@ function heatCanvas(values, columns, rows, label) {
   return canvas;
 }
 function drawHeat() {
-  const { cells = {}, rows, columns, low, high } = DATA.heat, trials = DATA.trials.filter((trial) => cells[trial.digest] && trial.duplicate_of === null);
+  const { cells = {}, rows, columns, low, high } = DATA.heat, trials = DATA.trials.filter((trial) => cells[trial.images_of] && trial.duplicate_of === null);
   byId("heat").hidden = !trials.length;
   if (!trials.length) return;
   const ramp = Array.from({ length: 64 }, (_, i) => low + ((high - low) * i) / 63), front = frontOf(DATA.trials, state.x, state.y);
   show("heat-list", el("div", { class: "scale" }, el("span", {}, formatNumber(low, 2)), heatCanvas(ramp, 64, 1, `Scale from ${formatNumber(low, 2)} to ${formatNumber(high, 2)} tokens`),
     el("span", {}, `${formatNumber(high, 2)} tokens per pass`)),
   el("div", { class: "maps" }, trials.map((trial) => {
-    const known = cells[trial.digest].filter((value) => value !== null), mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+    const known = cells[trial.images_of].filter((value) => value !== null), mean = known.reduce((sum, value) => sum + value, 0) / known.length;
     const range = `${formatNumber(known.reduce((a, b) => Math.min(a, b)), 2)} to ${formatNumber(known.reduce((a, b) => Math.max(a, b)), 2)}`;
-    return el("figure", { "data-trial": trial.id }, heatCanvas(cells[trial.digest], columns, rows, `Accepted length over the image with ${title(trial)}: ${range}, mean ${formatNumber(mean, 2)}`),
+    return el("figure", { "data-trial": trial.id }, heatCanvas(cells[trial.images_of], columns, rows, `Accepted length over the image with ${title(trial)}: ${range}, mean ${formatNumber(mean, 2)}`),
       el("figcaption", { class: front.includes(trial) ? "strong" : null }, `${shortened(title(trial), 32)}, mean ${formatNumber(mean, 2)}`));
   })));
 }

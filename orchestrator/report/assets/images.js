@@ -2,16 +2,16 @@
 const SHEETS = DATA.comparer.sheets ?? {}, PER_PAGE = 12, BLINK_MS = 700, AMPLIFY = 3;
 const ZOOMS = [1, 1.5, 2, 3, 4, 6].map((factor) => Math.round(factor * (DATA.comparer.width ?? 48))).filter((side) => side <= 400);
 const compared = { trials: [], mode: "side", page: 0, zoom: ZOOMS.findIndex((side) => side >= 90), flipped: false, timer: null };
-const loaded = new Map(); // digest -> a promise of its sheet
+const loaded = new Map(); // key -> a promise of its sheet
 
-const withSheet = () => DATA.trials.filter((trial) => SHEETS[trial.digest] && trial.state === "complete" && trial.duplicate_of === null);
-function sheet(digest) {
-  if (!loaded.has(digest)) {
+const withSheet = () => DATA.trials.filter((trial) => SHEETS[trial.images_of] && trial.state === "complete" && trial.duplicate_of === null);
+function sheet(key) {
+  if (!loaded.has(key)) {
     const image = new Image();
-    image.src = SHEETS[digest];
-    loaded.set(digest, image.decode().then(() => image));
+    image.src = SHEETS[key];
+    loaded.set(key, image.decode().then(() => image));
   }
-  return loaded.get(digest);
+  return loaded.get(key);
 }
 
 function drawImages() {
@@ -70,7 +70,7 @@ function drawTiles() {
   return paintTiles();
 }
 async function paintTiles() {
-  const [base, ...others] = await Promise.all(compared.trials.map((trial) => sheet(trial.digest)));
+  const [base, ...others] = await Promise.all(compared.trials.map((trial) => sheet(trial.images_of)));
   for (const canvas of byId("image-panel").querySelectorAll("canvas")) {
     const own = [base, ...others][Number(canvas.dataset.place)], context = canvas.getContext("2d", { willReadFrequently: true });
     const source = compared.mode === "blink" && compared.flipped ? base : own, number = Number(canvas.dataset.caption);
@@ -93,7 +93,7 @@ function subtract(context, base, number) {
 }
 // Compares the images of two pinned trials.
 function compareImages(trials) {
-  const able = trials.filter((trial) => SHEETS[trial.digest] && trial !== compared.trials[0]).slice(0, 2);
+  const able = trials.filter((trial) => SHEETS[trial.images_of] && trial !== compared.trials[0]).slice(0, 2);
   for (const [i, trial] of able.entries()) {
     compared.trials[i + 1] = trial;
     byId("image-controls").querySelectorAll("select")[i].value = trial.id;

@@ -59,6 +59,18 @@ function drawWithinError(front) {
     : el("p", {}, "All neighbours on this front differ significantly in both metrics (95 % level).")));
 }
 
+// Hypervolume of each sweep's front, and each pair of fronts.
+function drawComparison() {
+  byId("comparison").hidden = !DATA.comparison;
+  if (!DATA.comparison) return;
+  const { reference, fronts, pairs, notes } = DATA.comparison, row = (cells, head = false) => el("tr", {}, cells.map((text, i) => el(head || !i ? "th" : "td", { scope: head ? "col" : !i ? "row" : null, class: i ? "number" : null }, text)));
+  const grid = (head, rows) => el("div", { class: "panel scroll" }, el("table", {}, el("thead", {}, row(head, true)), el("tbody", {}, rows.map((cells) => row(cells)))));
+  show("comparison-list", notes.length ? el("ul", { class: "note" }, notes.map((note) => el("li", {}, note))) : null,
+    grid(["front", "trials", "on its front", "hypervolume"], fronts.map(({ name, trials, members, volume, error }) => [name, trials, members, formatMeasured([volume, error])])),
+    el("p", { class: "lead" }, `Up to the reference point ${reference.map(([name, value]) => `${metricTitle(name)} ${formatTick(value)}`).join(", ")}. More hypervolume: of the first front, with the error of the difference; trials on equal captions are paired. Epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range; 0 or less: it already does. Covers: the share of the second front that the first equals or dominates.`),
+    grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.map(({ first, second, more, error, epsilon, covers }) => [first, second, formatMeasured([more, error]), formatNumber(epsilon, 3), percent(covers)])));
+}
+
 function drawHead() {
   document.title = `${DATA.name} · specfrontier`;
   show("name", DATA.name);
@@ -82,8 +94,8 @@ function drawNotes() {
 }
 function drawSetup() {
   const list = (pairs) => el("dl", { class: "facts" }, pairs.map(([name, lines]) => el("div", {}, el("dt", {}, name), lines.map((text) => el("dd", {}, text)))));
-  show("setup-list", DATA.searched.length ? [el("h3", {}, "Searched"), list(DATA.searched)] : null, el("h3", {}, "Fixed"), list(DATA.facts),
-    DATA.space ? el("details", { class: "panel space" }, el("summary", {}, "sweep.yaml, with all defaults"), copyButton(DATA.space), el("pre", { tabindex: 0 }, DATA.space)) : null);
+  show("setup-list", DATA.sweeps.flatMap(({ name, facts, searched, space }) => [several && el("h3", { class: "sweep" }, name), searched.length && el("h3", {}, "Searched"), searched.length && list(searched),
+    el("h3", {}, "Fixed"), list(facts), space && el("details", { class: "panel space" }, el("summary", {}, "sweep.yaml, with all defaults"), copyButton(space), el("pre", { tabindex: 0 }, space))]));
   show("foot", `Written ${DATA.written} from ${DATA.location}. It loads nothing else: keep or send it as a single file.`);
 }
 
@@ -110,4 +122,4 @@ const size = () => `${window.innerWidth} ${narrow() || window.innerHeight}`; // 
 let before = size();
 window.addEventListener("resize", () => { if (size() !== before) { before = size(); redraw(); } });
 window.requestAnimationFrame(() => window.setTimeout(() => drawLater([drawImages, () => drawWithinError(scene.front), drawHeat, drawTableControls,
-  () => drawTable(scene.front), drawIncomplete, drawNotes, drawSetup, drawAnalysis])));
+  () => drawTable(scene.front), drawIncomplete, drawNotes, drawSetup, drawAnalysis, drawComparison])));

@@ -14,23 +14,22 @@ from PIL import Image
 
 from orchestrator.report.comparer import CAPTIONS, COLUMNS, comparer_data
 from orchestrator.report.heat_maps import heat_data
-from orchestrator.report.thumbnails import ignore
+from orchestrator.report.thumbnails import OwnedTrial, ignore
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.loading.models_yaml import find_entry
 
 
-def complete(sweep: Sweep) -> list[TrialRecord]:
-    return [record for record in sweep.records if record.state == "complete"]
+def complete(sweep: Sweep) -> list[OwnedTrial]:
+    return [OwnedTrial(record.digest, sweep, record) for record in sweep.records if record.state == "complete"]
 
 
 def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
     write_drawn_sweep(tmp_path, captions(CAPTIONS + 10), trials=3)
     sweep = Sweep.open(tmp_path)
     notes: list[str] = []
-    data = comparer_data(sweep, complete(sweep), notes.append)
+    data = comparer_data(complete(sweep), notes.append)
     assert notes == []
     assert data["from_tokens"]
     assert data["captions"] == captions(CAPTIONS)
@@ -58,7 +57,7 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path,
     for record in sweep.records:
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{record.digest}.png")
     notes: list[str] = []
-    data = comparer_data(sweep, complete(sweep), notes.append)
+    data = comparer_data(complete(sweep), notes.append)
     assert len(notes) == 1
     assert ("changed" if obstacle == "changed" else "gone") in notes[0]
     assert not data["from_tokens"]
@@ -74,7 +73,7 @@ def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path)
     for data in (comparer_data, heat_data):
         notes: list[str] = []
-        found = data(sweep, complete(sweep), notes.append)
+        found = data(complete(sweep), notes.append)
         assert set(found["sheets" if data is comparer_data else "cells"]) == {records[0].digest, records[2].digest}
         assert len(notes) == 1
         assert records[1].shards[0] in notes[0]
@@ -83,15 +82,28 @@ def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
 def test_heat_maps_share_one_scale(tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, captions(4), trials=3)
     sweep = Sweep.open(tmp_path)
-    data = heat_data(sweep, complete(sweep), ignore)
+    data = heat_data(complete(sweep), ignore)
     assert (data["rows"], data["columns"], data["low"], data["high"]) == (12, 12, 1, 3)
     first, *rest = data["cells"][records[1].digest]
     assert first is None, "the prefill emits the first token"
     assert set(rest) == {2.0}
 
 
+def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
+    sweeps = []
+    for name, count, digest in (("a", 5, "4b"), ("b", 7, "4b"), ("c", 5, "5c")):
+        given = {"hash": digest, "count": count if name == "c" else 5}
+        write_drawn_sweep(tmp_path / name, captions(count), trials=2, name=name, captions=given)
+        sweeps.append(Sweep.open(tmp_path / name))
+    trials = [OwnedTrial(f"{sweep.name}{r.number}", sweep, r) for sweep in sweeps for r in sweep.records]
+    data = comparer_data(trials, ignore)
+    assert set(data["sheets"]) == {"a0", "a1", "b0", "b1"}
+    assert len(set(data["sheets"].values())) == 4, "each sweep has its own images of one config"
+    assert data["captions"] == captions(5)
+
+
 def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=3)
     sweep = Sweep.open(tmp_path)
-    assert comparer_data(sweep, complete(sweep), ignore) == {}
-    assert heat_data(sweep, complete(sweep), ignore) == {}
+    assert comparer_data(complete(sweep), ignore) == {}
+    assert heat_data(complete(sweep), ignore) == {}

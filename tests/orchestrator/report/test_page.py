@@ -32,7 +32,7 @@ from orchestrator.errors import CommandError
 from orchestrator.report import thumbnails
 from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, page_data, report_page, write_report
-from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails
+from orchestrator.report.thumbnails import GRID_SIDE, OwnedTrial, embed_thumbnails
 from orchestrator.report.trial_entries import groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
@@ -248,7 +248,7 @@ def picture_of(uri: str) -> Image.Image:
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
     Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    found = embed_thumbnails(Storage(tmp_path), [record])[record.digest]
+    found = embed_thumbnails([OwnedTrial("key", Sweep.open(tmp_path), record)])["key"]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -309,7 +309,7 @@ def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
     given = load_checked((tmp_path / "identity.json").read_bytes())
     bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
     (tmp_path / "identity.json").write_text(json.dumps(bare))
-    assert dict(data_of(report_page(Storage(tmp_path)))["facts"]).keys() == {
+    assert dict(data_of(report_page(Storage(tmp_path)))["sweeps"][0]["facts"]).keys() == {
         "experiment",
         "started",
         "last trial finished",
