@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -107,6 +108,20 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
+
+
+def test_version_and_papers_of_the_citation_are_the_projects() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (citation["title"].split(":")[0], citation["version"]) == (project["name"], project["version"])
+    assert citation["license"] == project["license"]
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    papers = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    assert len(citation["references"]) > 3
+    assert all(f"]({paper['url']})" in papers for paper in citation["references"])
+    linked = re.findall(r"\[arXiv:([\d.]+)\]\(https://arxiv.org/abs/([\d.]+)\)", papers)
+    assert len(linked) > 10
+    assert all(label == address for label, address in linked)
 
 
 def anchors(page: Path) -> set[str]:
