@@ -154,9 +154,10 @@ def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[t
     ones (2), then others (`_OTHERS`). front: ids."""
     ranked = []
     for index, (name, sweep) in enumerate(sweeps.items()):
+        vanilla = sweep.vanilla
         for record in sweep.records:
             member = trial_id(name, record, len(sweeps)) in front
-            rank = 0 if record is sweep.vanilla else 1 if member else 2 if record.label else _OTHERS
+            rank = 0 if record is vanilla else 1 if member else 2 if record.label else _OTHERS
             ranked.append((rank, OwnedTrial(image_key(index, record), sweep, record)))
     return sorted(ranked, key=lambda entry: (entry[0], entry[1].record.number))
 

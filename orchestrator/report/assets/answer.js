@@ -60,7 +60,8 @@ function drawKnee() {
 function choiceLines(trial) {
   const { x, y } = DATA.axes, vanilla = vanillaOf(trial), unit = unitOf(x);
   const change = vanilla && vanilla !== trial && vanilla.metrics[y] && vanilla.metrics[y][0] ? formatChange(difference(trial, vanilla, y), vanilla.metrics[y][0]) : null;
-  return [el("p", { class: "chosen", "data-trial": trial.id }, icon(trial), el("strong", {}, title(trial))), trial.label === trial.description ? null : el("p", { class: "description" }, trial.description),
+  const [name, more] = trial.label ? [title(trial), trial.label === trial.description ? null : trial.description] : [trial.description, title(trial)];
+  return [el("p", { class: "chosen", "data-trial": trial.id }, icon(trial), el("strong", {}, name)), more && el("p", { class: "description" }, more),
     el("dl", { class: "headline" }, el("div", {}, el("dt", {}, metricTitle(x)), el("dd", {}, withError(trial, x), unit && unit.length < 2 && el("span", { class: "unit" }, ` ${unit}`))),
       el("div", {}, el("dt", {}, change ? `${metricTitle(y)}, change` : metricTitle(y)), el("dd", {}, ...(change ?? withError(trial, y)))))];
 }

@@ -41,7 +41,7 @@ function drawCard(card, trial, byDefault) {
   card.replaceChildren(...[
     byDefault ? el("p", { class: "eyebrow" }, "Recommended") : kept ? el("p", { class: "eyebrow" }, "Pinned") : el("p", { class: "eyebrow" }, "Click to pin"),
     el("header", {}, icon(trial), el("h3", {}, title(trial)), kept ? closeButton("Close", () => unpin(trial)) : null),
-    frontStatus(trial, scene.front), el("p", { class: "description" }, trial.description),
+    frontStatus(trial, scene.front), trial.label === trial.description ? null : el("p", { class: "description" }, trial.description),
     grid && el("figure", {}, grid), values(trial, [state.x, state.y], "main"), values(trial, others(), "rest"),
     el("div", { class: "actions" }, copyButton(config, "Copy setting"), el("span", { class: "quiet" }, `${plural(trial.images, "image")}, ${duration(trial.seconds)}`)),
     kept || byDefault ? el("details", {}, el("summary", {}, "Setting as YAML"), el("pre", { tabindex: 0 }, config)) : null,

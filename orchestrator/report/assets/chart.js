@@ -1,4 +1,5 @@
 // The scatter plot. Observable Plot draws axes, error bars and the front's line; the points on top can be focused.
+const MAX_DIM_BARS = 100; // trials; with more, only the front has error bars
 const MARGIN = { left: 56, right: 20, top: 30, bottom: 46 };
 let scene = null; // the current layout: { trials, front, place(trial), scaleY(value), width, height, box, nodes }
 
@@ -58,7 +59,7 @@ function plotFront({ trials, front, on, xs, ys, width, height }) {
   const worst = sign(state.y) > 0 ? ys[0] : ys[1], start = sign(state.x) > 0 ? xs[0] : xs[1], line = frontStairs(front, start, worst);
   const own = state.colour !== "sweep" ? [] : DATA.sweeps.map(({ name }) => Plot.line(frontStairs(frontOf(trials.filter((trial) => kindOf(trial) === name), state.x, state.y), start, worst),
     { x: "0", y: "1", className: `sweep-line ${look(name).colour}`, clip: true }));
-  const bars = (member) => (state.bars ? trials.filter((trial) => on.has(trial) === member) : []).flatMap((trial) => {
+  const bars = (member) => (state.bars && (member || trials.length <= MAX_DIM_BARS) ? trials.filter((trial) => on.has(trial) === member) : []).flatMap((trial) => {
     const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]];
     return [ex && [x - ex, y, x + ex, y], ey && [x, y - ey, x, y + ey]].filter(Boolean).map((ends) => ({ ends, kind: look(kindOf(trial)).colour }));
   });
