@@ -15,7 +15,7 @@ from orchestrator.outputs import output_folder
 
 EPILOG = """\b
 Examples:
-  specfrontier generate "a large red circle on a striped green background" --preset lantern
+  specfrontier generate "a large red circle on a cloudy blue background" --preset lantern
   specfrontier generate --captions captions.txt --preset eagle2 --set acceptance=lantern --set tree.depth=4
   specfrontier generate "a small blue star" --config drawn/config.yaml --set acceptance.divergence=jsd --json
 """

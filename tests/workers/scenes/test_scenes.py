@@ -78,6 +78,7 @@ def test_loose_captions(loose: str, canonical: str) -> None:
         ("a large red dog", "unknown word 'dog'; known words are shape: circle, square"),
         ("a large circle", "no colour; name one of: red"),
         ("something", "unknown word 'something'"),
+        ("a red wavy circle", "pattern: plain, striped; "),
         ("", "no shape"),
         ("a red blue circle", "two values for colour: 'red' and 'blue'"),
         ("a red circle on a wavy background", "the background has an unknown word 'wavy'"),

@@ -1,0 +1,44 @@
+"""The captions that the documentation draws with the built-in model come out as written, at the default seed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.docs.pages import PAGES, blocks
+from tests.fakes.command_line import specfrontier
+from workers.metrics.features import load_features
+from workers.scenes.captions import SLOTS, parse
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+
+def documented() -> list[tuple[str, ...]]:
+    """The commands that draw captions with the built-in model; `--config` is of a kind that a sweep recommends."""
+    lines = {line for page in PAGES for block in blocks(page) for line in block.text.splitlines()}
+    commands = (tuple(shlex.split(line, comments=True)) for line in lines if line.startswith('specfrontier generate "'))
+    found = {(*command[1:-2], "--preset", "gsd") if "--config" in command else command[1:] for command in commands}
+    return sorted(command for command in found if "--models" not in command)
+
+
+@pytest.mark.parametrize("command", documented(), ids=" ".join)
+def test_a_documented_caption_comes_out_as_written(command: tuple[str, ...], tmp_path: Path) -> None:
+    net = load_features()
+    assert specfrontier(*command, "--out", str(tmp_path)).code == 0
+    with Image.open(next(iter(sorted(tmp_path.glob("0000-0-*.png"))))) as image:
+        small = image.convert("RGB").resize((net.config.image_size,) * 2, Image.Resampling.BOX)
+    pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None] / 255
+    (read,) = net.read(net.extract(pixels)).tolist()
+    asked = parse(command[1])
+    wrong = {name: values[got] for (name, values), got, want in zip(SLOTS, read, asked, strict=True) if got != want}
+    assert wrong.keys() <= {"position"}, wrong
+
+
+def test_the_commands_were_found() -> None:
+    found = {command[1] for command in documented()}
+    assert {"a large red circle", "a large red circle on a cloudy blue background"} <= found
