@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.describe import describe
+from orchestrator.results.names import SettingNames
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig, Sampling
@@ -73,7 +73,7 @@ class ImageEngine:
 
     def __repr__(self) -> str:
         target = self.decoder.target
-        return f"ImageEngine({target.name}, {describe(self.config, target.sampling, digits=3)}, {self.decoder.device})"
+        return f"ImageEngine({target.name}, {SettingNames(target.sampling).name(self.config)}, {self.decoder.device})"
 
 
 def load_engine(
