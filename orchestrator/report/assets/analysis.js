@@ -69,8 +69,8 @@ function drawImportances() {
   byId("importances").parentElement.hidden = several;
   if (!names.length) return show("importances", el("p", { class: "quiet" }, `Not enough trials: the search has ${plural(trials, "trial")} with parameters, importances need ${needed}.`));
   const rows = names.flatMap((metric) => Object.entries(metrics[metric]).map(([key, share]) => ({ metric: metricTitle(metric), key: shortened(key, 34), share })));
-  return show("importances", labelled(draw({ width: panelWidth("importances"), height: 60 + 26 * new Set(rows.map(({ key }) => key)).size, marginLeft: 200, marginTop: 30,
-    x: { domain: [0, 1], label: "share of the importance", ticks: 4 }, y: { label: null }, fx: { label: null },
+  return show("importances", labelled(draw({ width: panelWidth("importances"), height: 76 + 26 * new Set(rows.map(({ key }) => key)).size, marginLeft: 200, marginTop: 30, marginBottom: 44,
+    x: { domain: [0, 1], label: "share of the importance", labelOffset: 38, ticks: 4 }, y: { label: null }, fx: { label: null },
     marks: [Plot.barX(rows, { x: "share", y: "key", fx: "metric", className: "importance", sort: { y: "-x" } }), Plot.ruleX([0])] }),
   `Importance of the searched parameters: ${rows.map(({ metric, key, share }) => `${key} ${percent(share)} for ${metric}`).join(", ")}`));
 }
@@ -78,8 +78,8 @@ function drawImportances() {
 function drawHypervolumes() {
   const curves = DATA.hypervolumes, rows = curves.flatMap(({ name, images, volume }, i) => images.map((at, j) => ({ name, i, at, volume: volume[j] })));
   if (rows.length < 2) return show("volumes", el("p", { class: "quiet" }, "Not enough trials."));
-  return show("volumes", labelled(draw({ width: panelWidth("volumes"), height: 260, marginLeft: 62, marginRight: several ? 110 : 20, marginTop: 26,
-    x: { label: "images spent", ticks: 6 }, y: { label: "hypervolume", zero: true, ticks: 5 },
+  return show("volumes", labelled(draw({ width: panelWidth("volumes"), height: 268, marginLeft: 62, marginRight: several ? 110 : 20, marginTop: 26, marginBottom: 44,
+    x: { label: "images spent", labelOffset: 38, ticks: panelWidth("volumes") / 90 }, y: { label: "hypervolume", zero: true, ticks: 5 },
     marks: [Plot.gridY({ ticks: 5, className: "grid" }), ...curves.map((curve, i) => Plot.line(rows.filter((row) => row.i === i), { x: "at", y: "volume", curve: "step-after", className: `volume c${i % PALETTE}` })),
       ...(several ? [Plot.text(curves.map((curve, i) => rows.filter((row) => row.i === i).at(-1)), { x: "at", y: "volume", text: "name", textAnchor: "start", dx: 6, className: "pole-mark" })] : [])] }),
   `Hypervolume over images spent: ${curves.map(({ name, images, volume }) => `${name} reaches ${formatTick(volume.at(-1))} after ${plural(images.at(-1), "image")}`).join("; ")}`));

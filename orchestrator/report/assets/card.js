@@ -54,16 +54,17 @@ function drawPins(panel) {
   const pinned = state.pins, [first] = pinned, names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) => pinned.some((trial) => trial.metrics[name]));
   const group = (name, cells) => [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)), el("tr", {}, cells)];
   const keys = DATA.keys.map((key, i) => [key, i]).filter(([, i]) => new Set(pinned.map((trial) => String(trial.flat[i]))).size > 1);
+  const metricRows = (name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))));
   panel.replaceChildren(...[
     el("header", {}, el("h3", {}, `${pinned.length} pinned settings`), closeButton("Close all", () => unpin())),
     el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
     pinned.every((trial) => SHEETS[trial.images_of]) ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images") : null,
     el("div", { class: "scroll" }, el("table", { class: "pins" },
       el("thead", {}, el("tr", {}, pinned.map((trial) => el("th", { scope: "col", "data-trial": trial.id }, icon(trial), el("span", {}, shortened(title(trial), 40)), closeButton(`Release ${title(trial)}`, () => unpin(trial)))))),
-      names.map((name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))))),
-      keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", { class: "key" }, trial.flat[i] === null ? "–" : typeof trial.flat[i] === "number" ? Number(trial.flat[i].toPrecision(4)) : shortened(String(trial.flat[i]), 40)))))))),
+      names.slice(0, 2).map(metricRows), keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", {}, keyValue(trial.flat[i])))))), names.slice(2).map(metricRows))),
   ].filter(Boolean));
 }
+const keyValue = (value) => (value === null ? "–" : typeof value === "number" ? Number(value.toPrecision(4)) : shortened(String(value), 40));
 function pinnedValue(trial, first, name) {
   if (!trial.metrics[name]) return ["–"];
   const apart = trial !== first && first.metrics[name] && difference(trial, first, name).significant;

@@ -27,11 +27,11 @@ function drawImages() {
   const modes = [["side", "side by side"], ["blink", "blink"], ["difference", "difference"]].map(([mode, name]) => el("button", { type: "button",
     class: "toggle", "data-mode": mode, "aria-pressed": mode === compared.mode, click: () => setMode(mode) }, name));
   const turn = (step) => () => { compared.page = (compared.page + step + pages) % pages; drawTiles(); };
-  show("image-controls", select(1, "first"), select(2, "second"), el("span", { class: "group", role: "group", "aria-label": "How images are compared" }, modes),
+  show("image-controls", select(1, "first"), select(2, "second"), el("span", { class: "buttons", role: "group", "aria-label": "How images are compared" }, modes),
     el("button", { type: "button", class: "toggle", id: "flip", hidden: true, click: () => flip(!compared.flipped) }, "flip"),
     el("label", { class: "choice" }, el("span", {}, "zoom"), el("input", { type: "range", id: "zoom", min: 0, max: ZOOMS.length - 1, step: 1, value: compared.zoom,
       input: (event) => { compared.zoom = Number(event.target.value); setZoom(); } })),
-    el("span", { class: "group" }, el("button", { type: "button", class: "toggle", "aria-label": "Previous captions", click: turn(-1) }, "‹"),
+    el("span", { class: "buttons" }, el("button", { type: "button", class: "toggle", "aria-label": "Previous captions", click: turn(-1) }, "‹"),
       el("span", { class: "quiet", id: "image-page" }), el("button", { type: "button", class: "toggle", "aria-label": "Next captions", click: turn(1) }, "›")));
   show("image-note", DATA.comparer.from_tokens ? `Each row has the images of one caption with the same random numbers; ${DATA.comparer.captions.length} captions.`
     : "The target was not at hand when this report was written: these are the first images of each trial.");

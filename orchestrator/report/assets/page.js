@@ -30,7 +30,7 @@ function drawControls() {
   const metrics = DATA.axes.names.map((name) => [name, metricTitle(name)]);
   const set = (key) => (value) => { state[key] = value; if (key === "colour") state.hidden.clear(); redraw(); };
   show("controls", choice("x", metrics, state.x, set("x")), choice("y", metrics, state.y, set("y")),
-    choice("colour", [...(several ? [["sweep", "sweep"]] : []), ["acceptance", "acceptance rule"], ["tree", "tree policy"], ["drafter", "drafter"]], state.colour, set("colour")),
+    choice("colour", [...(several ? [["sweep", "sweep"]] : []), ["acceptance", "acceptance"], ["tree", "tree"], ["drafter", "drafter"]], state.colour, set("colour")),
     toggle("error bars", state.bars, set("bars")), toggle("zoom", state.near, set("near")));
 }
 function drawLegend() {

@@ -1,7 +1,7 @@
 // The table of all trials: a click on a header sorts it, a query filters it, and its columns can be chosen.
 const ROWS = 100; // before the reader asks for all
 const shownColumns = new Set(["number", "sweep", "setting", "acceptance", "tree", "drafter", "images", "seconds",
-  ...COLUMNS.filter((column) => column.metric).slice(0, 6).map((column) => column.key)]);
+  ...COLUMNS.filter((column) => column.metric).slice(0, 4).map((column) => column.key)]);
 const table = { tests: [], all: false };
 
 function drawTableControls() {
