@@ -37,10 +37,11 @@ from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
+_STYLES = ("style.css", "sections.css", "narrow.css")
 _LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 _SCRIPTS = (
     "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
-    "analysis.js", "filter.js", "table.js", "page.js",
+    "analysis.js", "filter.js", "table.js", "sections.js", "page.js",
 )  # fmt: skip
 _OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
@@ -64,7 +65,7 @@ def report_page(storage: Storage, note: Note = ignore) -> str:
 
 def render(data: dict[str, Any]) -> str:
     """The page that shows the data of `page_data`."""
-    style, libraries = _part("style.css"), "\n".join(map(_part, _LIBRARIES))
+    style, libraries = "\n".join(map(_part, _STYLES)), "\n".join(map(_part, _LIBRARIES))
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
     parts = {
         "style": style,

@@ -3,8 +3,13 @@ const ANSWER = DATA.answer;
 
 const meets = (id, bar) => (ANSWER.relation === "<=" ? ANSWER.bars[id] <= bar : ANSWER.bars[id] >= bar);
 function fastest(bar) {
-  const within = Object.keys(ANSWER.bars ?? {}).filter((id) => meets(id, bar)).map((id) => trialOf.get(id));
-  return within.reduce((best, trial) => (best && goodness(best, DATA.axes.x) >= goodness(trial, DATA.axes.x) ? best : trial), null);
+  const within = Object.keys(ANSWER.bars ?? {})
+    .filter((id) => meets(id, bar))
+    .map((id) => trialOf.get(id));
+  return within.reduce(
+    (best, trial) => (best && goodness(best, DATA.axes.x) >= goodness(trial, DATA.axes.x) ? best : trial),
+    null,
+  );
 }
 // The share of draws in which a member meets the bar.
 function certainty(trial, bar) {
@@ -26,62 +31,172 @@ function command(option) {
 }
 
 function drawAnswer() {
-  if (!ANSWER.slider) return show("answer", el("h2", {}, "Recommended setting"), el("p", { class: "quiet" }, "No setting is on the front yet."));
-  const { low, high, step, start } = ANSWER.slider, name = metricTitle(ANSWER.metric), relation = ANSWER.relation === "<=" ? "at most" : "at least";
-  const slider = el("input", { type: "range", id: "bar", min: low, max: high, step, value: start, "aria-describedby": "bar-text",
-    input: (event) => { state.bar = Number(event.target.value); drawRecommendation(); } });
-  show("answer", el("h2", {}, "Recommended setting"),
-    el("div", { class: "bar-row" }, el("label", { for: "bar" }, `${name} ${relation}`), el("output", { id: "bar-text", for: "bar" })),
-    slider, el("div", { id: "fastest" }), el("div", { id: "knee" }));
+  if (!ANSWER.slider)
+    return show(
+      "answer",
+      el("h2", {}, "Recommended setting"),
+      el("p", { class: "quiet" }, "No setting is on the front yet."),
+    );
+  const { low, high, step, start } = ANSWER.slider,
+    name = metricTitle(ANSWER.metric),
+    relation = ANSWER.relation === "<=" ? "at most" : "at least";
+  const slider = el("input", {
+    type: "range",
+    id: "bar",
+    min: low,
+    max: high,
+    step,
+    value: start,
+    "aria-describedby": "bar-text",
+    input: (event) => {
+      state.bar = Number(event.target.value);
+      drawRecommendation();
+    },
+  });
+  show(
+    "answer",
+    el("h2", {}, "Recommended setting"),
+    el(
+      "div",
+      { class: "bar-row" },
+      el("label", { for: "bar" }, `${name} ${relation}`),
+      el("output", { id: "bar-text", for: "bar" }),
+    ),
+    slider,
+    el("div", { id: "fastest" }),
+    el("div", { id: "knee" }),
+  );
   drawRecommendation();
   return drawKnee();
 }
 function drawRecommendation() {
-  const trial = recommended(), value = barValue(), unit = unitOf(ANSWER.metric);
-  const words = ANSWER.relative ? [`${barText(state.bar)} × vanilla`, value !== null && el("span", { class: "quiet" }, ` = ${formatNumber(value, decimals(value, 3))}`)]
+  const trial = recommended(),
+    value = barValue(),
+    unit = unitOf(ANSWER.metric);
+  const words = ANSWER.relative
+    ? [
+        `${barText(state.bar)} × vanilla`,
+        value !== null && el("span", { class: "quiet" }, ` = ${formatNumber(value, decimals(value, 3))}`),
+      ]
     : [barText(state.bar), unit && unit !== "×" && unit.length < 9 && ` ${unit}`];
   show("bar-text", ...words);
-  byId("bar").setAttribute("aria-valuetext", `${metricTitle(ANSWER.metric)} ${limitText(state.bar).slice(ANSWER.metric.length)}`);
-  show("fastest", ...(trial ? [el("h3", {}, "Fastest within it"), ...choiceLines(trial),
-    sureness(`stays within the bar in ${percent(certainty(trial, state.bar))} of draws from the errors`, certainty(trial, state.bar)),
-    commandBox(command(`--best '${limitText(state.bar)}'`))]
-    : [el("p", { class: "quiet" }, "No setting is within this bar.")]));
+  byId("bar").setAttribute(
+    "aria-valuetext",
+    `${metricTitle(ANSWER.metric)} ${limitText(state.bar).slice(ANSWER.metric.length)}`,
+  );
+  show(
+    "fastest",
+    ...(trial
+      ? [
+          el("h3", {}, "Fastest within it"),
+          ...choiceLines(trial),
+          sureness(
+            `stays within the bar in ${percent(certainty(trial, state.bar))} of draws from the errors`,
+            certainty(trial, state.bar),
+          ),
+          commandBox(command(`--best '${limitText(state.bar)}'`)),
+        ]
+      : [el("p", { class: "quiet" }, "No setting is within this bar.")]),
+  );
   markChoices();
   drawAside();
 }
 function drawKnee() {
   const trial = kneeTrial();
-  if (!trial) return show("knee", el("h3", {}, "Knee"), el("p", { class: "quiet" }, "This front has no knee: no setting bends it."));
-  return show("knee", el("h3", {}, "Knee of the front"), ...choiceLines(trial),
-    sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence), el("div", { class: "actions" },
-      copyButton(command("--knee"), "Copy command"), el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot")));
+  if (!trial)
+    return show(
+      "knee",
+      el("h3", {}, "Knee"),
+      el("p", { class: "quiet" }, "This front has no knee: no setting bends it."),
+    );
+  return show(
+    "knee",
+    el("h3", {}, "Knee of the front"),
+    ...choiceLines(trial),
+    sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence),
+    el(
+      "div",
+      { class: "actions" },
+      copyButton(command("--knee"), "Copy command"),
+      el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot"),
+    ),
+  );
 }
 // Name, setting, speed and the change of quality against vanilla.
 function choiceLines(trial) {
-  const { x, y } = DATA.axes, vanilla = vanillaOf(trial), unit = unitOf(x);
-  const change = vanilla && vanilla !== trial && vanilla.metrics[y] && vanilla.metrics[y][0] ? formatChange(difference(trial, vanilla, y), vanilla.metrics[y][0]) : null;
-  const [name, more] = trial.label ? [title(trial), trial.label === trial.description ? null : trial.description] : [trial.description, title(trial)];
-  return [el("p", { class: "chosen", "data-trial": trial.id }, icon(trial), el("strong", {}, name)), more && el("p", { class: "description" }, more),
-    el("dl", { class: "headline" }, el("div", {}, el("dt", {}, metricTitle(x)), el("dd", {}, withError(trial, x), unit && unit.length < 2 && el("span", { class: "unit" }, ` ${unit}`))),
-      el("div", {}, el("dt", {}, change ? `${metricTitle(y)}, change` : metricTitle(y)), el("dd", {}, ...(change ?? withError(trial, y)))))];
+  const { x, y } = DATA.axes,
+    vanilla = vanillaOf(trial),
+    unit = unitOf(x);
+  const change =
+    vanilla && vanilla !== trial && vanilla.metrics[y] && vanilla.metrics[y][0]
+      ? formatChange(difference(trial, vanilla, y), vanilla.metrics[y][0])
+      : null;
+  const [name, more] = trial.label
+    ? [title(trial), trial.label === trial.description ? null : trial.description]
+    : [trial.description, title(trial)];
+  return [
+    el("p", { class: "chosen", "data-trial": trial.id }, icon(trial), el("strong", {}, name)),
+    more && el("p", { class: "description" }, more),
+    el(
+      "dl",
+      { class: "headline" },
+      el(
+        "div",
+        {},
+        el("dt", {}, metricTitle(x)),
+        el("dd", {}, withError(trial, x), unit && unit.length < 2 && el("span", { class: "unit" }, ` ${unit}`)),
+      ),
+      el(
+        "div",
+        {},
+        el("dt", {}, change ? `${metricTitle(y)}, change` : metricTitle(y)),
+        el("dd", {}, ...(change ?? withError(trial, y))),
+      ),
+    ),
+  ];
 }
-const sureness = (text, share) => el("p", { class: "sure" }, el("meter", { min: 0, max: 1, value: share.toFixed(3), "aria-hidden": "true" }), el("span", {}, text));
+const sureness = (text, share) =>
+  el(
+    "p",
+    { class: "sure" },
+    el("meter", { min: 0, max: 1, value: share.toFixed(3), "aria-hidden": "true" }),
+    el("span", {}, text),
+  );
 // Each word stays whole, so that no line ends inside an option.
 function commandBox(text) {
-  const line = (words) => el("span", { class: "line" }, words.split(" ").flatMap((word, i) => [i ? " " : "", el("span", { class: "word" }, word)]), "\n");
-  return el("div", { class: "command" }, el("pre", { tabindex: 0, "aria-label": "Commands that use this setting" }, text.split("\n").map(line)), copyButton(text, "Copy"));
+  const line = (words) =>
+    el(
+      "span",
+      { class: "line" },
+      words.split(" ").flatMap((word, i) => [i ? " " : "", el("span", { class: "word" }, word)]),
+      "\n",
+    );
+  return el(
+    "div",
+    { class: "command" },
+    el("pre", { tabindex: 0, "aria-label": "Commands that use this setting" }, text.split("\n").map(line)),
+    copyButton(text, "Copy"),
+  );
 }
 // Rings in the chart around the recommended setting and the knee, and the line of the bar.
 function markChoices() {
   if (!scene) return;
-  const layer = byId("chart").querySelector(".choices"), [fast, knee] = [recommended(), kneeTrial()];
+  const layer = byId("chart").querySelector(".choices"),
+    [fast, knee] = [recommended(), kneeTrial()];
   if (!layer) return;
-  const ring = (trial, kind, r) => trial && scene.trials.includes(trial) &&
+  const ring = (trial, kind, r) =>
+    trial &&
+    scene.trials.includes(trial) &&
     svg("circle", { class: `ring ${kind}`, r, transform: `translate(${scene.place(trial).join(" ")})` });
-  const value = state.y === ANSWER.metric ? barValue() : null, at = value === null ? null : scene.scaleY(value);
+  const value = state.y === ANSWER.metric ? barValue() : null,
+    at = value === null ? null : scene.scaleY(value);
   const inside = at !== null && at >= scene.box.top && at <= scene.box.bottom;
-  layer.replaceChildren(...[
-    inside && svg("line", { class: "bar-line", x1: scene.box.left, x2: scene.box.right, y1: at, y2: at }),
-    inside && svg("text", { class: "bar-name", x: scene.box.left + 4, y: at - 5 }, "quality bar"),
-    ring(knee, "knee", 11.5), ring(fast, "fast", 15)].filter(Boolean));
+  layer.replaceChildren(
+    ...[
+      inside && svg("line", { class: "bar-line", x1: scene.box.left, x2: scene.box.right, y1: at, y2: at }),
+      inside && svg("text", { class: "bar-name", x: scene.box.left + 4, y: at - 5 }, "quality bar"),
+      ring(knee, "knee", 11.5),
+      ring(fast, "fast", 15),
+    ].filter(Boolean),
+  );
 }

@@ -20,17 +20,21 @@ const show = (id, ...children) => byId(id).replaceChildren(...children.flat().fi
 const metricTitle = (name) => (name ?? "metrics").replaceAll("_", " ");
 const unitOf = (metric) => (DATA.metrics[metric].unit === "x" ? "×" : DATA.metrics[metric].unit);
 const several = DATA.sweeps.length > 1;
-const title = (trial) => (several ? `${DATA.sweeps[trial.sweep].name}: ` : "") + (trial.label || `trial ${trial.number}`);
+const title = (trial) =>
+  (several ? `${DATA.sweeps[trial.sweep].name}: ` : "") + (trial.label || `trial ${trial.number}`);
 const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1).trimEnd()}…` : text);
 const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 
-const percent = (share) => `${share > 0.99 && share < 1 ? "> 99" : share > 0 && share < 0.01 ? "< 1" : Math.round(100 * share)} %`;
+const percent = (share) =>
+  `${share > 0.99 && share < 1 ? "> 99" : share > 0 && share < 0.01 ? "< 1" : Math.round(100 * share)} %`;
 function decimals(size, digits) {
   return size > 0 ? Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size) + 1e-9))) : 0;
 }
 function formatNumber(value, places) {
-  if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-6)) return value.toExponential(2).replace("-", "−");
-  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places }).replace("-", "−");
+  if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-6))
+    return value.toExponential(2).replace("-", "−");
+  const digits = { minimumFractionDigits: places, maximumFractionDigits: places };
+  return value.toLocaleString("en", digits).replace("-", "−");
 }
 // A value to the second digit of its error, or with four digits if it has no error.
 function parts([value, error]) {
@@ -50,7 +54,8 @@ function duration(seconds) {
 const sign = (metric) => (DATA.metrics[metric].direction === "maximize" ? 1 : -1);
 const goodness = (trial, metric) => sign(metric) * trial.metrics[metric][0];
 // A duplicate has the values of the trial that it repeats, so only that one is drawn.
-const plotted = (trial, x, y) => trial.state === "complete" && trial.duplicate_of === null && trial.metrics[x] && trial.metrics[y];
+const plotted = (trial, x, y) =>
+  trial.state === "complete" && trial.duplicate_of === null && trial.metrics[x] && trial.metrics[y];
 
 // The trials that no other trial dominates: sorted by x from the best, each one with the best y so far.
 function frontOf(trials, x, y) {
@@ -61,12 +66,15 @@ function frontOf(trials, x, y) {
   for (const trial of ordered) {
     const last = front[front.length - 1];
     const better = !last || goodness(trial, y) > goodness(last, y);
-    if (better || (goodness(trial, x) === goodness(last, x) && goodness(trial, y) === goodness(last, y))) front.push(trial);
+    if (better || (goodness(trial, x) === goodness(last, x) && goodness(trial, y) === goodness(last, y)))
+      front.push(trial);
   }
   return front.reverse(); // by improving x
 }
 
-const announce = (text) => { byId("announcement").textContent = text; };
+const announce = (text) => {
+  byId("announcement").textContent = text;
+};
 async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -80,9 +88,15 @@ async function copy(text, button) {
   }
   button.textContent = "Copied";
   announce("Copied to the clipboard");
-  window.setTimeout(() => { button.textContent = button.dataset.name; }, 1600);
+  window.setTimeout(() => {
+    button.textContent = button.dataset.name;
+  }, 1600);
 }
 function copyButton(text, name = "Copy") {
-  const button = el("button", { type: "button", class: "copy", "data-name": name, click: () => copy(text, button) }, name);
+  const button = el(
+    "button",
+    { type: "button", class: "copy", "data-name": name, click: () => copy(text, button) },
+    name,
+  );
   return button;
 }

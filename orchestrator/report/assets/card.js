@@ -1,10 +1,21 @@
-// The details beside the chart: of the trial under the pointer, of a pinned one, several pinned ones side by side, or of
-// the recommended one.
+// The details beside the chart: of the trial under the pointer, of a pinned one, several pinned ones side by side, or
+// of the recommended one.
 function values(trial, names, style) {
-  return el("dl", { class: style }, names.filter((name) => trial.metrics[name]).map((name) => {
-    const unit = unitOf(name);
-    return el("div", {}, el("dt", {}, metricTitle(name)), el("dd", {}, withError(trial, name), unit && el("span", { class: "unit" }, ` ${unit}`)));
-  }));
+  return el(
+    "dl",
+    { class: style },
+    names
+      .filter((name) => trial.metrics[name])
+      .map((name) => {
+        const unit = unitOf(name);
+        return el(
+          "div",
+          {},
+          el("dt", {}, metricTitle(name)),
+          el("dd", {}, withError(trial, name), unit && el("span", { class: "unit" }, ` ${unit}`)),
+        );
+      }),
+  );
 }
 function withError(trial, metric) {
   const [value, error] = parts(trial.metrics[metric]);
@@ -14,57 +25,158 @@ const others = () => DATA.axes.names.filter((name) => name !== state.x && name !
 
 function picture(trial, text) {
   const found = DATA.images[trial.images_of];
-  return found && el("img", { src: found.uri, width: found.width, height: found.height, alt: text,
-    class: found.width < 96 ? "pixels" : null });
+  return (
+    found &&
+    el("img", {
+      src: found.uri,
+      width: found.width,
+      height: found.height,
+      alt: text,
+      class: found.width < 96 ? "pixels" : null,
+    })
+  );
 }
 const defaultAxes = () => state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size;
 function frontStatus(trial, front) {
-  const status = front.includes(trial) ? "on the front" : trial.feasible ? "behind the front" : `violates ${trial.violated.join("; ")}`;
-  return el("p", { class: "front-status" }, trial.label ? `trial ${trial.number} · ` : "", status,
-    trial.confidence !== null && defaultAxes() ? `; ${front.includes(trial) ? "stays on it" : "on it"} in ${percent(trial.confidence)} of draws from the errors` : "");
+  const status = front.includes(trial)
+    ? "on the front"
+    : trial.feasible
+      ? "behind the front"
+      : `violates ${trial.violated.join("; ")}`;
+  return el(
+    "p",
+    { class: "front-status" },
+    trial.label ? `trial ${trial.number} · ` : "",
+    status,
+    trial.confidence !== null && defaultAxes()
+      ? `; ${front.includes(trial) ? "stays on it" : "on it"} in ${percent(trial.confidence)} of draws from the errors`
+      : "",
+  );
 }
 
 function drawAside() {
-  const trial = state.hovered ?? (state.pins.length === 1 ? state.pins[0] : null), several = !trial && state.pins.length > 1;
+  const trial = state.hovered ?? (state.pins.length === 1 ? state.pins[0] : null),
+    several = !trial && state.pins.length > 1;
   const shown = trial ?? (several || narrow() ? null : recommended());
-  const card = byId("card"), pins = byId("pins");
+  const card = byId("card"),
+    pins = byId("pins");
   card.hidden = !shown;
   pins.hidden = !several;
   byId("aside").classList.toggle("sheet", Boolean(trial || several));
-  for (const [other, node] of scene?.nodes ?? []) node.classList.toggle("active", other === trial || state.pins.includes(other));
+  for (const [other, node] of scene?.nodes ?? [])
+    node.classList.toggle("active", other === trial || state.pins.includes(other));
   if (shown) drawCard(card, shown, !trial);
   if (several) drawPins(pins);
 }
 function drawCard(card, trial, byDefault) {
-  const kept = state.pins.includes(trial), grid = picture(trial, `Images generated with ${title(trial)}`), config = DATA.configs[trial.digest];
+  const kept = state.pins.includes(trial),
+    grid = picture(trial, `Images generated with ${title(trial)}`),
+    config = DATA.configs[trial.digest];
   card.dataset.trial = trial.id;
-  card.replaceChildren(...[
-    byDefault ? el("p", { class: "eyebrow" }, "Recommended") : kept ? el("p", { class: "eyebrow" }, "Pinned") : el("p", { class: "eyebrow" }, "Click to pin"),
-    el("header", {}, icon(trial), el("h3", {}, title(trial)), kept ? closeButton("Close", () => unpin(trial)) : null),
-    frontStatus(trial, scene.front), trial.label === trial.description ? null : el("p", { class: "description" }, trial.description),
-    grid && el("figure", {}, grid), values(trial, [state.x, state.y], "main"), values(trial, others(), "rest"),
-    el("div", { class: "actions" }, copyButton(config, "Copy setting"), el("span", { class: "quiet" }, `${plural(trial.images, "image")}, ${duration(trial.seconds)}`)),
-    kept || byDefault ? el("details", {}, el("summary", {}, "Setting as YAML"), el("pre", { tabindex: 0 }, config)) : null,
-  ].filter(Boolean));
+  card.replaceChildren(
+    ...[
+      byDefault
+        ? el("p", { class: "eyebrow" }, "Recommended")
+        : kept
+          ? el("p", { class: "eyebrow" }, "Pinned")
+          : el("p", { class: "eyebrow" }, "Click to pin"),
+      el("header", {}, icon(trial), el("h3", {}, title(trial)), kept ? closeButton("Close", () => unpin(trial)) : null),
+      frontStatus(trial, scene.front),
+      trial.label === trial.description ? null : el("p", { class: "description" }, trial.description),
+      grid && el("figure", {}, grid),
+      values(trial, [state.x, state.y], "main"),
+      values(trial, others(), "rest"),
+      el(
+        "div",
+        { class: "actions" },
+        copyButton(config, "Copy setting"),
+        el("span", { class: "quiet" }, `${plural(trial.images, "image")}, ${duration(trial.seconds)}`),
+      ),
+      kept || byDefault
+        ? el("details", {}, el("summary", {}, "Setting as YAML"), el("pre", { tabindex: 0 }, config))
+        : null,
+    ].filter(Boolean),
+  );
 }
 const closeButton = (name, click) => el("button", { type: "button", class: "close", "aria-label": name, click }, "×");
 
 // Pinned trials side by side: metrics, the difference to the first one, and the keys in which the settings differ.
 function drawPins(panel) {
-  const pinned = state.pins, [first] = pinned, names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) => pinned.some((trial) => trial.metrics[name]));
-  const group = (name, cells) => [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)), el("tr", {}, cells)];
-  const keys = DATA.keys.map((key, i) => [key, i]).filter(([, i]) => new Set(pinned.map((trial) => String(trial.flat[i]))).size > 1);
-  const metricRows = (name) => el("tbody", {}, group(metricTitle(name), pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name)))));
-  panel.replaceChildren(...[
-    el("header", {}, el("h3", {}, `${pinned.length} pinned settings`), closeButton("Close all", () => unpin())),
-    el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
-    pinned.every((trial) => SHEETS[trial.images_of]) ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images") : null,
-    el("div", { class: "scroll" }, el("table", { class: "pins" },
-      el("thead", {}, el("tr", {}, pinned.map((trial) => el("th", { scope: "col", "data-trial": trial.id }, icon(trial), el("span", {}, shortened(title(trial), 40)), closeButton(`Release ${title(trial)}`, () => unpin(trial)))))),
-      names.slice(0, 2).map(metricRows), keys.map(([key, i]) => el("tbody", {}, group(key, pinned.map((trial) => el("td", {}, keyValue(trial.flat[i])))))), names.slice(2).map(metricRows))),
-  ].filter(Boolean));
+  const pinned = state.pins,
+    [first] = pinned,
+    names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) =>
+      pinned.some((trial) => trial.metrics[name]),
+    );
+  const group = (name, cells) => [
+    el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)),
+    el("tr", {}, cells),
+  ];
+  const keys = DATA.keys
+    .map((key, i) => [key, i])
+    .filter(([, i]) => new Set(pinned.map((trial) => String(trial.flat[i]))).size > 1);
+  const metricRows = (name) =>
+    el(
+      "tbody",
+      {},
+      group(
+        metricTitle(name),
+        pinned.map((trial) => el("td", {}, ...pinnedValue(trial, first, name))),
+      ),
+    );
+  panel.replaceChildren(
+    ...[
+      el(
+        "header",
+        {},
+        el("h3", {}, `${pinned.length} pinned settings`),
+        closeButton("Close all", () => unpin()),
+      ),
+      el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
+      pinned.every((trial) => SHEETS[trial.images_of])
+        ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images")
+        : null,
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          { class: "pins" },
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              pinned.map((trial) =>
+                el(
+                  "th",
+                  { scope: "col", "data-trial": trial.id },
+                  icon(trial),
+                  el("span", {}, shortened(title(trial), 40)),
+                  closeButton(`Release ${title(trial)}`, () => unpin(trial)),
+                ),
+              ),
+            ),
+          ),
+          names.slice(0, 2).map(metricRows),
+          keys.map(([key, i]) =>
+            el(
+              "tbody",
+              {},
+              group(
+                key,
+                pinned.map((trial) => el("td", {}, keyValue(trial.flat[i]))),
+              ),
+            ),
+          ),
+          names.slice(2).map(metricRows),
+        ),
+      ),
+    ].filter(Boolean),
+  );
 }
-const keyValue = (value) => (value === null ? "–" : typeof value === "number" ? Number(value.toPrecision(4)) : shortened(String(value), 40));
+const keyValue = (value) =>
+  value === null ? "–" : typeof value === "number" ? Number(value.toPrecision(4)) : shortened(String(value), 40);
 function pinnedValue(trial, first, name) {
   if (!trial.metrics[name]) return ["–"];
   const apart = trial !== first && first.metrics[name] && difference(trial, first, name).significant;
@@ -90,7 +202,11 @@ function unpin(trial = null) {
 function drawPinned() {
   state.hovered = null;
   for (const [trial, node] of scene.nodes) node.setAttribute("aria-pressed", state.pins.includes(trial));
-  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("active", state.pins.some((trial) => trial.id === row.dataset.trial));
+  for (const row of document.querySelectorAll("#table tbody tr"))
+    row.classList.toggle(
+      "active",
+      state.pins.some((trial) => trial.id === row.dataset.trial),
+    );
   drawAside();
 }
 

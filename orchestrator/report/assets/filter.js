@@ -3,10 +3,25 @@ const COLUMNS = [
   { key: "number", name: "#", value: (trial) => trial.number },
   ...(several ? [{ key: "sweep", name: "sweep", text: true, value: (trial) => DATA.sweeps[trial.sweep].name }] : []),
   { key: "setting", name: "setting", text: true, value: (trial) => (trial.label || trial.description).toLowerCase() },
-  ...["acceptance", "tree", "drafter"].map((key) => ({ key, name: key, text: true, value: (trial) => trial.groups[key] })),
-  ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({ key: metric, name: metricTitle(metric), metric,
-    value: (trial) => (trial.state === "complete" ? trial.metrics[metric]?.[0] ?? null : null) })),
-  ...DATA.keys.map((key, i) => ({ key, name: key, config: true, text: DATA.trials.some((trial) => typeof trial.flat[i] === "string"), value: (trial) => trial.flat[i] })),
+  ...["acceptance", "tree", "drafter"].map((key) => ({
+    key,
+    name: key,
+    text: true,
+    value: (trial) => trial.groups[key],
+  })),
+  ...[...new Set([DATA.axes.x, DATA.axes.y, ...DATA.axes.names])].filter(Boolean).map((metric) => ({
+    key: metric,
+    name: metricTitle(metric),
+    metric,
+    value: (trial) => (trial.state === "complete" ? (trial.metrics[metric]?.[0] ?? null) : null),
+  })),
+  ...DATA.keys.map((key, i) => ({
+    key,
+    name: key,
+    config: true,
+    text: DATA.trials.some((trial) => typeof trial.flat[i] === "string"),
+    value: (trial) => trial.flat[i],
+  })),
   { key: "label", name: "label", text: true, value: (trial) => trial.label || null },
   { key: "state", name: "state", text: true, value: (trial) => trial.state },
   { key: "images", name: "images", value: (trial) => trial.images },
@@ -17,11 +32,14 @@ const WORD = /([^\s=!<>]+)\s+(not\s+)?in\s+(\S+)|([^\s=!<>]+)\s*(<=|>=|==|!=|=|<
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
 class FilterError extends Error {}
-// A test for each word and condition of a query. Throws FilterError for an unknown key or a value that does not suit it.
+// Tests, one for each word and condition of a query. Throws FilterError for an unknown key or
+// a value that does not suit it.
 function readQuery(query) {
   return [...query.matchAll(WORD)].map(([, listed, not, values, key, relation, value, word]) => {
     if (word) return (trial) => haystack(trial).includes(word.toLowerCase());
-    return listed ? condition(listed, not ? "!=" : "=", values.split(",")) : condition(key, relation, [value.replace(/^(["'])(.*)\1$/, "$2")]);
+    return listed
+      ? condition(listed, not ? "!=" : "=", values.split(","))
+      : condition(key, relation, [value.replace(/^(["'])(.*)\1$/, "$2")]);
   });
 }
 function condition(key, relation, given) {
@@ -29,12 +47,19 @@ function condition(key, relation, given) {
   if (!column) throw new FilterError(`${key}: unknown key; the nearest one is ${nearestKey(key)}`);
   if (ORDER[relation] && column.text) throw new FilterError(`${key} holds text, which has no order; use = or !=`);
   const wanted = given.map((value) => (value === "null" ? null : column.text ? value.toLowerCase() : Number(value)));
-  if (wanted.some((value) => Number.isNaN(value))) throw new FilterError(`${key} holds numbers, got ${given.join(",")}`);
-  const plain = (trial) => { const value = column.value(trial); return column.text && value !== null ? String(value).toLowerCase() : value; };
+  if (wanted.some((value) => Number.isNaN(value)))
+    throw new FilterError(`${key} holds numbers, got ${given.join(",")}`);
+  const plain = (trial) => {
+    const value = column.value(trial);
+    return column.text && value !== null ? String(value).toLowerCase() : value;
+  };
   if (ORDER[relation]) return (trial) => plain(trial) !== null && ORDER[relation](plain(trial), wanted[0]);
   return (trial) => wanted.includes(plain(trial)) === (relation !== "!=");
 }
-const haystack = (trial) => [`#${trial.number}`, title(trial), trial.description, ...Object.values(trial.groups), trial.state, trial.cause ?? ""].join(" ").toLowerCase();
+const haystack = (trial) =>
+  [`#${trial.number}`, title(trial), trial.description, ...Object.values(trial.groups), trial.state, trial.cause ?? ""]
+    .join(" ")
+    .toLowerCase();
 
 function nearestKey(key) {
   const away = (other) => (other.endsWith(`.${key}`) ? 0.5 : distance(key, other));
@@ -45,7 +70,8 @@ function distance(a, b) {
   let row = Array.from({ length: b.length + 1 }, (_, i) => i);
   for (let i = 1; i <= a.length; i += 1) {
     const next = [i];
-    for (let j = 1; j <= b.length; j += 1) next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] !== b[j - 1])));
+    for (let j = 1; j <= b.length; j += 1)
+      next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] !== b[j - 1])));
     row = next;
   }
   return row[b.length];
