@@ -28,7 +28,6 @@ _EXHAUSTED = {
     "space": "all points of the space are done",
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
-_LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
 _MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
 _MLFLOW_SHORT_TIMEOUT_S = 3.0  # if the server did not respond before, or a signal ends the sweep
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
@@ -170,13 +169,13 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
 
 def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     """How to open the sweep in MLflow."""
-    from orchestrator.tracking.server import find_location
+    from orchestrator.tracking.server import LOCAL_SERVER, find_location
 
     sweep_location = sweep.storage.display_name
     location = find_location(sweep.storage, sweep.records, tracker.uri)
     if location.trials < len(sweep.records):
         missing = counted(len(sweep.records) - location.trials, "trial")
         return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {sweep_location}"]
-    base = tracker.public_uri if location.has_server else _LOCAL_SERVER
+    base = tracker.public_uri if location.has_server else LOCAL_SERVER
     opening = [] if location.has_server else [f"MLflow   specfrontier ui {sweep_location}    then, while it runs:"]
     return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]

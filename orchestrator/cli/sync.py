@@ -46,20 +46,20 @@ def sync(
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
     from orchestrator.tracking.client import public_uri, resolve_uri
-    from orchestrator.tracking.server import find_location
+    from orchestrator.tracking.server import LOCAL_SERVER, find_location
     from orchestrator.tracking.tracker import sync
 
     with ends_with(FAILED):
         done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
         found = find_location(opened.storage, opened.records, resolve_uri(opened.storage, uri))
     tracking_uri = public_uri(found.uri)
-    links = found.links(tracking_uri) if found.has_server else {}
+    links = found.links(tracking_uri if found.has_server else LOCAL_SERVER)  # of a database: while `ui` serves it
     if as_json:
         facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}")
+    if not found.has_server:
+        typer.echo(f"specfrontier ui {sweep}    then, while it runs:")
     for name, link in links.items():
         typer.echo(f"{name:<7} {link}")
-    if not found.has_server:
-        typer.echo(f"specfrontier ui {sweep}")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import MLFLOW_RUNS
-from orchestrator.tracking.client import TrackingError, default_uri, local_database
+from orchestrator.results.text import counted
+from orchestrator.tracking.client import TrackingError, default_uri, local_database, public_uri
+from orchestrator.tracking.moved import repair_artifacts
 from workers.data.storage import Storage
 
 _COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database
@@ -23,6 +25,9 @@ def restore_tracking(storage: Storage, uri: str) -> list[str]:
         TrackingError: the database is damaged, and not the default one, which may hold more than sweeps.
     """
     notes = []
+    if repaired := repair_artifacts(uri):
+        moved = counted(repaired, "experiment")
+        notes.append(f"{public_uri(uri)}: artifacts of {moved} were moved; their addresses are updated")
     if lines := drop_damaged_lines(storage, MLFLOW_RUNS):
         notes.append(f"{MLFLOW_RUNS}: {lines} damaged lines removed; their runs are looked up in MLflow")
     database = local_database(uri)

@@ -7,7 +7,6 @@ can find it by its tags. Terminating the run is the last step. It is then record
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,8 @@ from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.tracking import runs
 from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
 from orchestrator.tracking.run_log import LoggedRun, RunLog
+from orchestrator.tracking.shared_views import view_tags
+from orchestrator.tracking.sweep_metrics import sweep_metrics
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
@@ -35,6 +36,7 @@ _SWEEP_ARTIFACTS = (
 )  # fmt: skip
 _TRIAL_ARTIFACTS = {"images.png": store.IMAGE_GRIDS, "heatmap.png": store.HEAT_MAPS}
 _PAGE = 1000  # runs per search request
+_BATCH = 1000  # metrics per request
 _STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
 
 
@@ -44,7 +46,6 @@ class _TrialRun:
 
     run_id: str
     complete: bool
-    params: set[str]
     pareto: str
     images: str
 
@@ -122,7 +123,7 @@ class SweepMirror:
             run_id = self._keep_one(group, logged)
             (run,) = (run for run in group if run.info.run_id == run_id)
             pareto, images = (run.data.tags.get(name, "") for name in (runs.PARETO, runs.IMAGES))
-            trial_runs[number] = _TrialRun(run_id, run.info.status != "RUNNING", set(run.data.params), pareto, images)
+            trial_runs[number] = _TrialRun(run_id, run.info.status != "RUNNING", pareto, images)
         return trial_runs
 
     def _create_parent(self) -> str:
@@ -174,11 +175,10 @@ class SweepMirror:
         tags = runs.trial_tags(record, self.sweep, self.parent, pareto=pareto)
         if run is None:
             created = self._client.create_run(self.experiment_id, started, tags, runs.run_name(record, self._names))
-            run = _TrialRun(created.info.run_id, False, set(), tags[runs.PARETO], "")
-        params = runs.params(record)
-        entries = [Param(key, value) for key, value in params.items()]
-        self._client.log_batch(run.run_id, runs.metrics(record, finished), entries)
-        run.params |= params.keys()
+            run = _TrialRun(created.info.run_id, False, tags[runs.PARETO], "")
+        params = [Param(key, value) for key, value in runs.params(record).items()]
+        objectives = [axis.name for axis in self.sweep.identity.objectives]
+        self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
         with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state != FAILED:
                 names = {name: f"{folder}/{record.digest}.png" for name, folder in _TRIAL_ARTIFACTS.items()}
@@ -209,33 +209,37 @@ class SweepMirror:
             (folder / name).write_bytes(redact_file(stored, data))
 
     def _update_trials(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
-        """Give every run the same params, and tag exactly the runs on the current front."""
-        from mlflow.entities import Param, RunTag
+        """Tag exactly the runs on the current front."""
+        from mlflow.entities import RunTag
 
-        keys = {key for run in trial_runs.values() for key in run.params}
         for number, run in trial_runs.items():
             pareto = runs.boolean(number in front)
-            missing = keys - run.params
-            if missing or run.pareto != pareto:
-                padding = [Param(key, runs.INACTIVE) for key in sorted(missing)]
-                self._client.log_batch(run.run_id, (), padding, [RunTag(runs.PARETO, pareto)])
-                run.params, run.pareto = run.params | keys, pareto
+            if run.pareto != pareto:
+                self._client.log_batch(run.run_id, tags=[RunTag(runs.PARETO, pareto)])
+                run.pareto = pareto
 
     def _update_sweep(self, trial_runs: Mapping[int, _TrialRun], front: set[int]) -> None:
-        """Log metrics, params and description of the sweep's run, unless nothing changed."""
+        """Log metrics, params, description and views of the sweep's run, unless nothing changed."""
         from mlflow.entities import Metric, Param, RunTag
 
-        counts = Counter(record.state for record in self.records.values())
-        state = (self.parent, len(trial_runs), frozenset(front), counts[STOPPED])
+        records = [record for _, record in sorted(self.records.items())]
+        state = (self.parent, len(trial_runs), frozenset(front), sum(record.state == STOPPED for record in records))
         if state == self._logged_state:
             return
-        count = len(self.records)
         moment = self.sweep.started if self._last_moment is None else self._last_moment
-        values = {"trials": count, "failed": counts[FAILED], "stopped": counts[STOPPED], "front": len(front)}
-        metrics = [Metric(name, float(value), moment, count) for name, value in values.items()]
-        existing = self._client.get_run(self.parent).data.params
-        params = [Param(key, value) for key, value in self.sweep.params().items() if key not in existing]
+        run = self._client.get_run(self.parent).data
+        logged = min(int(run.metrics.get("trials", 0)), len(records) - 1)  # the last again: a trial may be revived
+        metrics = [
+            Metric(name, value, moment, count)
+            for count, entries in sweep_metrics(records, self.sweep.identity, logged).items()
+            for name, value in entries.items()
+        ]
+        params = [Param(key, value) for key, value in self.sweep.params().items() if key not in run.params]
         best = [(trial_runs[number].run_id, self.records[number]) for number in sorted(front)]
         note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id, self._names))
-        self._client.log_batch(self.parent, metrics, params, [note])
+        for start in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self.parent, metrics[start : start + _BATCH])
+        self._client.log_batch(self.parent, (), params, [note])
+        for key, value in view_tags(self.sweep).items():
+            self._client.set_experiment_tag(self.experiment_id, key, value)
         self._logged_state = state

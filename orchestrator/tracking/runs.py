@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
 _MAX_NAME, _MAX_TAG = 250, 5000
-INACTIVE = "n/a"  # the param of a key that the config lacks
+ERROR, SERIES = "error/", "series/"  # groups of metrics: standard errors; values by images
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
 _NOTE_ROWS = 20  # of the table in a sweep's description
-SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES = (
-    f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind", "cause", "images")
+SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL = (
+    f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind", "cause", "images", "label")
 )
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
@@ -133,25 +134,33 @@ def params(record: TrialRecord) -> dict[str, str]:
     return {legal_name(key): str(value)[:MAX_PARAM] for key, value in flat.items()}
 
 
-def metrics(record: TrialRecord, moment: int) -> list[Metric]:
-    """A trial's metrics over the number of images, each ending with its result; also their standard errors.
+def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list[Metric]:
+    """A trial's results, the objectives first, each a single value; standard errors as `error/fid`; the values on fewer
+    images, which have a larger bias, as `series/fid` by the number of images.
 
-    Those of a stopped trial are named `stopped.fid`: MLflow compares the last values of runs, and these are of fewer
-    images. Omits values that are not finite, because MLflow would store infinity as the largest float. moment: in
-    milliseconds.
+    Results of a stopped trial are named `stopped/fid`: they are of fewer images than those of other runs. Omits values
+    that are not finite, because MLflow would store infinity as the largest float. moment: in milliseconds.
     """
     from mlflow.entities import Metric
 
+    prefix = f"{STOPPED}/" if record.state == STOPPED else ""
+    results = dict(sorted(record.metrics.items(), key=lambda entry: entry[0] not in objectives))
     found: dict[tuple[str, int], float | None] = {}
-    for entries in (*(entries for _, entries in record.history), record.metrics):
-        for name, entry in entries.items():
-            found |= {(name, entry.n): entry.value, (f"{name}_error", entry.n): entry.error}
+    for name, entry in results.items():
+        found[prefix + name, entry.n] = entry.value
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
-    finite = {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
-    facts, prefix = ("images", "seconds"), f"{STOPPED}." if record.state == STOPPED else ""
+    for name, entry in results.items():
+        found[prefix + ERROR + name, entry.n] = entry.error
+    measured = (*(entries for _, entries in record.history), record.metrics)
+    series = [(name, entry) for entries in measured for name, entry in entries.items()]
+    steps = Counter(name for name, _ in {(name, entry.n) for name, entry in series})
+    for name, entry in series:
+        if steps[name] > 1:
+            found[SERIES + name, entry.n] = entry.value
     return [
-        Metric(legal_name(name if name in facts else prefix + name), value, moment, step)
-        for (name, step), value in finite.items()
+        Metric(legal_name(name), value, moment, step)
+        for (name, step), value in found.items()
+        if value is not None and math.isfinite(value)
     ]
 
 
@@ -166,7 +175,7 @@ def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: boo
             "specfrontier.feasible": boolean(record.feasible),
             "specfrontier.violated_constraints": "; ".join(name for name, v in record.constraints.items() if v > 0),
             "specfrontier.digest": record.digest,
-            "specfrontier.label": record.label,
+            LABEL: record.label,
             "specfrontier.state": record.state,
             CAUSE: record.cause,
             IMAGES: record.images,
@@ -212,6 +221,12 @@ def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> 
     """The address of MLflow's comparison of runs; relative if `base` is empty."""
     quoted = [quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])]
     return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
+
+
+def view_link(key: str, experiment_id: str, base: str = "", *, charts: bool = False) -> str:
+    """The address of an experiment's runs in a shared view (see `shared_views`); relative if `base` is empty."""
+    mode = "&compareRunsMode=CHART" if charts else ""
+    return _page(f"#/experiments/{experiment_id}/runs?viewStateShareKey={key}{mode}&{_VIEW}", base)
 
 
 def run_link(run_id: str, experiment_id: str, base: str = "") -> str:

@@ -25,10 +25,13 @@ from orchestrator.tracking.client import (
     resolve_uri,
 )
 from orchestrator.tracking.damage import database_problem
+from orchestrator.tracking.moved import current_uri, has_run, repair_artifacts
 from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.runs import SweepRun, compare_link, front_numbers, run_link
+from orchestrator.tracking.runs import SweepRun, compare_link, front_numbers, run_link, view_link
+from orchestrator.tracking.shared_views import front_view, trials_view
 from workers.data.storage import Storage
 
+LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
 _START_TIMEOUT_S = 120.0  # the first start creates the database's tables
 _STOP_TIMEOUT_S = 10.0
 _ALL_INTERFACES = ("0.0.0.0", "::")
@@ -44,6 +47,8 @@ class MlflowLocation:
     """Where MLflow has a sweep. uri: with credentials, if known. parent: the sweep's run, "" if it was never logged.
     trials: how many are logged. front: runs of the front's trials."""
 
+    sweep: SweepRun
+
     uri: str
     experiment_id: str
     parent: str
@@ -56,12 +61,16 @@ class MlflowLocation:
         return self.uri.startswith(("http://", "https://"))
 
     def links(self, base: str) -> dict[str, str]:
-        """Addresses on the server at `base`: the server, the sweep's run, and the comparison of the front's runs."""
+        """Addresses on the server at `base`: the server, the sweep's run, its trials as a table, the front as a chart,
+        and the comparison of the front's runs.
+        """
         pages = {"mlflow": base.rstrip("/")}
         if self.parent:
             pages["sweep"] = run_link(self.parent, self.experiment_id, base)
+            pages["trials"] = view_link(trials_view(self.sweep), self.experiment_id, base)
         if self.front:
-            pages["front"] = compare_link(self.front, self.experiment_id, base)
+            pages["front"] = view_link(front_view(self.sweep), self.experiment_id, base, charts=True)
+            pages["compare"] = compare_link(self.front, self.experiment_id, base)
         return pages
 
     def is_behind(self, trials: int) -> bool:
@@ -73,17 +82,23 @@ class MlflowLocation:
 
 
 def find_location(storage: Storage, records: Sequence[TrialRecord], uri: str | None = None) -> MlflowLocation:
-    """Where the sweep was last logged (at `uri`, if given), or where it would be logged."""
+    """Where the sweep was last logged (at `uri`, if given), or where it would be logged. A default database that was
+    moved or copied with the sweep is found.
+    """
+    sweep = SweepRun.read(storage)
     logged = [run for run in RunLog(storage).runs() if uri is None or run.uri == public_uri(uri)]
-    if not logged:
-        return MlflowLocation(resolve_uri(storage, uri), "", "", 0, ())
-    last = logged[-1]
-    place = (last.uri, last.experiment, last.parent)
-    trials = {run.trial: run.run_id for run in logged if (run.uri, run.experiment, run.parent) == place}
-    front = sorted(front_numbers(records, SweepRun.read(storage)))
+    last = logged[-1] if logged else None
+    place = "" if last is None else current_uri(storage, last)
+    database = local_database(place) if last is not None and place != last.uri else None
+    if last is None or (database is not None and not has_run(database, last.parent)):
+        return MlflowLocation(sweep, place or resolve_uri(storage, uri), "", "", 0, ())
+    same = [run for run in logged if (run.uri, run.experiment, run.parent) == (last.uri, last.experiment, last.parent)]
+    trials = {run.trial: run.run_id for run in same}
+    front = sorted(front_numbers(records, sweep))
     private = uri or os.environ.get(URI_VARIABLE, "")  # the log has no credentials
     return MlflowLocation(
-        private if private and public_uri(private) == last.uri else last.uri,
+        sweep,
+        private if private and public_uri(private) == place else place,
         last.experiment_id,
         last.parent,
         len(trials),
@@ -99,6 +114,7 @@ def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[
         TrackingError: the port is in use, or the server does not start (with its last output).
     """
     port = free_port(host, port)
+    repair_artifacts(uri)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []

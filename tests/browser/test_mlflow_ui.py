@@ -61,7 +61,7 @@ def keep(page: Page, name: str) -> None:
 def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, links: dict[str, str]) -> None:
     page.goto(links["sweep"])
     page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
-    page.get_by_role("link", name=re.compile(r"^11 eagle ")).first.wait_for(timeout=WAIT)
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
     keep(page, "sweep")
     with page.expect_popup() as opened:
         page.get_by_role("link", name="compare their runs").click()
@@ -74,15 +74,27 @@ def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, lin
 
 
 def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
-    page.goto(links["front"])
+    page.goto(links["compare"])
     page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
-    keep(page, "front")
+    keep(page, "compare")
     text = page.inner_text("body")
-    for name in ("tree.policy", "acceptance.delta", "n/a", "speedup", "fid_error"):
+    for name in ("tree.policy", "acceptance.delta", "speedup", "error/fid"):
         assert name in text
-    shown = {run.trial for run in RunLog(storage).runs() if run.run_id in links["front"]}
+    assert "n/a" not in text
+    shown = {run.trial for run in RunLog(storage).runs() if run.run_id in links["compare"]}
     assert f"Comparing {len(shown)} Runs" in text
     assert len(shown) > 1
+
+
+def test_the_runs_table_and_the_fronts_chart_need_no_click(page: Page, links: dict[str, str]) -> None:
+    page.goto(links["trials"])
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
+    keep(page, "trials")
+    heads = page.locator("[role=columnheader]").all_inner_texts()
+    assert {"speedup", "fid"} <= {head.strip() for head in heads}
+    page.goto(links["front"])
+    page.get_by_text("speedup vs. fid").wait_for(timeout=WAIT)
+    keep(page, "front")
 
 
 def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:

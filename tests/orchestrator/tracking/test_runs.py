@@ -47,27 +47,30 @@ def sweep(tmp_path: Path) -> runs.SweepRun:
     return runs.SweepRun.read(Storage(tmp_path / "sweep"))
 
 
-def test_history_comes_before_the_result_and_every_metric_ends_with_it() -> None:
-    found = {(entry.key, entry.step): entry.value for entry in runs.metrics(RECORD, 0)}
-    assert found == {
-        ("fid", 48): 5.0,
-        ("fid_error", 48): 0.2,
-        ("is", 48): 2.0,
-        ("is", 96): 2.5,
-        ("fid", 96): 4.0,
-        ("fid_error", 96): 0.1,
+GOALS = ("speedup", "fid")
+
+
+def test_results_stand_alone_beside_their_errors_and_series() -> None:
+    entries = runs.metrics(RECORD, 0, GOALS)
+    assert {(entry.key, entry.step): entry.value for entry in entries} == {
         ("speedup", 9): 2.0,
+        ("fid", 96): 4.0,
         ("images", 96): 96,
         ("seconds", 96): 7.5,
+        ("error/fid", 96): 0.1,
+        ("series/fid", 48): 5.0,
+        ("series/fid", 96): 4.0,
+        ("series/is", 48): 2.0,
+        ("series/is", 96): 2.5,
     }
-    assert len(runs.metrics(RECORD, 0)) == len(found)
+    assert {entry.key for entry in entries[:2]} == set(GOALS), "the objectives come first"
 
 
 def test_what_is_not_a_finite_number_is_never_sent() -> None:
     odd = {"a": Measured(float("nan"), 1.0, 5), "b": Measured(float("inf"), float("nan"), 5), "c": Measured(1, -1, 5)}
-    history = ((2, {"a": Measured(float("-inf"), None, 2), "c": Measured(0.5, None, 2)}),)
-    names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0)]
-    assert names == ["c", "a_error", "c", "c_error", "images", "seconds"]
+    history = ((2, {"a": Measured(float("-inf"), None, 2), "c": Measured(0.5, None, 2)}), (5, odd))
+    names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0, GOALS)]
+    assert names == ["c", "images", "seconds", "error/a", "error/c", "series/c", "series/c"]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +247,9 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
 
 def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: runs.SweepRun) -> None:
     stopped = replace(RECORD, state="stopped", cause="trial 1 is better", images=48)
-    names = {entry.key for entry in runs.metrics(stopped, 0)}
-    assert {"stopped.fid", "stopped.fid_error", "stopped.speedup", "images", "seconds"} <= names
-    assert not names & {"fid", "fid_error", "speedup"}
+    names = {entry.key for entry in runs.metrics(stopped, 0, GOALS)}
+    assert {"stopped/fid", "stopped/error/fid", "stopped/speedup", "images", "seconds"} <= names
+    assert not names & {"fid", "error/fid", "speedup"}
     tags = runs.trial_tags(stopped, sweep, "parent", pareto=False)
     assert (tags["specfrontier.state"], tags["specfrontier.images"]) == ("stopped", "48")
     assert tags["specfrontier.cause"] == "trial 1 is better"

@@ -92,17 +92,16 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
     found = client(storage)
     parent, children = runs_of(found)
     assert children.keys() == set(range(TRIALS))
-    assert len({frozenset(run.data.params) for run in children.values()}) == 1
     for record in read_trials(storage):
         run = children[record.number]
         assert record.config is not None
         flat = {key: str(value) for key, value in record.config.flat().items()}
-        assert {key: value for key, value in run.data.params.items() if value != "n/a"} == flat
+        assert run.data.params == flat, "what a setting lacks is absent"
         for name, entry in record.metrics.items():
             assert run.data.metrics[name] == entry.value
-            assert run.data.metrics[f"{name}_error"] == entry.error
-            steps = [point.step for point in found.get_metric_history(run.info.run_id, name)]
-            assert steps == [entry.n // 2, entry.n]
+            assert run.data.metrics[f"error/{name}"] == entry.error
+            histories = [found.get_metric_history(run.info.run_id, key) for key in (name, f"series/{name}")]
+            assert [[point.step for point in h] for h in histories] == [[entry.n], [entry.n // 2, entry.n]]
         assert run.info.status == ("FAILED" if record.number == FAILED else "FINISHED")
         assert run.info.end_time - run.info.start_time == 1000
         got = download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri(storage))
@@ -115,6 +114,9 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
     assert "OutOfMemoryError" in children[FAILED].data.tags["specfrontier.cause"]
     assert (parent.info.run_name, parent.info.status) == ("demo", "FINISHED")
     assert parent.data.metrics["trials"] == TRIALS
+    assert len(found.get_metric_history(parent.info.run_id, "hypervolume")) == TRIALS
+    shared = [key for key in found.get_experiment(parent.info.experiment_id).tags if "sharedViewState" in key]
+    assert len(shared) == 2
     names = {entry.path for entry in found.list_artifacts(parent.info.run_id)}
     views = {"front.png", "report.html", "front.parquet", "trials.parquet"}
     assert names == {*views, "sweep.yaml", "identity.json"}
@@ -180,18 +182,6 @@ def another(record: TrialRecord, number: int, **changed: object) -> TrialRecord:
     return replace(record, number=number, **changed)  # type: ignore[arg-type]
 
 
-def test_every_run_has_the_same_params(storage: Storage) -> None:
-    sync(storage)
-    gsd = {"drafter": "jacobi", "tree": {"policy": "chain", "length": 5}, "acceptance": "grouped"}
-    config = DecodingConfig.from_mapping(gsd)
-    write_trial(storage, another(read_trials(storage)[0], TRIALS, label="gsd", config=config))
-    sync(storage)
-    _, children = runs_of(client(storage))
-    assert len({frozenset(run.data.params) for run in children.values()}) == 1
-    assert children[0].data.params["drafter.initialisation"] == "n/a"
-    assert children[TRIALS].data.params["drafter.initialisation"] == "random"
-
-
 @pytest.mark.slow(seconds=20)
 def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
     storage: Storage, tmp_path: Path, empty_database: Path
@@ -246,7 +236,7 @@ def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: P
     run = children[4]
     assert (run.info.status, run.data.tags["specfrontier.state"]) == ("KILLED", "stopped")
     assert run.data.tags["specfrontier.cause"] == stopped.cause
-    assert run.data.metrics["stopped.fid"] == stopped.metrics["fid"].value
+    assert run.data.metrics["stopped/fid"] == stopped.metrics["fid"].value
     assert "fid" not in run.data.metrics
     assert (parent.data.metrics["stopped"], parent.data.metrics["failed"]) == (1, 0)
     later = complete.finished.replace("T03", "T04")

@@ -1,0 +1,62 @@
+"""A sweep that was moved or copied: its runs are found, and their artifacts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.artifacts import download_artifacts
+
+from orchestrator.results.store import read_trials
+from orchestrator.tracking.client import default_uri
+from orchestrator.tracking.moved import repair_artifacts
+from orchestrator.tracking.run_log import RunLog
+from orchestrator.tracking.server import find_location
+from orchestrator.tracking.tracker import sync
+from tests.fakes.command_line import specfrontier
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+TRIALS = 3
+
+
+@pytest.fixture
+def logged(tmp_path: Path, empty_database: Path) -> Path:
+    """The folder of a sweep and its database."""
+    folder = tmp_path / "old"
+    write_sweep(folder / "demo", TRIALS, name="demo", failed=())
+    shutil.copy(empty_database, folder / "mlflow.db")
+    sync(Storage(str(folder / "demo")))
+    return folder
+
+
+def test_a_folder_moved_with_its_database_keeps_its_runs_and_pictures(logged: Path, tmp_path: Path) -> None:
+    runs = {run.run_id for run in RunLog(Storage(str(logged / "demo"))).runs()}
+    logged.rename(tmp_path / "new")
+    storage = Storage(str(tmp_path / "new" / "demo"))
+    found = find_location(storage, read_trials(storage))
+    assert found.uri == default_uri(storage)
+    assert (found.trials, set(found.front) <= runs) == (TRIALS, True)
+    assert not found.is_behind(TRIALS)
+    synced = specfrontier("sync", storage.uri, "--json")
+    assert (synced.json["logged"], synced.json["already"]) == (0, TRIALS)
+    assert synced.json["links"].keys() == {"mlflow", "sweep", "trials", "front", "compare"}
+    got = download_artifacts(run_id=found.front[0], dst_path=str(tmp_path / "got"), tracking_uri=found.uri)
+    assert (Path(got) / "images.png").exists()
+    assert repair_artifacts(found.uri) == 0, "once"
+
+
+def test_a_copy_without_the_database_still_finds_the_old_one(logged: Path, tmp_path: Path) -> None:
+    shutil.copytree(logged / "demo", tmp_path / "new" / "demo")
+    storage = Storage(str(tmp_path / "new" / "demo"))
+    assert find_location(storage, read_trials(storage)).uri == default_uri(Storage(str(logged / "demo")))
+
+
+def test_a_sweep_whose_database_is_gone_is_logged_anew(logged: Path, tmp_path: Path) -> None:
+    shutil.move(logged / "demo", tmp_path / "new" / "demo")
+    shutil.rmtree(logged)
+    storage = Storage(str(tmp_path / "new" / "demo"))
+    found = find_location(storage, read_trials(storage))
+    assert (found.uri, found.parent, found.trials) == (default_uri(storage), "", 0)
+    assert found.is_behind(TRIALS)

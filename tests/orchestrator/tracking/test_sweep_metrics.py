@@ -1,0 +1,48 @@
+"""How the front of a sweep's run grows in MLflow with its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.tracking.sweep_metrics import sweep_metrics
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder: Path = tmp_path_factory.mktemp("sweeps") / "one"
+    write_sweep(folder, trials=12, stopped={9: 3})
+    return Sweep.open(Storage(str(folder)))
+
+
+def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
+    found = sweep_metrics(sweep.records, sweep.identity, 0)
+    assert list(found) == list(range(1, 13))
+    front, last = front_of([sweep]), found[12]
+    assert {name: last[name] for name in ("trials", "failed", "stopped", "front")} == {
+        "trials": 12, "failed": 1, "stopped": 1, "front": len(front.members),
+    }  # fmt: skip
+    assert last["knee"] == front.knee().record.number  # type: ignore[union-attr]
+    best = front.best(["fid<=1.1*vanilla"])
+    assert best is not None
+    assert last["best/speedup"] == best.record.metrics["speedup"].value
+    vanilla = [sweep.records[0].metrics[name].value for name in ("speedup", "fid")]
+    assert last["hypervolume"] == pytest.approx(front.hypervolume([vanilla[0] / 2, 2 * vanilla[1]]))
+
+
+def test_a_front_never_shrinks_with_more_trials(sweep: Sweep) -> None:
+    found = sweep_metrics(sweep.records, sweep.identity, 0)
+    for name in ("hypervolume", "best/speedup"):
+        values = [found[count][name] for count in sorted(found)]
+        assert values == sorted(values)
+    assert sweep_metrics(sweep.records, sweep.identity, 10) == {count: found[count] for count in (11, 12)}
+
+
+def test_without_vanilla_there_is_no_scale(sweep: Sweep) -> None:
+    found = sweep_metrics(sweep.records[1:], sweep.identity, 9)
+    assert "front" in found[11]
+    assert not {"hypervolume", "best/speedup"} & found[11].keys()
