@@ -101,8 +101,7 @@ class Driver:
                 return stopped_by
             proposal = self.search.propose(self._next_number, record.params if record else None)
             self._next_number += 1
-            self._names.name(proposal.config)
-            self.study.add(proposal)
+            self.study.add(proposal, self._names.name(proposal.config))
             self._pending.append(PendingTrial(proposal))
             self._start(self._pending[-1], record)
         return None

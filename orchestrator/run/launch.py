@@ -36,6 +36,7 @@ from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import Search
 from orchestrator.run.study_journal import restore_journal
 from orchestrator.run.study_log import StudyLog
+from orchestrator.run.study_note import describe_study
 from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError, Task
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
@@ -138,11 +139,14 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
             directions = [axis.direction for axis in identity.objectives]
             study_id = f"{identity.experiment} {identity.started}"
             search = Search(sweep, directions, predicted_pool)
-            with closing(StudyLog(sweep.name, study_url, directions, names, study_id)) as study:
+            parameters = sweep.space.parameters()
+            with closing(StudyLog(sweep.name, study_url, directions, names, study_id, parameters)) as study:
+                study.note(describe_study(identity, records, storage.display_name))
                 driver = Driver(
                     sweep, storage, planner, search, study, workers, check=capabilities.check, emit=emit
                 )  # fmt: skip
                 outcome = driver.run(records, options.revive)
+                study.note(describe_study(identity, outcome.records, storage.display_name))
                 if problem := study.flush():
                     emit({"event": "note", "note": problem})
                 return outcome

@@ -54,11 +54,14 @@ def _problem(path: Path, objectives: Sequence[str], records: dict[int, TrialReco
 
 
 def _differs(trial: FrozenTrial, record: TrialRecord, objectives: Sequence[str]) -> bool:
-    """Whether a trial of the study has other parameters, or other results, than its record."""
-    if trial.params != dict(record.params) or trial.user_attrs.get("digest", "") != record.digest:
+    """Whether a trial of the study has other parameters, or other results, than its record. Names may be short."""
+    values = sorted(map(str, record.params.values()))
+    if sorted(map(str, trial.params.values())) != values or trial.user_attrs.get("digest", "") != record.digest:
         return True
     if not trial.state.is_finished() or record.stop is not None:  # a revived trial keeps the results of its stop there
         return False
     metrics = {name: entry.value for name, entry in record.metrics.items()}
-    values = [metrics[name] for name in objectives if name in metrics] if record.state == COMPLETE else None
-    return trial.user_attrs.get("metrics") != metrics or (values is not None and trial.values != values)
+    told = [metrics[name] for name in objectives if name in metrics] if record.state == COMPLETE else None
+    stored = trial.user_attrs.get("metrics", trial.user_attrs)  # one attribute in studies of earlier versions
+    is_same = all(stored.get(name) == value for name, value in metrics.items())
+    return not is_same or (told is not None and trial.values != told)

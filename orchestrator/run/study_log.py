@@ -6,11 +6,10 @@ not: every start adds the trials that the study lacks.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from optuna.samplers import RandomSampler
 from optuna.study import Study, create_study
@@ -20,23 +19,38 @@ from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import STOPPED, TrialRecord
 from orchestrator.run.study import Proposal, objective_values
+from orchestrator.run.study_names import short_names
+from orchestrator.run.study_note import write_note
 from orchestrator.run.study_storage import StudyError, open_storage, reason, storage_problem
 
 _STOPPED_EARLY = "stopped early"  # a constraint
+_NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _RETRY_S = (0.5, 20.0)  # the first wait after a failure, and the longest; each wait doubles the last
 _MAX_ATTEMPTS = 5  # at one entry while the study can be read; then it is left to the next start
 _FLUSH_TIMEOUT_S = 30.0
 
 
+Entry = TypeVar("Entry")
+
+
 class StudyLog:
     """Every trial with its parameters, values and constraints.
+
+    parameters: names of the space's parameters, which the study has by their short names, unless it was made before
+    there were any.
 
     Raises:
         StudyError: the storage cannot be opened, or holds another sweep's study of that name.
     """
 
     def __init__(
-        self, name: str, url: str, directions: Sequence[Direction], objectives: Sequence[str], sweep_id: str
+        self,
+        name: str,
+        url: str,
+        directions: Sequence[Direction],
+        objectives: Sequence[str],
+        sweep_id: str,
+        parameters: Iterable[str] = (),
     ) -> None:
         self.objectives = list(objectives)
         try:
@@ -56,28 +70,34 @@ class StudyLog:
             raise StudyError(f"{self._public_url}: {problem}")
         if owner is None:
             self._study.set_user_attr("sweep", sweep_id)
+            self._study.set_user_attr(_NAMES, _SHORT)
             self._study.set_metric_names(self.objectives)
+        self._short = short_names(parameters) if self._study.user_attrs.get(_NAMES) == _SHORT else {}
         self._states = self._read_states()
         self._problem = self._left_out = ""  # of the last attempt; of the last entry that was given up
         self._entries: queue.Queue[Callable[[], None]] = queue.Queue()
         self._closing = threading.Event()
         threading.Thread(target=self._write_entries, name="study", daemon=True).start()
 
-    def add(self, proposal: Proposal) -> None:
-        """Write a trial that starts, unless the study has it. Returns at once."""
-        self._entries.put(lambda: self._add(proposal))
+    def add(self, proposal: Proposal, setting: str) -> None:
+        """Write a trial that starts, unless the study has it. Returns at once. setting: its setting's name."""
+        self._entries.put(lambda: self._add(proposal, setting))
+
+    def note(self, text: str) -> None:
+        """Replace the study's note, Markdown that Optuna's dashboard shows. Returns at once."""
+        self._entries.put(lambda: write_note(self._study, text))
 
     def finish(self, record: TrialRecord, expected: TrialRecord) -> None:
         """Write the result of a trial, unless the study has it. Returns at once.
 
         expected: the record with the values to tell. Optuna has no pruning for several objectives: a stopped trial is
-        complete there. Its user attribute `stopped` has the reason, `metrics` the values on its `images`, and it
+        complete there. Its user attribute `stopped` has the reason, the metrics are values on its `images`, and it
         violates the constraint `stopped early`, so it is not among the study's best trials.
         """
         self._entries.put(lambda: self._finish(record, expected))
 
     def revive(self, record: TrialRecord) -> None:
-        """Add a revived trial's metrics to the study's user attribute `revived`. Optuna changes no finished trial."""
+        """Add a revived trial's result to the study's user attributes. Optuna changes no finished trial."""
         self._entries.put(lambda: self._revive(record))
 
     def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> str | None:
@@ -132,17 +152,20 @@ class StudyLog:
     def _read_states(self) -> list[TrialState]:
         return [trial.state for trial in self._study.get_trials(deepcopy=False)]
 
-    def _add(self, proposal: Proposal) -> None:
+    def _shorten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        return {self._short.get(name, name): entry for name, entry in entries.items()}
+
+    def _add(self, proposal: Proposal, setting: str) -> None:
         if proposal.number != len(self._states):  # the study has it, or lacks an earlier trial
             return
-        attrs: dict[str, Any] = {"label": proposal.label}
+        attrs: dict[str, Any] = {"setting": setting, "label": proposal.label}
         if proposal.config is not None:
-            attrs |= {"config": json.dumps(proposal.config.to_mapping()), "digest": proposal.config.digest()}
+            attrs |= proposal.config.flat() | {"digest": proposal.config.digest()}
         self._study.add_trial(
             create_trial(
                 state=TrialState.RUNNING,
-                params=dict(proposal.params),
-                distributions=dict(proposal.distributions),
+                params=self._shorten(proposal.params),
+                distributions=self._shorten(proposal.distributions),
                 user_attrs=attrs,
             )
         )
@@ -153,7 +176,8 @@ class StudyLog:
             return
         frozen = self._study.get_trials(deepcopy=False)[record.number]
         trial = Trial(self._study, frozen._trial_id)
-        trial.set_user_attr("metrics", {name: entry.value for name, entry in record.metrics.items()})
+        for name, entry in record.metrics.items():
+            trial.set_user_attr(name, entry.value)
         trial.set_user_attr("images", record.images)
         if record.cause:
             trial.set_user_attr("stopped" if record.state == STOPPED else "cause", record.cause)
@@ -165,7 +189,6 @@ class StudyLog:
         self._states[record.number] = TrialState.COMPLETE
 
     def _revive(self, record: TrialRecord) -> None:
-        metrics = {name: entry.value for name, entry in record.metrics.items()}
-        facts = {"state": record.state, "images": record.images, "metrics": metrics}
-        revived = self._study.user_attrs.get("revived", {})
-        self._study.set_user_attr("revived", revived | {str(record.number): facts})
+        metrics = [(name, record.metrics[name].value) for name in self.objectives if name in record.metrics]
+        values = ", ".join(f"{name} {value:.6g}" for name, value in metrics)
+        self._study.set_user_attr(f"revived {record.number}", f"{record.state} at {record.images} images: {values}")

@@ -157,7 +157,7 @@ def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Pat
         trial = study.trials[record.number]
         assert trial.user_attrs["stopped"] == record.cause
         assert trial.user_attrs["images"] == record.images
-        assert trial.user_attrs["metrics"] == {name: entry.value for name, entry in record.metrics.items()}
+        assert all(trial.user_attrs[name] == entry.value for name, entry in record.metrics.items())
         assert record.config is not None
         on_all = workers.values(record.config).mean(axis=0)  # captions' noise, 0.1 a metric, cancels against vanilla
         assert trial.values == pytest.approx(on_all.tolist(), abs=0.15)
@@ -224,11 +224,10 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
     study = optuna.load_study(
         study_name="tested", storage=open_storage(str(tmp_path / "whole" / "store" / "study.log"))
     )
-    revived = study.user_attrs["revived"]
-    assert set(revived) >= set(map(str, numbers))
     for number in numbers:
-        values = {name: entry.value for name, entry in whole[number].metrics.items()}
-        assert revived[str(number)] == {"state": "complete", "images": CAPTIONS, "metrics": values}
+        revived = study.user_attrs[f"revived {number}"]
+        assert revived.startswith(f"complete at {CAPTIONS} images: ")
+        assert all(f"{value.value:.6g}" in revived for value in whole[number].metrics.values())
     for results in range(5):
         folder = copy(f"{results}")
         with pytest.raises(KeyboardInterrupt):

@@ -248,7 +248,7 @@ def test_only_finite_values_are_told(metrics: dict[str, float], values: list[flo
 def write_study(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> StudyLog:
     study, search = StudyLog(config.name, url, DIRECTIONS, NAMES, digest), Search(config, DIRECTIONS)
     for entry in records:
-        study.add(search.propose(entry.number, entry.params))
+        study.add(search.propose(entry.number, entry.params), f"setting {entry.number}")
         study.finish(entry, entry)
         search.tell(entry, NAMES)
     assert study.flush() is None
@@ -280,6 +280,10 @@ def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     attrs = study.trials[1].user_attrs
     assert attrs["label"] == "chain"
     assert attrs["digest"] == records[1].digest
+    assert attrs["setting"] == "setting 1"
+    assert attrs["fid"] == records[1].metrics["fid"].value
+    assert attrs["tree.policy"] == "chain"
+    assert not any(isinstance(value, dict | list) for value in attrs.values()), "people read them in tables"
 
 
 def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_a_partial_study_is_completed(tmp_path: Path) -> None:
     search = Search(config, DIRECTIONS)
     for entry in records[:6]:
         search.propose(entry.number, entry.params)
-    study.add(search.propose(6))  # killed before its result
+    study.add(search.propose(6), "setting 6")  # killed before its result
     assert study.flush() is None
     write_study(config, url, records)
     opened = optuna.load_study(study_name="studied", storage=open_storage(url))

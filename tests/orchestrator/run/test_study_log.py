@@ -36,7 +36,7 @@ def open_log(url: str, name: str) -> StudyLog:
 
 
 def write(log: StudyLog, number: int) -> None:
-    log.add(Proposal(number, f"trial {number}", None, {}, {}))
+    log.add(Proposal(number, f"trial {number}", None, {}, {}), f"setting {number}")
     metrics = {name: Measured(number + 1.0, 0.1, 8) for name in NAMES}
     record = TrialRecord(number, "", "complete", None, metrics=metrics, images=8)
     log.finish(record, record)
