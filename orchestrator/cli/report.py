@@ -31,8 +31,9 @@ def report(
 ) -> None:
     """Write a sweep's report and print its path.
 
-    One HTML file that needs no network: the front with uncertainties and images, all trials, heat maps of accepted
-    length, and every config as `generate --config` accepts it. Also works while the sweep is running.
+    One HTML file that needs no network: the recommended setting for a quality bar that a slider moves, the front, images
+    of the same captions across settings, plots of the search, and all trials with filters. Also works while the sweep
+    is running. `compare --html` writes one page of several sweeps.
     """
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep

@@ -38,7 +38,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
-_LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
+_LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js": "vendor/plot.LICENSE"}
 _SCRIPTS = (
     "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
     "analysis.js", "filter.js", "table.js", "sections.js", "page.js",
@@ -65,7 +65,8 @@ def report_page(storage: Storage, note: Note = ignore) -> str:
 
 def render(data: dict[str, Any]) -> str:
     """The page that shows the data of `page_data`."""
-    style, libraries = "\n".join(map(_part, _STYLES)), "\n".join(map(_part, _LIBRARIES))
+    style = "\n".join(map(_part, _STYLES))
+    libraries = "\n".join(f"/*\n{_part(terms)}*/\n{_part(library)}" for library, terms in _LIBRARIES.items())
     script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
     parts = {
         "style": style,
