@@ -31,9 +31,9 @@ def report(
 ) -> None:
     """Write a sweep's report and print its path.
 
-    One HTML file that needs no network: the recommended setting for a quality bar that a slider moves, the front, images
-    of the same captions across settings, plots of the search, and all trials with filters. Also works while the sweep
-    is running. `compare --html` writes one page of several sweeps.
+    One HTML file that needs no network: the recommended setting for a quality bar that a slider moves, the front,
+    images of the same captions across settings, plots of the search, and all trials with filters. Also works while the
+    sweep is running. `compare --html` writes one page of several sweeps.
     """
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep

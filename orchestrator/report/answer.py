@@ -78,8 +78,9 @@ def _quantiles(draws: Floats) -> list[float]:
 def _slider(bars: Sequence[float], direction: str, relative: bool) -> dict[str, Any]:
     """Ends, start and step, all multiples of a round step; at one end one member meets the bar, at the other all do."""
     low, high = min(bars), max(bars)
-    step = 10.0 ** math.floor(math.log10(max(high - low, 1e-9) / _STEPS))
-    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= _STEPS)
+    span = (high - low) or abs(high) or 1.0
+    step = 10.0 ** math.floor(math.log10(span / _STEPS))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= _STEPS)
     step = max(step, 0.01) if relative else step
     outward = math.ceil if direction == "minimize" else math.floor
     ends = [outward(low / step) * step, outward(high / step) * step]

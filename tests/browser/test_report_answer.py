@@ -126,3 +126,14 @@ def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:
     assert set(bold) <= expected
     assert len(bold) >= len(expected) - 1, "one label may lack a place"
     assert any(name.startswith("trial ") for name in bold)
+
+
+@pytest.mark.parametrize("metric", ["fid", "drift"])
+def test_a_sweep_of_vanilla_alone(open_page: Open, tmp_path: Path, metric: str) -> None:
+    objectives = [{"metric": "speedup", "direction": "maximize"}, {"metric": metric, "direction": "minimize"}]
+    write_sweep(tmp_path, trials=1, objectives=objectives)
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    assert chosen(page) == "0"
+    assert len(page.locator("#bar-text").inner_text()) < 25
+    assert "no knee" in page.locator("#knee").inner_text()

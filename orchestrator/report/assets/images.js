@@ -108,7 +108,7 @@ function drawImages() {
   show(
     "image-note",
     DATA.comparer.from_tokens
-      ? "Images beside each other have one caption and the same random numbers."
+      ? "Images beside each other have one caption and the same random numbers. Differences are three times as strong."
       : "The target was not at hand when this report was written: these are the first images of each trial.",
   );
   return drawTiles();
