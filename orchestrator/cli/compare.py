@@ -20,20 +20,27 @@ from orchestrator.results.text import measured
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison
     from orchestrator.results.sweep import Front, Sweep
+    from search_spaces.trial import DecodingConfig
 
 EPILOG = """\b
 Examples:
   specfrontier compare sweeps/before sweeps/after
-  specfrontier compare quickstart --by acceptance.neighbourhood --y drift
+  specfrontier compare quickstart --by acceptance --y drift
   specfrontier compare before after --html --out compare.html
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
   specfrontier compare lantern-table2 --published
   specfrontier compare mine papers/lantern-table2 --published --json
 """
 
+_PARTS = ("acceptance", "tree", "drafter")  # of a setting
+
 By = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Compare trials grouped by the values of this column."),
+    typer.Option(
+        metavar="COLUMN",
+        help="Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
+        "(neighbourhood, schedule and resampling), tree, drafter.",
+    ),
 ]
 
 Published = Annotated[
@@ -141,16 +148,30 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
     groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}
     try:
-        column = [None] * front.trials.num_rows if by is None else column_of(front.trials, by).to_pylist()
+        column = [] if by is None or by in _PARTS else column_of(front.trials, by).to_pylist()
     except ValueError as error:
         raise QueryError(f"--by {by}{error}") from None
     for index, candidate in enumerate(front.candidates):
-        name = candidate.sweep if by is None else _group_name(front, candidate.sweep, column[candidate.row])
+        name = candidate.sweep
+        if by is not None:
+            value = _part_kinds(by, candidate.config) if by in _PARTS else column[candidate.row]
+            name = _group_name(front, candidate.sweep, value)
         groups.setdefault(name, []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
         raise QueryError(f"--by {by}: needs two groups, found {found}")
     return groups
+
+
+def _part_kinds(part: str, config: DecodingConfig) -> str:
+    """The kinds of a part of a setting, without numbers: `additive exponential, optimal`."""
+    from orchestrator.results.describe import family
+    from search_spaces.acceptance import EXACT
+
+    if part != "acceptance":
+        return config.policy.kind if part == "tree" else config.drafter.kind
+    resampling = config.acceptance.resampling
+    return family(config) + ("" if resampling == EXACT.resampling else f", {resampling}")
 
 
 def _group_name(front: Front, sweep: str, value: Any) -> str:

@@ -105,6 +105,19 @@ def test_settings_in_words_on_request(one: Path) -> None:
     assert not any(member.description in short for member in members if member.description != member.setting)
 
 
+def test_groups_by_the_whole_rule(one: Path) -> None:
+    """A budget without neighbours is no exact rule, though both have the neighbourhood `none`."""
+    by_rule = data(compare, one, "--by", "acceptance")["sizes"]
+    by_neighbours = data(compare, one, "--by", "acceptance.neighbourhood")["sizes"]
+    assert {"vanilla", "exact", "additive", "multiplicative", "exponential"} <= by_rule.keys()
+    assert by_neighbours.keys() == {"none", "additive", "multiplicative"}
+    measured = [c.config.policy.kind for c in front_of([Sweep.open(one)]).candidates]
+    trees = data(compare, one, "--by", "tree")["sizes"]
+    assert {kind: sum(sizes) if isinstance(sizes, list) else sizes for kind, sizes in trees.items()}.keys() == set(
+        measured
+    )
+
+
 def test_pareto_as_data(one: Path) -> None:
     found = data(pareto, one, "--y", "drift", "--where", "acceptance.neighbourhood=additive", "--all")
     table = Sweep.open(one).front("speedup", "drift", where=["acceptance.neighbourhood=additive"], everything=True)
