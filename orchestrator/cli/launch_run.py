@@ -127,6 +127,8 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
 
+    if sys.stderr.isatty():
+        typer.echo("writing tables, plot and report" + (", logging to MLflow" if tracker else ""), err=True)
     with suppress(ValueError, OSError):
         Views(storage).write()
         write_report(storage)

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
     """
+    if sys.stderr.isatty():
+        print("loading the models", file=sys.stderr, flush=True)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
         with ends_with(WRONG_USAGE):
             entry = find_entry(options.models)
@@ -145,7 +148,7 @@ def _remove_previous(folder: Path) -> None:
 
 
 def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
-    """Run all requests and write each picture when it is finished. A terminal shows the progress.
+    """Run all requests and write each picture when it is finished.
 
     Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing files.
 
@@ -154,14 +157,12 @@ def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> floa
     """
     seconds, mark = 0.0, time.perf_counter()
     try:
-        for result in engine.run(requests):
-            seconds += time.perf_counter() - mark
-            gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
-            if sys.stderr.isatty():
-                done = len(gallery.entries)
-                sys.stderr.write(f"\r{done}/{len(requests)} images" + ("\n" if done == len(requests) else ""))
-                sys.stderr.flush()
-            mark = time.perf_counter()
+        with _progress(len(requests)) as advance:
+            for result in engine.run(requests):
+                seconds += time.perf_counter() - mark
+                gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
+                advance()
+                mark = time.perf_counter()
     except KeyboardInterrupt:
         finished = f"{len(gallery.entries)} of {len(requests)} images are in {gallery.folder}"
         raise CommandError(
@@ -170,6 +171,22 @@ def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> floa
     except (DecodingError, OSError) as error:
         raise CommandError(str(error), FAILED) from error
     return seconds
+
+
+@contextmanager
+def _progress(images: int) -> Iterator[Callable[[], None]]:
+    """A bar with the time that is left, on a terminal; yields a function to call after each image."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (SpinnerColumn(), BarColumn(24), MofNCompleteColumn(), TextColumn("images"), TimeElapsedColumn())
+    with Progress(*columns, TimeLeft(), TextColumn("left"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=images)
+        yield lambda: bar.advance(task)
 
 
 def file_name(request: Request) -> str:
