@@ -26,7 +26,8 @@ CAPTIONS, COLUMNS = 60, 10
 _MAX_SIDE = 128  # pixels of a tile
 _MAX_CHARACTERS = 1_300_000  # of all sheets together
 _MAX_BYTES_ON_CPU = 2 << 30  # of a target's files; larger targets are loaded for a report on a GPU only
-_BATCH, _QUALITY, _GRID_GAP = 16, 86, 2
+_MAX_PIXELS = 1 << 18  # of the images that are drawn at once
+_QUALITY, _GRID_GAP = 86, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +113,16 @@ def _drawer(sweep: Sweep, note: Note) -> Draw | None:
         note(f"the report shows the first images of each trial only: {error}")
         return None
 
+    batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
+
     def draw(rows: Sequence[Sequence[int]]) -> list[Image.Image]:
         import torch
 
         from workers.data.pictures import to_pictures
 
         tokens = torch.tensor([list(row) for row in rows], device=target.device)
-        starts = range(0, len(tokens), _BATCH)
-        return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + _BATCH]))]
+        starts = range(0, len(tokens), batch)
+        return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + batch]))]
 
     return draw
 
