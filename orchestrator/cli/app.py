@@ -24,6 +24,7 @@ from orchestrator.cli import (
 )
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.interrupts import exit_code, interruptible
+from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
 from workers.runtime.allocator import keep_freed_memory
@@ -91,7 +92,8 @@ def main() -> None:
         try:
             app()
         except CommandError as error:
-            typer.echo(f"Error: {error}", err=True)
+            message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name
+            typer.echo(f"Error: {message}", err=True)
             sys.exit(exit_code(error.code))
         except SystemExit as end:
             sys.exit(exit_code(end.code))

@@ -128,7 +128,8 @@ class Forecast:
         left = to_come * fmean(planned)
         left += sum(max(trial.planned - trial.images, 0) for trial in self._running.values())
         work = left * sum(trial.seconds for trial in trials) / drawn
-        begun = sum(now - last for last in self._last.values())  # shards that run now
+        longest = sum(self._busy.values()) / len(self._busy)  # a shard that runs now is not expected to take longer
+        begun = sum(min(now - last, longest) for last in self._last.values())
         seconds = max(work - begun, 0.0) / self.workers
         return Range(seconds, *(factor * seconds for factor in _EARLY_RANGE))
 

@@ -94,6 +94,12 @@ def test_refused_in_a_sentence(place: Path, words: tuple[str, ...], parts: tuple
     assert sorted(place.rglob("*")) == before
 
 
+def test_an_error_that_quotes_a_name_does_not_control_the_terminal() -> None:
+    result = specfrontier("generate", "a red \x1b[2J\x9b2Jcircle")
+    assert result.code == 2
+    assert not {"\x1b", "\x9b"} & set(result.err)
+
+
 def test_an_output_folder_is_removed_only_if_it_is_new_and_empty(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for folder, kept in ((tmp_path / "old", True), (tmp_path / "new" / "deeper", False), (tmp_path / "full", True)):

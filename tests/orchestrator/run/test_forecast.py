@@ -61,6 +61,8 @@ def test_the_first_images_give_a_first_estimate() -> None:
     assert history.remaining is None
     history.shard(trial, 5.0)
     assert history.remaining == pytest.approx((66.5, 26.6, 99.75), rel=0.1)
+    history.now += 1000.0
+    assert history.remaining == pytest.approx(((133 - 7) / 2, 25.2, 94.5)), "a slow shard does not end the sweep"
 
 
 def test_the_share_that_is_done_grows_with_every_shard() -> None:
