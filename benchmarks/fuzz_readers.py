@@ -84,7 +84,7 @@ def _report(store: Path) -> tuple[int, str, Any]:
     page = store / "page.html"
     result = specfrontier("report", str(store), "--out", str(page))
     text = page.read_text() if page.exists() else ""
-    return result.code, result.err, re.sub(r'"written":"[^"]*"', "", text)
+    return result.code, result.err, re.sub(r'"written":"[^"]*"', "", text).replace(str(store), "")
 
 
 def _images(store: Path) -> tuple[int, str, Any]:

@@ -22,6 +22,7 @@ from orchestrator.cli import (
     train,
     ui,
 )
+from orchestrator.cli.arguments import command_line
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.results.text import clean
@@ -88,6 +89,7 @@ def main() -> None:
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
     keep_freed_memory()
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray's takes SIGTERM for a crash
+    called = command_line.set(sys.argv[1:])
     with interruptible():
         try:
             app()
@@ -97,3 +99,5 @@ def main() -> None:
             sys.exit(exit_code(error.code))
         except SystemExit as end:
             sys.exit(exit_code(end.code))
+        finally:
+            command_line.reset(called)

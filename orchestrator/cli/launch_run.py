@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from orchestrator.cli.arguments import command_line
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.results.text import counted
@@ -138,12 +138,13 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
 
 
 def _resume_command() -> str:
-    """This command line with --resume, with credentials redacted."""
+    """This command line with --resume, with credentials redacted; of a call from Python, what to change in it."""
     from orchestrator.results.redaction import without_credentials
 
-    if "launch" not in sys.argv:  # called from Python
+    arguments = command_line.get()
+    if arguments is None:
         return "the same call and resume=True"
-    words = ["specfrontier", *map(without_credentials, sys.argv[1:])]
+    words = ["specfrontier", *map(without_credentials, arguments)]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -136,3 +137,11 @@ def test_launch_runs_a_sweep_and_resumes_it(tmp_path: Path, capsys: pytest.Captu
         longer = Sweep.launch(space, tmp_path, settings=settings, trials=3, resume=True, mlflow=False)
     assert len(longer.records) == 3
     assert "3 trials" in capsys.readouterr().out
+
+
+def test_an_interrupted_call_names_the_call_that_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(CommandError, match="resume=True") as interrupted:
+        Sweep.launch("quickstart", tmp_path, mlflow=False)
+    assert interrupted.value.code == 130
+    assert "specfrontier launch" not in str(interrupted.value)
