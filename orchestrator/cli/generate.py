@@ -76,6 +76,7 @@ def generate(
         return
     mapping = _read_config(preset, config, assignments or [])
     texts = _read_captions(captions or [], captions_file)
+    o.say_on_terminal("loading the models")
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
     generation = Generation(preset, seed, batch, samples, Path(out), o.pick_device(device), models or "builtin")

@@ -143,9 +143,11 @@ def launch(
 
 def _model_keys(models: str | None) -> dict[str, str | None]:
     """The keys of a sweep that --models sets."""
-    from workers.loading.models_yaml import split_entry
+    if models is None:
+        return {}
+    from workers.loading.models_yaml import split_entry  # imports torch, which takes seconds
 
-    file, entry = (None, None) if models is None else split_entry(models)
+    file, entry = split_entry(models)
     return {"models.file": file, "models.name": entry}
 
 

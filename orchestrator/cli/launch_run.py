@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.arguments import command_line
+from orchestrator.cli.options import say_on_terminal
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.results.text import counted
@@ -127,8 +128,7 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
 
-    if sys.stderr.isatty():
-        typer.echo("writing tables, plot and report" + (", logging to MLflow" if tracker else ""), err=True)
+    say_on_terminal("writing tables, plot and report" + (", logging to MLflow" if tracker else ""))
     with suppress(ValueError, OSError):
         Views(storage).write()
         write_report(storage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,12 @@ Models = Annotated[
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
 ]
+
+
+def say_on_terminal(text: str) -> None:
+    """Say what takes seconds, if a person is there to read it."""
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
 
 
 def _use_threads(count: int | None) -> int | None:

@@ -75,6 +75,7 @@ def predict(
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
         finished = None if trials is None else Sweep.open(trials)
+    o.say_on_terminal("loading the models")
     from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
     from workers.decoding.engine import DecodingError
 

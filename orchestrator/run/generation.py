@@ -92,8 +92,6 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
     """
-    if sys.stderr.isatty():
-        print("loading the models", file=sys.stderr, flush=True)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
         with ends_with(WRONG_USAGE):
             entry = find_entry(options.models)

@@ -82,6 +82,16 @@ def assert_starts(*words: str) -> None:
         specfrontier("launch", "tested.yaml", "--no-mlflow", *words)
 
 
+def test_the_first_line_comes_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import sys, typer; from orchestrator.cli import app; heavy = {'torch', 'ray', 'optuna', 'pyarrow', 'numpy'}\n"
+        "def echo(text, **options): print(sorted(heavy & set(sys.modules))); raise SystemExit\n"
+        "typer.echo = echo; sys.argv = ['specfrontier', 'launch', 'tested.yaml', '--check']; app.main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
 def test_check_prints_the_plan_and_leaves_no_files() -> None:
     result = specfrontier("launch", "tested.yaml", "--check")
     assert result.code == 0, result.err
