@@ -38,12 +38,12 @@ class Rows:
     captions: Mapping[Key, str]
 
 
-def comparer_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
+def comparer_data(trials: Sequence[OwnedTrial], note: Note, *, draw: bool = True) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
-    Each sweep's own target draws the tokens. If one cannot be loaded, `from_tokens` is false and the tiles are those of
-    the image grids that the sweeps wrote. Skips what is missing or damaged, and trials of other captions than the
-    first one's; `note` is called with a sentence about what cannot be read.
+    Each sweep's own target draws the tokens. Without `draw`, or if a target cannot be loaded, `from_tokens` is false
+    and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or damaged, and trials of
+    other captions than the first one's; `note` is called with a sentence about what cannot be read.
 
     Returns:
         captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
@@ -56,12 +56,12 @@ def comparer_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
     first = next(iter(found.values()))[1]
     keys = sorted(key for key in first.tokens if all(key in rows.tokens for _, rows in found.values()))[:CAPTIONS]
     sweeps = {id(trial.sweep): trial.sweep for trial, _ in found.values()}
-    drawers = {name: _drawer(sweep, note) for name, sweep in sweeps.items()} if keys else {}
+    drawers = {name: _drawer(sweep, note) if draw else None for name, sweep in sweeps.items()} if keys else {}
     sheets: dict[str, str] = {}
     left, size = _MAX_CHARACTERS, (0, 0)
     for name, (trial, rows) in found.items():
-        draw = drawers.get(id(trial.sweep)) if all(drawers.values()) else None
-        tiles = _stored_tiles(trial) if draw is None else draw([rows.tokens[key] for key in keys])
+        drawer = drawers.get(id(trial.sweep)) if all(drawers.values()) else None
+        tiles = _stored_tiles(trial) if drawer is None else drawer([rows.tokens[key] for key in keys])
         if not tiles:
             continue
         keys = keys[: len(tiles)]

@@ -47,20 +47,21 @@ _OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
-def write_report(storage: Storage, note: Note = ignore) -> str:
+def write_report(storage: Storage, note: Note = ignore, *, draw: bool = True) -> str:
     """Write the report of the sweep in `storage` to report.html there; returns that name. note: called with a sentence
-    about each damaged file whose image or captions are missing.
+    about each damaged file whose image or captions are missing. draw: decode images from tokens; without it, which
+    needs no model, the page has the first images of each trial only.
 
     Raises:
         ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
     """
-    storage.write(REPORT, dump_text(report_page(storage, note), HTML))
+    storage.write(REPORT, dump_text(report_page(storage, note, draw=draw), HTML))
     return REPORT
 
 
-def report_page(storage: Storage, note: Note = ignore) -> str:
-    """The report of the sweep in `storage`, as HTML. note, errors: as `write_report`."""
-    return render(page_data([Sweep.open(storage)], note))
+def report_page(storage: Storage, note: Note = ignore, *, draw: bool = True) -> str:
+    """The report of the sweep in `storage`, as HTML. note, draw, errors: as `write_report`."""
+    return render(page_data([Sweep.open(storage)], note, draw=draw))
 
 
 def render(data: dict[str, Any]) -> str:
@@ -88,10 +89,12 @@ def as_script_data(data: object) -> str:
     return text
 
 
-def page_data(sweeps: Sequence[Sweep], note: Note = ignore, objectives: Sequence[str] = ()) -> dict[str, Any]:
+def page_data(
+    sweeps: Sequence[Sweep], note: Note = ignore, objectives: Sequence[str] = (), *, draw: bool = True
+) -> dict[str, Any]:
     """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
 
-    objectives: the two metrics shown first; by default the first sweep's.
+    objectives: the two metrics shown first; by default the first sweep's. draw: as `write_report`.
 
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
@@ -131,7 +134,7 @@ def page_data(sweeps: Sequence[Sweep], note: Note = ignore, objectives: Sequence
     front_and_named = [trial for rank, trial in ordered if rank < _OTHERS and trial.record.state == COMPLETE]
     return texts | {
         "images": embed_thumbnails([trial for _, trial in ordered], note),
-        "comparer": comparer_data(front_and_named, note),
+        "comparer": comparer_data(front_and_named, note, draw=draw),
         "heat": heat_data(front_and_named, note),
     }
 

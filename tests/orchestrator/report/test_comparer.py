@@ -12,12 +12,15 @@ import torch
 import yaml
 from PIL import Image
 
+from orchestrator.report import comparer
 from orchestrator.report.comparer import CAPTIONS, COLUMNS, comparer_data
 from orchestrator.report.heat_maps import heat_data
+from orchestrator.report.page import page_data, write_report
 from orchestrator.report.thumbnails import OwnedTrial, ignore
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
 
 
@@ -45,6 +48,27 @@ def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
     assert np.abs(found - expected).mean() < 12, "compressed"
 
 
+def store_grids(folder: Path, sweep: Sweep) -> None:
+    """A grid of two by two images for each trial: three black ones and a grey one."""
+    pixels = np.zeros((98, 98, 3), dtype=np.uint8)
+    pixels[50:, 50:] = 200
+    for record in sweep.records:
+        Image.fromarray(pixels).save(folder / "pictures" / f"{record.digest}.png")
+
+
+def test_without_drawing_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_drawn_sweep(tmp_path, captions(20), trials=3)
+    store_grids(tmp_path, Sweep.open(tmp_path))
+    monkeypatch.setattr(comparer, "_load_target", lambda *_: pytest.fail("loaded"))
+    notes: list[str] = []
+    data = page_data([Sweep.open(tmp_path)], notes.append, draw=False)["comparer"]
+    assert not data["from_tokens"]
+    assert data["sheets"]
+    assert notes == []
+    write_report(Storage(tmp_path), notes.append, draw=False)
+    assert notes == []
+
+
 @pytest.mark.parametrize("obstacle", ["changed", "missing"])
 def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path, obstacle: str) -> None:
     write_drawn_sweep(tmp_path, captions(20), trials=3, models={"tokenizer": "00"})
@@ -52,10 +76,7 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path,
         plan = yaml.safe_load((tmp_path / "sweep.yaml").read_bytes())
         (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan | {"models": {"file": str(tmp_path / "gone")}}))
     sweep = Sweep.open(tmp_path)
-    pixels = np.zeros((98, 98, 3), dtype=np.uint8)
-    pixels[50:, 50:] = 200
-    for record in sweep.records:
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{record.digest}.png")
+    store_grids(tmp_path, sweep)
     notes: list[str] = []
     data = comparer_data(complete(sweep), notes.append)
     assert len(notes) == 1
