@@ -19,6 +19,7 @@ SWEEP_LIBRARIES = frozenset({"ray", "optuna", "mlflow", "typer"})
 DECODING = ("workers.decoding", "workers.models", "workers.drafters")
 DECODING_LIBRARIES = frozenset({"torch", "numpy", "safetensors", "transformers"})
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 300, 60, 10
+MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,19 @@ def test_files_and_functions_stay_short() -> None:
             is_exempt = module.startswith("orchestrator.cli") or module.endswith("_kernel")
             if parameters > MAX_PARAMETERS and not is_exempt:
                 long.append(f"{module}:{node.lineno} {node.name}: {parameters} parameters")
+    assert not long
+
+
+def test_scripts_and_style_sheets_stay_short() -> None:
+    """The report's own; bundled libraries are in a folder below."""
+    assets = ROOT / "orchestrator" / "report" / "assets"
+    long, files = [], [*assets.glob("*.js"), *assets.glob("*.css")]
+    for path in files:
+        lines = path.read_text("utf-8").splitlines()
+        if len(lines) > MAX_FILE_LINES:
+            long.append(f"{path.name}: {len(lines)} lines")
+        long += [f"{path.name}:{number}" for number, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
+    assert files
     assert not long
 
 
