@@ -20,7 +20,7 @@ _RECENT_EVENTS = 3
 _VERBS = {
     "trial_started": "started",
     "trial_finished": "finished",
-    "trial_resumed": "goes on",
+    "trial_resumed": "resumed",
     "trial_revived": "revived",
 }
 

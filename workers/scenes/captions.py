@@ -131,5 +131,5 @@ def _classify(words: str, tables: Mapping[str, Sequence[str]], where: str, text:
 
 
 def _is_offered(word: str) -> bool:
-    """Not so for dots: they are in the captions of training and sweeps, but the built-in codec loses them."""
+    """False for dots: they are in the captions of training and sweeps, but the built-in codec loses them."""
     return word != "dotted"
