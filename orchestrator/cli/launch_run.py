@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator.cli.arguments import command_line
-from orchestrator.cli.options import say_on_terminal
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.results.text import counted
@@ -122,19 +120,21 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
 
 
 def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
-    """Write tables, plot and report, and give MLflow some time to log the rest. Errors are ignored: the results are
-    stored.
+    """Write tables, plot and report, and give MLflow some time to log the rest. The results are stored: what fails here
+    is reported, and `specfrontier report` and `sync` make up for it.
     """
     from orchestrator.report.page import write_report
     from orchestrator.results.views import Views
 
-    say_on_terminal("writing tables, plot and report" + (", logging to MLflow" if tracker else ""))
-    with suppress(ValueError, OSError):
+    try:
         Views(storage).write()
-        write_report(storage)
-    if tracker:
-        is_short = tracker.problem or event == "interrupted"
-        tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, event)
+        write_report(storage, draw=event == "finished")  # a signal leaves no time for images
+    except Exception as error:
+        typer.echo(f"tables, plot or report not written: {explain(error)}", err=True)
+    finally:
+        if tracker:
+            is_short = tracker.problem or event == "interrupted"
+            tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, event)
 
 
 def _resume_command() -> str:

@@ -139,7 +139,7 @@ def _connect(address: str | None, options: Mapping[str, Any]) -> None:
         ray.init(address or "local", **options)
     except SystemExit:  # by Ray's own handler
         raise Terminated from None
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray has no class of its own for a node that did not start in time
         host = f"at {address}" if address else "on this machine"
         raise PoolError(
             f"no Ray cluster {host}: {error}. `ray status` shows running clusters; for one that requires a token, set "

@@ -18,7 +18,7 @@ import ray
 import yaml
 
 from orchestrator.cli.launch import _peak_bytes
-from orchestrator.cli.launch_run import only_vanilla_ran
+from orchestrator.cli.launch_run import _finish, only_vanilla_ran
 from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
@@ -289,6 +289,21 @@ def test_the_live_view_ends_before_the_report_is_written(
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
     assert result.code == code, result.err
     assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
+
+
+@pytest.mark.parametrize(("ending", "draws"), [("finished", True), ("interrupted", False), ("failed", False)])
+def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
+    ending: str, draws: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a signal there is no time to draw images for the report."""
+    page = mock.Mock(side_effect=MemoryError("out of memory"))
+    monkeypatch.setattr("orchestrator.report.page.write_report", page)
+    write_store()
+    storage, tracker = Storage("sweeps/tested"), mock.Mock(problem=None)
+    _finish(storage, tracker, ending)
+    assert page.call_args == mock.call(storage, draw=draws)
+    assert tracker.finish.call_args.args[1] == ending
+    assert "out of memory" in capsys.readouterr().err
 
 
 def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
