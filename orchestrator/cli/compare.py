@@ -13,9 +13,9 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.options import given_path
-from orchestrator.cli.tables import shown_table
+from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.results.text import measured
+from orchestrator.results.text import clean, measured
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison
@@ -120,8 +120,8 @@ def compare(
         typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
         return
     for warning in warnings:
-        typer.echo(f"Note: {warning}.", err=True)
-    typer.echo("\n".join(_describe(found, [axis.name for axis in front.axes])))
+        typer.echo(clean(f"Note: {warning}."), err=True)
+    typer.echo(safe_text(_describe(found, [axis.name for axis in front.axes])))
 
 
 def _write_page(

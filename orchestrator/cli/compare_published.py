@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import shown_table
+from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.results.text import counted, measured
 
@@ -34,7 +34,7 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
     else:
-        typer.echo("\n\n".join("\n".join(_describe(entry)) for entry in replications))
+        typer.echo("\n\n".join(safe_text(_describe(entry)) for entry in replications))
 
 
 def _describe(found: Replication) -> list[str]:

@@ -1,4 +1,7 @@
-"""A front as lines of text: its table, its knee and best trial, and what the errors leave open."""
+"""A front as lines of text: its table, its knee and best trial, and what the errors leave open.
+
+The lines have names from a sweep's files: print them with `safe_text`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.tables import shown_table, table_fits
-from orchestrator.results.text import clean, counted, measured
+from orchestrator.results.text import counted, measured
 
 if TYPE_CHECKING:
     from orchestrator.results.fronts import Candidate
@@ -64,7 +67,7 @@ def describe_front(
 
 def describe_trial(front: Front, trial: Candidate) -> str:
     """A trial in one line."""
-    return f"trial {trial.name}, {clean(trial.title)} ({_describe_values(front, trial.record)})"
+    return f"trial {trial.name}, {trial.title} ({_describe_values(front, trial.record)})"
 
 
 def _describe_values(front: Front, record: TrialRecord) -> str:
@@ -101,12 +104,10 @@ def front_table(front: Front, rows: Sequence[Candidate], *, long: bool = False) 
 def _footnote(name: str, rows: Sequence[Candidate], column: Sequence[str]) -> str:
     """A column in one line."""
     if name == "label":
-        return "labels: " + clean(
-            "; ".join(f"{row.name} {text}" for row, text in zip(rows, column, strict=True) if text)
-        )
+        return "labels: " + "; ".join(f"{row.name} {text}" for row, text in zip(rows, column, strict=True) if text)
     place = {row.name: index for index, row in enumerate(rows)}
     pairs = ((row.name, other) for row in rows for other in row.within_error_of or [] if place[row.name] < place[other])
-    return "within error of each other: " + clean(", ".join(f"{first} and {second}" for first, second in pairs))
+    return "within error of each other: " + ", ".join(f"{first} and {second}" for first, second in pairs)
 
 
 def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool, long: bool) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.arguments import command_line
+from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.results.text import counted
@@ -165,9 +166,9 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
         revived = sum(record.is_revived for record in stopped)
         reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
         reason += f"(specfrontier pareto {storage.display_name} --stopped)"
-    lines = [f"\n{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
+    lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.locate(REPORT)}", f"plot     {storage.locate(FRONT_PLOT)}"]
-    return "\n".join([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
+    return safe_text([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
 
 
 def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
+from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from search_spaces.documents import write_document
 
@@ -106,7 +107,7 @@ def pareto(
         marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
         typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
     else:
-        typer.echo("\n".join(describe_front(front, rows, facts, marks, best or [], long=long)))
+        typer.echo(safe_text(describe_front(front, rows, facts, marks, best or [], long=long)))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
 

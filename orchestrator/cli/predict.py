@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.cli.completion import complete_space
-from orchestrator.cli.tables import shown_table
+from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.outputs import output_folder
 from orchestrator.results.text import counted, measured
@@ -116,7 +116,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
         [predicted.names.name(s.config), *(measured(s.values[name].value, s.values[name].error) for name in _VALUES)]
         for s in predicted.front
     ]
-    lines = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
+    lines: list[str] = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
     lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")
     approximate = sum(setting.approximate for setting in predicted.settings)
@@ -125,7 +125,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
     if predicted.corrected_by:
         lines.append(f"corrected by {counted(predicted.corrected_by, 'trial')}")
     lines += [f"not predicted: {counted(count, 'setting')}: {why}" for why, count in predicted.left_out.items()]
-    return "\n".join(lines)
+    return safe_text(lines)
 
 
 def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:

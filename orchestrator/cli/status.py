@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_trial, front_table
-from orchestrator.results.text import clean
+from orchestrator.cli.tables import safe_text
 
 if TYPE_CHECKING:
     from orchestrator.results.status import SweepStatus
@@ -42,7 +42,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -
     if best is not None:
         lines += ["", *front_table(front, front.members, long=long), ""]
         lines.append(f"best {front.axes[0].name}: {describe_trial(front, best)}")
-    typer.echo("\n".join(lines))
+    typer.echo(safe_text(lines))
 
 
 def _describe(now: SweepStatus) -> list[str]:
@@ -55,16 +55,16 @@ def _describe(now: SweepStatus) -> list[str]:
     kinds = (("failed", now.failed), ("stopped", now.stopped))
     failed = "".join(f", {len(trials)} of them {word}" for word, trials in kinds if trials)
     lines = [
-        f"{clean(now.name)} at {clean(now.place)}",
+        f"{now.name} at {now.place}",
         f"trials    {now.finished}{planned} finished{failed}{running}",
         f"images    {now.images:,}",
     ]
     if now.idle_s is not None:
         lines.append(f"last event {describe_duration(now.idle_s)} ago")
-    lines += [f"          {clean(event)}" for event in now.events]
-    lines += [f"note      {clean(warning)}" for warning in now.warnings]
+    lines += [f"          {event}" for event in now.events]
+    lines += [f"note      {warning}" for warning in now.warnings]
     if now.logs is not None:
-        lines.append(f"logs      {clean(now.logs)}")
+        lines.append(f"logs      {now.logs}")
     for word, trials in kinds:
-        lines += [f"{word:<9} trial {trial['number']}: {clean(trial['cause'])}" for trial in trials[-3:]]
+        lines += [f"{word:<9} trial {trial['number']}: {trial['cause']}" for trial in trials[-3:]]
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.results.text import clean
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 _ANY_WIDTH = 100_000  # of a table that is not shown on a terminal
 _GAP = 2  # spaces between columns
+
+
+class ShownTable(str):
+    """A table as text. Its cells are clean; it may have a terminal's colours."""
+
+    __slots__ = ()
+
+
+def safe_text(lines: Iterable[str]) -> str:
+    """Lines of text and tables for output: names in a sweep's files cannot control the terminal."""
+    return "\n".join(line if isinstance(line, ShownTable) else clean(line) for line in lines)
 
 
 def terminal_width() -> int:
@@ -27,7 +38,7 @@ def table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     return sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP <= terminal_width()
 
 
-def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> str:
+def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> ShownTable:
     """Aligned columns for standard output: folded to a terminal's width, else as wide as needed and without colours.
 
     right: indices of right-aligned columns, which are never folded.
@@ -47,7 +58,7 @@ def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Co
     buffer = io.StringIO()
     width = terminal_width() if is_terminal else _ANY_WIDTH
     Console(file=buffer, force_terminal=is_terminal, width=width).print(table)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n"))
+    return ShownTable("\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")))
 
 
 def _cell(text: str) -> Text:

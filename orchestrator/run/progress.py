@@ -233,9 +233,9 @@ def render(progress: Progress) -> RenderableType:
     share = progress.forecast.share_done()
     line = f"{_trials(progress)} · {_time_left(progress)}"
     if share is None:
-        state.add_row(line)
+        state.add_row(Text(line))
     else:
-        state.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{100 * share:3.0f} %", line)
+        state.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{100 * share:3.0f} %", Text(line))
     activity = Text(clean(progress.activity), overflow="ellipsis", no_wrap=True)
     notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
     notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
@@ -246,12 +246,12 @@ def render(progress: Progress) -> RenderableType:
     table.add_column("trial", justify="right")
     table.add_column("on the front so far", overflow="fold")
     for name, _ in progress.objectives:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(clean(name)), justify="right", no_wrap=True)
     for number, trial in rows:
         values = [Text(measured(trial.metrics[name], trial.errors.get(name))) for name, _ in progress.objectives]
         for value in values:
             value.highlight_regex(r"± .*", "dim")
-        table.add_row(str(number), trial.title, *values)
+        table.add_row(str(number), Text(trial.title), *values)
     return Group(state, Text(_rate(progress)), activity, *notes, "", table)
 
 

@@ -220,6 +220,18 @@ def test_the_live_view() -> None:
     assert text.count("failed: OutOfMemory: at batch 4") == 1, "an earlier run showed that of trial 5"
 
 
+@pytest.mark.parametrize("label", ["[/a]", "a[link=http://x]b", "chain [/4]", "[bold]x"])
+def test_the_live_view_shows_names_as_they_are(label: str) -> None:
+    progress = after(finished(0, label=label))
+    progress.objectives = ((f"{label} speedup", "maximize"), ("fid", "minimize"))
+    progress.candidates[0].metrics[f"{label} speedup"] = 1.0  # type: ignore[index]
+    text = live(progress, started(1, label), failed(2, label=label), {"event": "phase", "phase": label, "note": label})
+    assert f"{label}: chain 0" in text
+    assert f"{label} speedup" in text
+    assert f"{label}: chain 2: failed" in text
+    assert f"running: 1 {label}" in text
+
+
 def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
     progress = after(*(started(number, "a very long description of a setting") for number in range(8)))
     text = live(progress, width=60)
