@@ -12,8 +12,11 @@ Names are imported when they are used: opening a sweep needs no torch.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from workers.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError
@@ -55,6 +58,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
+        if _HOMES[name] == "specfrontier.images" and "torch" not in sys.modules:
+            use_threads()  # as the commands do; torch reads it when it is imported
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,14 @@ def test_invalid_settings_are_refused() -> None:
         load_engine("lantren", device="cpu")
     with pytest.raises(ValueError, match="unknown"):
         load_engine("vanilla", device="cpu").draw(["a dragon"])
+
+
+def test_idle_threads_sleep_as_those_of_the_commands_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that spin made an image take 25 times as long on a busy machine. Torch reads the variables once."""
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    code = "from specfrontier import load_engine; import os; print(os.environ['OMP_WAIT_POLICY'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "PASSIVE\n"
+    late = subprocess.run([sys.executable, "-c", f"import torch; {code}"], capture_output=True, text=True)
+    assert "KeyError" in late.stderr, "the variables of a process that has torch are left alone"
