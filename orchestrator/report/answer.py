@@ -1,89 +1,88 @@
-"""The report's recommendation: the fastest setting within a quality bar that a slider moves, and the front's knee."""
+"""The report's recommendation: the best setting within a quality bar that a slider moves, and the front's knee."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from orchestrator.results.fronts import Candidate
-from orchestrator.results.pareto import Floats
 from orchestrator.results.query import limit_draws
-from orchestrator.results.store import SWEEP, SWEEPS, read_sweep_yaml
+from orchestrator.results.store import SWEEP, SWEEPS, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Front, Sweep
-from orchestrator.results.trials import TrialRecord
 from workers.data.storage import Storage
 
-QUANTILES = 201  # of a trial's distance from the bar, from the lowest draw to the highest
 _STEPS = 150  # of the slider, about
+_LEAST_STEP = 1e-3  # times the bar: of a slider in the metric's unit
 _DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.9}  # times vanilla's value
 _CONFIG_FILE = "fast.yaml"
+_PLACEHOLDER = "PROMPT"  # without images in the store
 
 
 def answer(front: Front) -> dict[str, Any]:
     """What the slider and the recommendation need; empty without a front.
 
-    The bar is `y <= BAR * vanilla` where every draw of vanilla's y is positive, else `y <= BAR` (>= for a metric that
-    is maximised). The fastest setting within any bar is on the front, so only the front's members have `draws`:
-    quantiles of the value that is compared with BAR, from the draws behind `pareto --best`.
+    The bar is `y <= BAR * vanilla` if each sweep's vanilla is positive in all draws, else `y <= BAR`; `>=` for a metric
+    that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no
+    trial is within the bar) and the share of draws in which it is within the bar.
     """
-    members = front.members
-    if not members:
+    if not front.candidates:
         return {}
     quality = front.axes[1]
-    drawn = [_drawn(front, member) for member in members]
-    relative = all(
-        base is not None and quality.name in base.metrics and base.metrics[quality.name].value > 0 and (b > 0).all()
-        for base, _, b in drawn
-    )
-    bars = [_value(member, base, quality.name, relative) for member, (base, _, _) in zip(members, drawn, strict=True)]
+    relation = "<=" if quality.direction == "minimize" else ">="
+    relative = all(_has_positive_vanilla(front, name) for name in {c.sweep for c in front.candidates})
+    slider = _slider(*_ends(front, relative), quality.direction, relative)
+    places, steps = slider["places"], []
+    for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
+        bar = slider["low"] + number * slider["step"]
+        limits = [f"{quality.name} {relation} {bar:.{places}f}" + (" * vanilla" if relative else "")]
+        best = front.best(limits)
+        steps.append([None, 0.0] if best is None else [best.name, round(front.limit_confidence(best, limits), 4)])
     knee = front.knee()
     return {
         "metric": quality.name,
-        "relation": "<=" if quality.direction == "minimize" else ">=",
+        "relation": relation,
         "relative": relative,
-        "slider": _slider(bars, quality.direction, relative),
-        "bars": {member.name: bar for member, bar in zip(members, bars, strict=True)},
-        "draws": {
-            member.name: _quantiles(own / base if relative else own)
-            for member, (_, own, base) in zip(members, drawn, strict=True)
-        },
+        "slider": slider,
+        "steps": steps,
         "knee": None if knee is None else {"id": knee.name, "confidence": front.knee_confidence(knee)},
         "commands": _commands(front),
     }
 
 
-def _drawn(front: Front, member: Candidate) -> tuple[TrialRecord | None, Floats, Floats]:
-    """Vanilla of the member's sweep, and draws of both values of the quality metric."""
-    vanilla = front.sweeps[member.sweep].vanilla
-    if vanilla is not None and front.axes[1].name not in vanilla.metrics:
-        vanilla = None
-    own, base = limit_draws(member.record, vanilla, [front.axes[1]])
-    return vanilla, own[:, 0], base[:, 0]
+def _has_positive_vanilla(front: Front, name: str) -> bool:
+    """Whether vanilla's value of the second metric is positive in all draws from its error."""
+    vanilla, quality = front.sweeps[name].vanilla, front.axes[1]
+    if vanilla is None or quality.name not in vanilla.metrics or vanilla.metrics[quality.name].value <= 0:
+        return False
+    return bool((limit_draws(vanilla, None, [quality])[0] > 0).all())
 
 
-def _value(member: Candidate, vanilla: TrialRecord | None, metric: str, relative: bool) -> float:
-    value = member.record.metrics[metric].value
-    return value / vanilla.metrics[metric].value if relative and vanilla is not None else value
+def _ends(front: Front, relative: bool) -> tuple[float, float]:
+    """The lowest and the highest bar of use: one that a single trial meets, and one that the best trial in the first
+    metric meets. In units of vanilla of each trial's own sweep, or of the metric."""
+    (x, y), points = front.axes[:2], []
+    for candidate in front.candidates:
+        value, vanilla = candidate.record.metrics[y.name].value, front.sweeps[candidate.sweep].vanilla
+        base = vanilla.metrics[y.name].value if relative and vanilla is not None else 1.0
+        points.append((candidate.record.metrics[x.name].value, value / base))
+    x_sign, y_sign = (-1.0 if axis.direction == "maximize" else 1.0 for axis in (x, y))
+    strictest = min((value for _, value in points), key=lambda value: y_sign * value)
+    loosest = min(points, key=lambda point: (x_sign * point[0], y_sign * point[1]))[1]
+    return min(strictest, loosest), max(strictest, loosest)
 
 
-def _quantiles(draws: Floats) -> list[float]:
-    return [float(f"{value:.5g}") for value in np.quantile(draws, np.linspace(0, 1, QUANTILES))]
-
-
-def _slider(bars: Sequence[float], direction: str, relative: bool) -> dict[str, Any]:
-    """Ends, start and step, all multiples of a round step; at one end one member meets the bar, at the other all do."""
-    low, high = min(bars), max(bars)
+def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str, Any]:
+    """Ends that the bars from low to high lie between, start and step, all multiples of a round step."""
     span = (high - low) or abs(high) or 1.0
     step = 10.0 ** math.floor(math.log10(span / _STEPS))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= _STEPS)
-    step = max(step, 0.01) if relative else step
+    size = max(abs(low), abs(high)) or 1.0
+    step = max(step, 0.01 if relative else 10.0 ** math.floor(math.log10(size * _LEAST_STEP)))
     outward = math.ceil if direction == "minimize" else math.floor
     ends = [outward(low / step) * step, outward(high / step) * step]
+    if relative:
+        ends = [max(end, step) for end in ends]  # no constraint multiplies vanilla by 0
     start = _DEFAULT_FACTORS[direction] if relative else sum(ends) / 2
     start = min(max(round(start / step) * step, ends[0]), ends[1])
     places = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -97,8 +96,23 @@ def _commands(front: Front) -> dict[str, str]:
     words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
     if sweeps[0].identity.objectives != front.axes:
         words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
-    draw = ["specfrontier", "generate", "a large red circle", *_models(sweeps[0]), "--config", _CONFIG_FILE]
+    prompt = _first_caption(sweeps[0])
+    draw = ["specfrontier", "generate", *_models(sweeps[0]), "--config", _CONFIG_FILE]
+    draw[2:2] = [] if prompt.startswith("-") else [prompt]
+    draw += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
+
+
+def _first_caption(sweep: Sweep) -> str:
+    """The caption of the sweep's first image, on one line; a placeholder if no image can be read."""
+    shard = next((shard for record in sweep.records for shard in record.image_shards), None)
+    try:
+        table = None if shard is None else read_table(sweep.storage, shard, ["caption_id", "caption"], fix="")
+    except ValueError:  # the comparer notes it
+        table = None
+    if table is None or not table.num_rows:
+        return _PLACEHOLDER
+    return " ".join(str(table.sort_by("caption_id")["caption"][0].as_py()).split()) or _PLACEHOLDER
 
 
 def location(storage: Storage) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.report.page import write_report
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.report.page import page_data, render, write_report
+from orchestrator.results.store import write_trial
+from orchestrator.results.sweep import Front, Sweep, front_of
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.command_line import specfrontier
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -84,21 +86,58 @@ def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: P
     assert float(more) == pytest.approx(100 * error[1] / base, abs=0.1)
 
 
-@pytest.mark.parametrize(("metric", "bar"), [("drift", "drift <= "), ("clip_score", "clip_score >= ")])
-def test_bars_on_other_metrics(open_page: Open, tmp_path: Path, metric: str, bar: str) -> None:
-    objectives = [{"metric": "speedup", "direction": "maximize"}, {"metric": metric, "direction": "minimize"}]
-    write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)
+def check_every_step(page: Page, front: Front) -> set[str]:
+    """Compare each position of the slider with the front's best; returns the names of the trials on the page."""
+    rows = page.locator("#bar").evaluate(
+        """slider => {
+          const rows = [], count = Math.round((slider.max - slider.min) / slider.step);
+          for (let i = 0; i <= count; i++) {
+            slider.value = Number(slider.min) + i * Number(slider.step);
+            slider.dispatchEvent(new Event("input"));
+            const part = (name) => document.querySelector("#fastest " + name);
+            rows.push([part("pre")?.innerText, part(".chosen")?.dataset.trial, Number(part("meter")?.value)]);
+          }
+          return rows;
+        }"""
+    )
+    assert 1 < len(rows) < 155
+    for command, name, share in rows:
+        limit = command.split("'")[1]
+        best = front.best([limit])
+        assert best is not None
+        assert (limit, name) == (limit, best.name)
+        assert share == pytest.approx(front.limit_confidence(best, [limit]), abs=6e-4), limit
+    assert len({command for command, *_ in rows}) == len(rows)
+    return {name for _, name, _ in rows}
+
+
+@pytest.mark.parametrize("metric", ["drift", "clip_score"])
+def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str) -> None:
+    direction = METRICS[metric]["direction"]
+    objectives = [{"metric": "latency", "direction": "minimize"}, {"metric": metric, "direction": direction}]
+    vanilla = write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)[0]
+    if metric == "drift":  # from itself: no bar is a multiple of it
+        drift = {"drift": replace(vanilla.metrics["drift"], value=0.0)}
+        write_trial(Storage(tmp_path), replace(vanilla, metrics={**vanilla.metrics, **drift}))
     write_report(Storage(tmp_path))
-    page = open_page(tmp_path)
-    low, high = (float(str(page.locator("#bar").get_attribute(end))) for end in ("min", "max"))
-    for share in (0.3, 0.7):
-        move_slider(page, low + share * (high - low))
-        command = page.locator(".command .line").first.inner_text()
-        assert bar in command
-        expected = best(tmp_path, command.split("'")[1])
-        assert chosen(page) == str(expected["best"]["number"])
-        shown = page.locator("#fastest meter").evaluate("meter => Number(meter.getAttribute('value'))")
-        assert shown == pytest.approx(expected["best_confidence"], abs=0.01)
+    page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)], "latency", metric)
+    assert len(check_every_step(page, front)) > 2
+    assert ("* vanilla" in page.locator(".command .line").first.inner_text()) is (metric == "clip_score")
+    assert page.locator("#fastest h3").inner_text() == "Best latency within it"
+    if metric == "clip_score":  # vanilla / vanilla is 1 in every draw
+        candidate = next(c for c in front.candidates if c.record.number == 0)
+        assert front.limit_confidence(candidate, [f"{metric} >= 1 * vanilla"]) == 1
+
+
+@pytest.mark.parametrize("seeds", [(12, 32), (32, 12)])
+def test_every_bar_of_sweeps_with_their_own_vanilla(open_page: Open, tmp_path: Path, seeds: tuple[int, int]) -> None:
+    for name, seed in zip("ab", seeds, strict=True):
+        write_sweep(tmp_path / name, trials=14, seed=seed, name=name)
+    sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
+    (tmp_path / "report.html").write_text(render(page_data(sweeps)), "utf-8")
+    front = front_of(sweeps, "speedup", "fid")
+    names = check_every_step(open_page(tmp_path), front)
+    assert names - {member.name for member in front.members}, "off the front, but the fastest within 1.1 * its vanilla"
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])

@@ -1,23 +1,11 @@
-// The recommendation: the fastest setting within a quality bar that a slider moves, and the front's knee.
+// The recommendation: the best setting within a quality bar that a slider moves, and the front's knee.
 const ANSWER = DATA.answer;
 
-const meets = (id, bar) => (ANSWER.relation === "<=" ? ANSWER.bars[id] <= bar : ANSWER.bars[id] >= bar);
-function fastest(bar) {
-  const within = Object.keys(ANSWER.bars ?? {})
-    .filter((id) => meets(id, bar))
-    .map((id) => trialOf.get(id));
-  return within.reduce(
-    (best, trial) => (best && goodness(best, DATA.axes.x) >= goodness(trial, DATA.axes.x) ? best : trial),
-    null,
-  );
-}
-// The share of draws in which a member meets the bar.
-function certainty(trial, bar) {
-  const below = shareBelow(ANSWER.draws[trial.id], bar);
-  return ANSWER.relation === "<=" ? below : 1 - below;
-}
+// Of the slider's position: the id of the best trial within the bar (null: none), and the share of draws in which it
+// stays within.
+const stepAt = (bar) => ANSWER.steps[Math.round((bar - ANSWER.slider.low) / ANSWER.slider.step)];
 const kneeTrial = () => (ANSWER.knee ? trialOf.get(ANSWER.knee.id) : null);
-const recommended = () => (ANSWER.slider ? fastest(state.bar) : null);
+const recommended = () => (ANSWER.slider ? (trialOf.get(stepAt(state.bar)[0]) ?? null) : null);
 const barText = (bar) => bar.toFixed(ANSWER.slider.places);
 const limitText = (bar) => `${ANSWER.metric} ${ANSWER.relation} ${barText(bar)}${ANSWER.relative ? " * vanilla" : ""}`;
 // The bar in the metric's own unit; null if sweeps with different values of vanilla share it.
@@ -71,6 +59,7 @@ function drawAnswer() {
 }
 function drawRecommendation() {
   const trial = recommended(),
+    share = stepAt(state.bar)[1],
     value = barValue(),
     unit = unitOf(ANSWER.metric);
   const words = ANSWER.relative
@@ -88,12 +77,9 @@ function drawRecommendation() {
     "fastest",
     ...(trial
       ? [
-          el("h3", {}, "Fastest within it"),
+          el("h3", {}, `${DATA.axes.x === "speedup" ? "Fastest" : `Best ${metricTitle(DATA.axes.x)}`} within it`),
           ...choiceLines(trial),
-          sureness(
-            `stays within the bar in ${percent(certainty(trial, state.bar))} of draws from the errors`,
-            certainty(trial, state.bar),
-          ),
+          sureness(`stays within the bar in ${percent(share)} of draws from the errors`, share),
           commandBox(command(`--best '${limitText(state.bar)}'`)),
         ]
       : [el("p", { class: "quiet" }, "No setting is within this bar.")]),

@@ -45,11 +45,3 @@ function formatChange({ value, error }, base) {
     [text, more] = parts(share);
   return [`${value >= 0 ? "+" : ""}${text} %`, more && el("span", { class: "pm" }, ` ± ${more}`)];
 }
-// The share of draws that are at most `bar`, from quantiles at even shares.
-function shareBelow(quantiles, bar) {
-  const last = quantiles.length - 1,
-    above = quantiles.findIndex((value) => value > bar);
-  if (above <= 0) return above < 0 ? 1 : 0;
-  const [low, high] = [quantiles[above - 1], quantiles[above]];
-  return (above - 1 + (bar - low) / (high - low)) / last;
-}
