@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workers.models.target import Target
 
 Key = tuple[int, int]  # caption and sample
+Sheet = tuple[tuple[int, int], int, str]  # size of a tile in pixels, number of tiles, data URI
 Draw = Callable[[Sequence[Sequence[int]]], list[Image.Image]]
 
 CAPTIONS, COLUMNS = 60, 10
@@ -41,40 +42,77 @@ class Rows:
 def comparer_data(trials: Sequence[OwnedTrial], note: Note, *, draw: bool = True) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
-    Each sweep's own target draws the tokens. Without `draw`, or if a target cannot be loaded, `from_tokens` is false
-    and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or damaged, and trials of
-    other captions than the first one's; `note` is called with a sentence about what cannot be read.
+    Each sweep's own target draws the tokens. Without `draw`, or if a target fails to load or to draw, `from_tokens` is
+    false and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or damaged, and trials
+    of other captions than the first one's; `note` is called with a sentence about what is left out.
 
     Returns:
         captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
         URI}. Empty without any sheet.
     """
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
-    found = {trial.key: (trial, rows) for trial in alike if (rows := _rows(trial, note)) is not None}
+    found = _comparable(alike, note)
     if not found:
         return {}
-    first = next(iter(found.values()))[1]
-    keys = sorted(key for key in first.tokens if all(key in rows.tokens for _, rows in found.values()))[:CAPTIONS]
-    sweeps = {id(trial.sweep): trial.sweep for trial, _ in found.values()}
-    drawers = {name: _drawer(sweep, note) if draw else None for name, sweep in sweeps.items()} if keys else {}
-    sheets: dict[str, str] = {}
-    left, size = _MAX_CHARACTERS, (0, 0)
-    for name, (trial, rows) in found.items():
-        drawer = drawers.get(id(trial.sweep)) if all(drawers.values()) else None
-        tiles = _stored_tiles(trial) if drawer is None else drawer([rows.tokens[key] for key in keys])
+    first = found[0][1]
+    keys = sorted(first.captions)[:CAPTIONS]
+    from_tokens = draw and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
+    if from_tokens:
+        try:
+            sheets = _drawn_sheets(found, keys)
+        except Exception as error:  # of any kind: the report is worth more than these images
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ValueError, OSError)) else str(error)
+            note(f"the report shows the first images of each trial only: {reason}")
+            from_tokens = False
+    if not from_tokens:
+        sheets = _sheets((trial.key, _stored_tiles(trial)[: len(keys)]) for trial, _ in found)
+    if not sheets:
+        return {}
+    size = next(iter(sheets.values()))[0]
+    captions = [first.captions[key] for key in keys[: min(count for _, count, _ in sheets.values())]]
+    shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
+    return shape | {"sheets": {name: uri for name, (_, _, uri) in sheets.items()}, "from_tokens": from_tokens}
+
+
+def _comparable(trials: Sequence[OwnedTrial], note: Note) -> list[tuple[OwnedTrial, Rows]]:
+    """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per key; notes others."""
+    found: dict[str, tuple[OwnedTrial, Rows]] = {}
+    captions: dict[Key, str] = {}
+    for trial in trials:
+        rows = None if trial.key in found else _rows(trial, captions.keys(), note)
+        if rows is None:
+            continue
+        captions = captions or {key: rows.captions[key] for key in sorted(rows.captions)[:CAPTIONS]}
+        if any(rows.captions.get(key) != text for key, text in captions.items()):
+            note(
+                f"{trial.sweep.storage.display_name}: trial {trial.record.number} has other captions than the first; "
+                "the report does not compare its images"
+            )
+        else:
+            found[trial.key] = trial, rows
+    return list(found.values())
+
+
+def _drawn_sheets(found: Sequence[tuple[OwnedTrial, Rows]], keys: Sequence[Key]) -> dict[str, Sheet]:
+    """Sheets of the images that the sweeps' targets draw. Raises what loading and drawing raise."""
+    sweeps = {id(trial.sweep): trial.sweep for trial, _ in found}
+    drawers = {name: _drawer(sweep) for name, sweep in sweeps.items()}
+    return _sheets((t.key, drawers[id(t.sweep)]([rows.tokens[key] for key in keys])) for t, rows in found)
+
+
+def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
+    """The sheets of trials that have tiles, as far as they fit."""
+    sheets: dict[str, Sheet] = {}
+    left = _MAX_CHARACTERS
+    for name, tiles in tiled:
         if not tiles:
             continue
-        keys = keys[: len(tiles)]
         size, uri = _sheet(tiles)
         if len(uri) > left:
             break
         left -= len(uri)
-        sheets[name] = uri
-    if not sheets:
-        return {}
-    captions = [first.captions[key] for key in keys]
-    shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
-    return shape | {"sheets": sheets, "from_tokens": all(drawers.values())}
+        sheets[name] = size, len(tiles), uri
+    return sheets
 
 
 def _captions(trial: OwnedTrial) -> tuple[Any, Any]:
@@ -82,8 +120,8 @@ def _captions(trial: OwnedTrial) -> tuple[Any, Any]:
     return captions.get("hash"), captions.get("count")
 
 
-def _rows(trial: OwnedTrial, note: Note) -> Rows | None:
-    """The rows of a trial's first shards, at least `CAPTIONS` if it has as many; None if it has none to read."""
+def _rows(trial: OwnedTrial, wanted: Set[Key], note: Note) -> Rows | None:
+    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; None if it has none to read."""
     tokens: dict[Key, list[int]] = {}
     captions: dict[Key, str] = {}
     for shard in trial.record.image_shards:
@@ -96,23 +134,16 @@ def _rows(trial: OwnedTrial, note: Note) -> Rows | None:
         for row in table.to_pylist():
             key = row["caption_id"], row["sample"]
             tokens[key], captions[key] = row["tokens"], str(row["caption"])
-        if len(tokens) >= CAPTIONS:
+        if tokens.keys() >= wanted if wanted else len(tokens) >= CAPTIONS:
             break
     return Rows(tokens, captions) if tokens else None
 
 
-def _drawer(sweep: Sweep, note: Note) -> Draw | None:
-    """Draws rows of tokens with the sweep's target; None, with a note, if it cannot be loaded."""
+def _drawer(sweep: Sweep) -> Draw:
+    """Draws rows of tokens with the sweep's target. Raises ValueError or OSError as `_load_target`."""
     models = read_sweep_yaml(sweep.storage).get("models")
-    if not models:
-        return None
     given = models if isinstance(models, Mapping) else {"file": models}
-    try:
-        target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
-    except (ValueError, OSError) as error:
-        note(f"the report shows the first images of each trial only: {error}")
-        return None
-
+    target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
     batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
 
     def draw(rows: Sequence[Sequence[int]]) -> list[Image.Image]:

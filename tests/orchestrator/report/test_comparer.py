@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -20,6 +22,7 @@ from orchestrator.report.thumbnails import OwnedTrial, ignore
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
 
@@ -86,6 +89,43 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path,
     sheet = Image.open(io.BytesIO(base64.b64decode(data["sheets"][sweep.records[0].digest].partition(",")[2])))
     tiles = np.asarray(sheet.convert("L"))[:48].reshape(48, COLUMNS, 48).mean(axis=(0, 2))
     assert [round(float(value), -1) for value in tiles[:4]] == [0, 0, 0, 200]
+
+
+@pytest.mark.parametrize("part", ["load", "decode"])
+def test_any_failure_to_draw_leaves_the_stored_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    write_drawn_sweep(tmp_path, captions(20), trials=3)
+    sweep = Sweep.open(tmp_path)
+    store_grids(tmp_path, sweep)
+
+    def fail(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory <is> left")
+
+    target = SimpleNamespace(device=torch.device("cpu"), decode=fail)
+    monkeypatch.setattr(comparer, "_load_target", fail if part == "load" else lambda *_: target)
+    notes: list[str] = []
+    data = comparer_data(complete(sweep), notes.append)
+    assert not data["from_tokens"]
+    assert set(data["sheets"]) == {record.digest for record in sweep.records}
+    assert data["captions"] == captions(4)
+    assert len(notes) == 1
+    assert "OutOfMemoryError: no memory <is> left" in notes[0]
+
+
+def test_a_trial_of_other_captions_is_left_out_with_a_note(tmp_path: Path) -> None:
+    records = write_drawn_sweep(tmp_path, captions(20), trials=4)
+    for record, column, value in ((records[1], "caption_id", range(100, 120)), (records[2], "caption", ["x"] * 20)):
+        table, metadata = read_shard(Storage(tmp_path), record.shards[0])
+        at = table.column_names.index(column)
+        table = table.set_column(at, column, pa.array(value, table.schema.field(column).type))
+        (tmp_path / record.shards[0]).unlink()
+        write_shard(Storage(tmp_path), record.shards[0], table, metadata)
+    notes: list[str] = []
+    data = comparer_data(complete(Sweep.open(tmp_path)), notes.append)
+    assert set(data["sheets"]) == {records[0].digest, records[3].digest}
+    assert data["captions"] == captions(20)
+    assert [text.split(": trial ")[1][0] for text in notes] == ["1", "2"]
 
 
 def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
