@@ -36,6 +36,7 @@ function unitScale(values, direction = "maximize") {
   };
 }
 const formatTick = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
+const endOf = (text, length) => (text.length > length ? `…${text.slice(1 - length)}` : text);
 const panelWidth = (id) => Math.max(280, byId(id).clientWidth);
 const labelled = (picture, text) => {
   picture.setAttribute("role", "img");
@@ -153,7 +154,7 @@ function drawSlices(trials, varied) {
         text = found.some((value) => typeof value !== "number");
       const low = text ? 0 : found.reduce((a, b) => Math.min(a, b)),
         high = text ? 0 : found.reduce((a, b) => Math.max(a, b));
-      const value = (trial) => (text ? shortened(String(trial.flat[i]), 11) : trial.flat[i]);
+      const value = (trial) => (text ? String(trial.flat[i]) : trial.flat[i]);
       const dots = (member) =>
         Plot.dot(
           own.filter((trial) => front.has(trial) === member),
@@ -177,7 +178,9 @@ function drawSlices(trials, varied) {
             marginTop: 12,
             x: {
               label: null,
-              ...(text ? { type: "point" } : { type: low > 0 && high / low > 100 ? "log" : "linear" }),
+              ...(text
+                ? { type: "point", tickFormat: (name) => endOf(name, 11) }
+                : { type: low > 0 && high / low > 100 ? "log" : "linear" }),
               ticks: 4,
             },
             y: { label: null, ticks: 5 },
@@ -208,7 +211,7 @@ function drawImportances() {
   const rows = names.flatMap((metric) =>
     Object.entries(metrics[metric]).map(([key, share]) => ({
       metric: metricTitle(metric),
-      key: shortened(key, 34),
+      key,
       share,
     })),
   );
@@ -222,7 +225,7 @@ function drawImportances() {
         marginTop: 30,
         marginBottom: 44,
         x: { domain: [0, 1], label: "share of the importance", labelOffset: 38, ticks: 4 },
-        y: { label: null },
+        y: { label: null, tickFormat: (key) => endOf(key, 34) },
         fx: { label: null },
         marks: [
           Plot.barX(rows, { x: "share", y: "key", fx: "metric", className: "importance", sort: { y: "-x" } }),
