@@ -89,14 +89,16 @@ class Sweep:
         return self.identity.metrics[metric]
 
     def axes(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Axis, ...]:
-        """Two or three objectives; if neither x nor y is given, the sweep's own.
+        """Two or three objectives: by default the sweep's own, where they differ from those that are given.
 
         Raises:
             QueryError: an unknown metric, or the same one twice.
         """
         own = [axis.name for axis in self.identity.objectives[:3]]
+        first, second, *_ = own if len(own) > 1 else DEFAULT_OBJECTIVES
         if x or y or len(own) < 2:
-            own = [x or DEFAULT_OBJECTIVES[0], y or DEFAULT_OBJECTIVES[1]]
+            x = x or (second if first == y else first)
+            own = [x, y or (first if second == x else second)]
         names = own if z is None else [*own[:2], z]
         if len(set(names)) < len(names):
             raise QueryError(f"objectives {', '.join(names)}: each must be a different metric")

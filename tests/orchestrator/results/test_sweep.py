@@ -121,6 +121,14 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
     assert [axis.name for axis in sweep.axes()] == ["step_compression", "drift"]
     assert [axis.name for axis in sweep.axes(z="fid")] == ["step_compression", "drift", "fid"]
     assert [axis.direction for axis in sweep.axes("latency", "clip_score")] == ["minimize", "maximize"]
+    given = [("drift", None), ("latency", None), (None, "step_compression"), (None, "fid")]
+    chosen = [tuple(axis.name for axis in sweep.axes(x, y)) for x, y in given]
+    assert chosen == [
+        ("drift", "step_compression"),
+        ("latency", "drift"),
+        ("drift", "step_compression"),
+        ("step_compression", "fid"),
+    ]
     with pytest.raises(QueryError, match="each must be a different metric"):
         sweep.axes("fid", "fid")
     with pytest.raises(QueryError, match="'fud': unknown metric; did you mean 'fid'"):
