@@ -14,13 +14,13 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[a-z ]+): (?P<detail>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>[a-z ]+)(?:: (?P<detail>[^\n]+))? -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. mark, detail: of the comment above it, such as `needs` and `gpu`; empty if there is none."""
+    """A fenced block. mark, detail: of the comment above it, such as `needs` and `gpu`; empty if not there."""
 
     page: Path
     line: int

@@ -1,10 +1,13 @@
-"""Every command of the documentation is run here, or names the test that runs its like, or says what it needs and a
-test lacks. All of them are parsed: an option that no longer exists is found wherever it stands.
+"""Every command of the documentation is parsed here: an option that no longer exists is found wherever it stands.
+
+Commands are also run, except in blocks with a comment above them: `needs: gpu` names what a test lacks, `takes minutes`
+is too slow for a test, and `tested by: FILE::FUNCTION` names tests of the same commands with other arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib.util
 import re
@@ -27,8 +30,8 @@ from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.scenes.images import sample_captions
 
-NEEDS = {"network", "minutes", "gpu", "checkpoints", "cluster", "browser", "captions and images of MS-COCO"}
-
+NEEDS = {"network", "gpu", "checkpoints", "cluster", "browser", "captions and images of MS-COCO"}
+TOO_SLOW = {"takes minutes", "takes hours"}
 
 # Ray and the sweep commands warn of their own imports, and a benchmark may have been imported before
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -37,21 +40,82 @@ MARKED = [block for page in PAGES for block in shell_blocks(page) if block.mark]
 
 
 @pytest.mark.parametrize("block", MARKED, ids=lambda block: block.place)
-def test_a_mark_says_what_a_command_needs_or_which_test_runs_its_like(block: Block) -> None:
-    if block.mark == "needs":
-        assert set(block.detail.split(", ")) <= NEEDS
-        return
-    assert block.mark == "tested by"
-    test = (ROOT / block.detail).read_text("utf-8")
-    for words in commands_of(block):
-        assert subject(words) in test or block.page.name in test, words
+def test_a_mark_says_why_a_command_is_not_run(block: Block) -> None:
+    match block.mark:
+        case "needs":
+            assert set(block.detail.split(", ")) <= NEEDS
+        case "tested by":
+            tests = [words_of_test(name) for name in block.detail.split(", ")]
+            for words in commands_of(block):
+                assert any(runs_page(block.page, test) or essentials(words) <= test for test in tests), words
+        case mark:
+            assert mark in TOO_SLOW
+            assert not block.detail
+
+
+def test_a_test_of_another_command_is_noticed() -> None:
+    test = words_of_test("tests/orchestrator/cli/test_predict.py::test_every_setting_has_a_row")
+    assert essentials(["specfrontier", "predict", "quickstart", "--settings", "9"]) <= test
+    assert not essentials(["specfrontier", "launch", "quickstart", "--settings", "9"]) <= test
+    assert not essentials(["specfrontier", "predict", "quickstart", "--recordings", "kept"]) <= test
+    with pytest.raises(KeyError):
+        words_of_test("tests/orchestrator/cli/test_predict.py::test_that_does_not_exist")
 
 
 def subject(words: Sequence[str]) -> str:
     """What a command line is about: the command of `specfrontier`, the module, the program."""
     if Path(words[0]).name == "specfrontier":
         return next(word for index, word in enumerate(words[1:]) if word != "--plugin" and words[index] != "--plugin")
-    return words[2].removeprefix("benchmarks.") if words[:2] == ["python", "-m"] else words[0]
+    return words[2] if words[:2] == ["python", "-m"] else words[0]
+
+
+def essentials(words: Sequence[str]) -> set[str]:
+    """What a test of a command line must contain: its subject and the names of its options.
+
+    A benchmark is tested through its functions, so its options are names of parameters there.
+    """
+    about, options = subject(words), {word.partition("=")[0] for word in words if word.startswith("--")}
+    if about.startswith("benchmarks."):
+        options = {option.removeprefix("--").replace("-", "_") for option in options}
+    return {about, *options}
+
+
+def words_of_test(name: str) -> set[str]:
+    """Words of the strings, names and imported modules of a test, FILE::FUNCTION, and of what it uses in its file.
+
+    Raises:
+        KeyError: the file has no such function.
+    """
+    path, _, function = name.partition("::")
+    defined: dict[str, ast.AST] = {}
+    modules: dict[str, str] = {}
+    for node in ast.parse((ROOT / path).read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            names = (entry for entry in ast.walk(node) if isinstance(entry, ast.Name))
+            defined |= {entry.id: node for entry in names if isinstance(entry.ctx, ast.Store)}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= dict.fromkeys((alias.asname or alias.name for alias in node.names), node.module or "")
+    words, seen = set[str](), set[ast.AST]()
+    waiting = [defined[function]]
+    while waiting:
+        top = waiting.pop()
+        seen.add(top)
+        docstrings = {node.value for node in ast.walk(top) if isinstance(node, ast.Expr)}
+        for part in ast.walk(top):
+            match part:
+                case ast.Constant(value=str(text)) if part not in docstrings:
+                    words |= set(text.split())
+                case ast.Name(id=used) | ast.arg(arg=used) | ast.keyword(arg=str(used)):
+                    words |= {used, modules.get(used, used)}
+                    waiting += [defined[used]] if used in defined and defined[used] not in seen else []
+    return words
+
+
+def runs_page(page: Path, test: set[str]) -> bool:
+    """Whether a test runs the commands of a page as they are written there."""
+    return {page.name, "commands_of"} <= test
 
 
 @pytest.fixture
