@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.names import SettingNames
+from orchestrator.results.describe import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig, Sampling
@@ -44,10 +44,14 @@ class DrawnImage:
 
 
 class ImageEngine:
-    """A target, a drafter and a setting on one device. `decoder` is the library's own engine."""
+    """A target, a drafter and a setting on one device. `decoder` is the library's own engine.
 
-    def __init__(self, decoder: Engine) -> None:
+    setting: the setting's name where it has one, as a trial's has; for reading.
+    """
+
+    def __init__(self, decoder: Engine, setting: str = "") -> None:
         self.decoder = decoder
+        self._setting = setting or describe(decoder.config, decoder.target.sampling, digits=4)
 
     @property
     def config(self) -> DecodingConfig:
@@ -72,8 +76,7 @@ class ImageEngine:
         return [images[key] for key in sorted(images)]
 
     def __repr__(self) -> str:
-        target = self.decoder.target
-        return f"ImageEngine({target.name}, {SettingNames(target.sampling).name(self.config)}, {self.decoder.device})"
+        return f"ImageEngine({self.decoder.target.name}, {self._setting}, {self.decoder.device})"
 
 
 def load_engine(
@@ -97,7 +100,8 @@ def load_engine(
     config = _config(setting, loaded.target.sampling)
     config.check_model(loaded.target.vocab_size, drafters=loaded.drafters.keys())
     drafter = loaded.drafters.get(config.drafter.kind)
-    return ImageEngine(Engine(loaded.target, config, drafter, seed=seed, batch_size=batch))
+    name = setting.setting if isinstance(setting, Trial) else ""
+    return ImageEngine(Engine(loaded.target, config, drafter, seed=seed, batch_size=batch), name)
 
 
 def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling) -> DecodingConfig:

@@ -65,7 +65,7 @@ class Sweep:
     @cached_property
     def names(self) -> SettingNames:
         """The names of the trials' settings."""
-        return SettingNames.of(self.records, self.identity.sampling)
+        return SettingNames(self.identity.sampling)
 
     @property
     def vanilla(self) -> TrialRecord | None:
@@ -288,11 +288,13 @@ def front_of(
     for reason, passed in tests.items():
         left_out[reason] = int((kept & ~np.array(passed, dtype=np.bool_)).sum())
         kept &= np.array(passed, dtype=np.bool_)
+    baselines = {sweep.identity.sampling for sweep in sweeps}
+    names = SettingNames(baselines.pop() if len(baselines) == 1 else None)
     candidates = []
     for row in np.flatnonzero(kept):
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
-        setting, names = record.config, named[name].names
+        setting = record.config
         candidates.append(Candidate(int(row), name, label, names.name(setting), names.describe(setting), record))
     identities = {name: sweep.identity for name, sweep in named.items()}
     return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)

@@ -69,10 +69,7 @@ class PredictedSpace:
     @cached_property
     def names(self) -> SettingNames:
         """The names of the settings."""
-        names = SettingNames(self.sweep.sampling)
-        for setting in self.settings:
-            names.name(setting.config)
-        return names
+        return SettingNames(self.sweep.sampling)
 
     def table(self) -> pyarrow.Table:
         """A row per setting: name, label, front, config digest, every key of the config, every value with its error."""

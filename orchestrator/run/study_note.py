@@ -33,7 +33,7 @@ def describe_study(identity: Identity, records: Sequence[TrialRecord], place: st
     feasible = [record for record in records if record.feasible]
     if not feasible or not identity.objectives:
         return "\n".join(lines)
-    names = SettingNames.of(records, identity.sampling)
+    names = SettingNames(identity.sampling)
     axes = [axis.name for axis in identity.objectives]
     values = values_of(feasible, identity.objectives)[0]
     on_front = nondominated(values, directions(identity.objectives))

@@ -81,8 +81,6 @@ class SweepMirror:
         self._trial_runs = None  # until everything succeeds
         final = {number for number, record in self.records.items() if record.state != STOPPED}
         self.records |= {record.number: record for record in store.read_trials(self.storage, final)}
-        for _, record in sorted(self.records.items()):
-            self._names.name(record.config)
         front = runs.front_numbers(list(self.records.values()), self.sweep)
         logged = self._log_trials(trial_runs, front)
         self._update_trials(trial_runs, front)

@@ -21,6 +21,7 @@ from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity, load_identity
+from orchestrator.results.text import clean
 from orchestrator.results.trials import STOPPED, TrialRecord
 from workers.data.storage import Storage
 
@@ -124,8 +125,8 @@ def span(record: TrialRecord, sweep: SweepRun) -> tuple[int, int]:
 
 
 def run_name(record: TrialRecord, names: SettingNames) -> str:
-    """The trial's number and its setting's name."""
-    return f"{record.number} {names.name(record.config)}"
+    """The trial's number, its label if it has one, and its setting's name."""
+    return clean(f"{record.number} {record.title(names.name(record.config))}")[:_MAX_NAME]
 
 
 def params(record: TrialRecord) -> dict[str, str]:

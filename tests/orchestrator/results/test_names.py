@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.results.names import MAX_NAME, NO_SETTING, SettingNames
-from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import CATALOGUE
+from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.orchestrator.results.test_describe import BASE, configs, setting
 
 ADDITIVE = {"neighbourhood": "additive", "k": 100, "delta": 0.1}
 DYNAMIC = {"policy": "dynamic", "depth": 5, "width": 10, "nodes": 58}
+PROPOSALS = 400  # of each space
 BUDGETS = {"schedule": "exponential", "budget": 1.23456, "nu": 0.1}
 
 
@@ -28,15 +30,14 @@ def name(config: DecodingConfig) -> str:
     [
         (DecodingConfig(), "vanilla"),
         (DecodingConfig(sampling=BASE), "vanilla"),
-        (DecodingConfig(sampling=Sampling(0.9, 100, 1.0, 1.5)), "vanilla sampling(T0.9,top_k100)"),
+        (DecodingConfig(sampling=Sampling(0.9, 100, 1.0, 1.5)), "vanilla T0.9,top_k100"),
         (setting(), "eagle-chain4 exact"),
         (setting(acceptance=ADDITIVE), "eagle-chain4 additive(k100,d0.1)"),
         (setting(tree=DYNAMIC), "eagle-dynamic(d5,w10,n58) exact"),
         (setting(tree=DYNAMIC, acceptance=ADDITIVE), "eagle-dyn(d5,w10,n58) add(k100,d0.1)"),
-        (setting(acceptance=BUDGETS), "eagle-chain4 exponential(b1.23,n0.1)"),
+        (setting(acceptance=BUDGETS), "eagle-chain4 exponential(b1.23456)"),
         (setting(acceptance={**ADDITIVE, "resampling": "optimal"}), "eagle-chain4 additive(k100,d0.1,optimal)"),
-        (setting(tree=DYNAMIC, acceptance=ADDITIVE | BUDGETS), "eagle-dyn(d5,…) add(k100,…)+exp(b1.2,…)"),
-        (setting(tree={"policy": "static", "paths": [[0], [1], [0, 0]]}), "eagle-static(n3) exact"),
+        (setting(acceptance={"schedule": "exponential"}), "eagle-chain4 exponential"),
         (CATALOGUE["medusa"].config, "medusa-static(medusa2_64,top) exact"),
         (CATALOGUE["sjd"].config, "jacobi-chain15 exact"),
     ],
@@ -45,24 +46,35 @@ def test_names(config: DecodingConfig, text: str) -> None:
     assert name(config) == text
 
 
-def test_only_settings_that_would_share_a_name_have_a_hash() -> None:
-    close = [setting(acceptance={**ADDITIVE, "delta": delta}) for delta in (0.1, 0.10001, 0.2)]
-    names = SettingNames(BASE)
-    first, second, third = map(names.name, close)
-    assert first == "eagle-chain4 additive(k100,d0.1)"
-    assert second == f"eagle-chain4 additive(k100,d0.1)#{close[1].digest()[:4]}"
-    assert third == "eagle-chain4 additive(k100,d0.2)"
-    assert names.name(close[1]) == second, "asked again"
+def test_a_custom_tree_has_a_hash() -> None:
+    tree = setting(tree={"policy": "static", "paths": [[0], [1], [0, 0]]})
+    assert name(tree) == f"eagle-static(n3) exact#{tree.digest()[:6]}"
 
 
-def test_names_depend_on_the_order_of_the_trials_alone() -> None:
-    close = [setting(acceptance={**ADDITIVE, "delta": delta}) for delta in (0.1, 0.10001)]
-    records = [TrialRecord(number, "", "complete", config) for number, config in enumerate(close)]
-    records.append(TrialRecord(2, "", "failed", None))
-    early, late = SettingNames.of(records[:1], BASE), SettingNames.of(reversed(records), BASE)
-    assert early.name(close[0]) == late.name(close[0])
-    assert late.name(close[1]) != late.name(close[0])
-    assert late.name(None) == NO_SETTING
+def test_rounded_or_omitted_values_give_a_hash_whatever_was_named_before() -> None:
+    few, more, many = (setting(acceptance={**ADDITIVE, "delta": delta}) for delta in (0.1, 0.10001, 0.1000100003))
+    assert name(few) == "eagle-chain4 additive(k100,d0.1)"
+    assert name(more) == "eagle-chain4 additive(k100,d0.10001)"
+    assert name(many) == f"eagle-chain4 additive(k100,d0.1)#{many.digest()[:6]}"
+    for order in ((few, more, many), (many, more, few)):
+        names = SettingNames(BASE)
+        assert [names.name(config) for config in order] == [name(config) for config in order]
+    assert SettingNames(BASE).name(None) == NO_SETTING
+
+
+@pytest.mark.parametrize(("space", "most"), [("joint", 1.0), ("adt", 0.8), ("lantern", 1.0)])
+def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
+    """most: share of names with a hash. A search proposes numbers of 16 digits, which no name can hold."""
+    sweep = SweepConfig.read(space)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    proposals = [sweep.space.suggest(study.ask(), sweep.sampling) for _ in range(PROPOSALS)]
+    named = {config: SettingNames(sweep.sampling).name(config) for config in proposals}
+    assert len(set(named.values())) == len(named)
+    assert max(map(len, named.values())) <= MAX_NAME
+    assert not any("…" in text for text in named.values())
+    assert sum("#" in text for text in named.values()) <= most * len(named)
+    together = SettingNames(sweep.sampling)
+    assert {config: together.name(config) for config in reversed(proposals)} == named
 
 
 def test_presets_have_names_of_their_own() -> None:

@@ -101,7 +101,9 @@ def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
 
 def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: runs.SweepRun) -> None:
     names = SettingNames(sweep.identity.sampling)
-    assert runs.run_name(RECORD, names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    assert runs.run_name(RECORD, names) == "3 lantern: eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    assert runs.run_name(replace(RECORD, label=""), names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    assert len(runs.run_name(replace(RECORD, label="long " * 100), names)) == 250
     vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling))
     assert runs.run_name(vanilla, names) == "3 vanilla"
     assert runs.run_name(replace(RECORD, config=None, label=""), names) == "3 invalid setting"
