@@ -11,7 +11,8 @@ with one baseline.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Self
 
 from orchestrator.results.describe import VANILLA, describe, format_number, shown_values
 from search_spaces.acceptance import EXACT
@@ -71,6 +72,12 @@ class SettingNames:
     def __init__(self, baseline: Sampling | None) -> None:
         self._baseline = baseline
         self._names: dict[DecodingConfig, str] = {}
+
+    @classmethod
+    def across(cls, baselines: Iterable[Sampling | None]) -> Self:
+        """The names in several sweeps together. If their baselines differ, plain sampling is omitted instead."""
+        found = set(baselines)
+        return cls(found.pop() if len(found) == 1 else Sampling())
 
     def name(self, config: DecodingConfig | None) -> str:
         """The setting's name."""

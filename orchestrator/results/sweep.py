@@ -288,9 +288,7 @@ def front_of(
     for reason, passed in tests.items():
         left_out[reason] = int((kept & ~np.array(passed, dtype=np.bool_)).sum())
         kept &= np.array(passed, dtype=np.bool_)
-    baselines = {sweep.identity.sampling for sweep in sweeps}
-    names = SettingNames(baselines.pop() if len(baselines) == 1 else None)
-    candidates = []
+    candidates, names = [], SettingNames.across(sweep.identity.sampling for sweep in sweeps)
     for row in np.flatnonzero(kept):
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.names import MAX_NAME, NO_SETTING, SettingNames
+from orchestrator.results.names import ABBREVIATIONS, MAX_NAME, NO_SETTING, SYMBOLS, SettingNames
+from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.presets import CATALOGUE
+from search_spaces.schedules import SCHEDULES
 from search_spaces.sweep import SweepConfig
+from search_spaces.trees import POLICIES
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.docs.pages import ROOT
 from tests.orchestrator.results.test_describe import BASE, configs, setting
 
 ADDITIVE = {"neighbourhood": "additive", "k": 100, "delta": 0.1}
@@ -62,6 +66,14 @@ def test_rounded_or_omitted_values_give_a_hash_whatever_was_named_before() -> No
     assert SettingNames(BASE).name(None) == NO_SETTING
 
 
+def test_the_sampling_is_omitted_only_where_all_sweeps_have_it() -> None:
+    config = setting().with_sampling(BASE)
+    assert SettingNames.across([BASE, BASE]).name(config) == "eagle-chain4 exact"
+    together = SettingNames.across([BASE, Sampling()])
+    assert together.name(config) == "eagle-chain4 exact cfg1.5"
+    assert together.name(setting().with_sampling(Sampling())) == "eagle-chain4 exact"
+
+
 @pytest.mark.parametrize(("space", "most"), [("joint", 1.0), ("adt", 0.8), ("lantern", 1.0)])
 def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
     """most: share of names with a hash. A search proposes numbers of 16 digits, which no name can hold."""
@@ -75,6 +87,23 @@ def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
     assert sum("#" in text for text in named.values()) <= most * len(named)
     together = SettingNames(sweep.sampling)
     assert {config: together.name(config) for config in reversed(proposals)} == named
+
+
+def test_the_documentation_explains_every_symbol() -> None:
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    kinds = {f"`{kind}`": kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds}
+    for part, params in (kinds | {"sampling": Sampling}).items():
+        symbols = ", ".join(f"`{SYMBOLS[key]}` {key}" for key in params.fields() if SYMBOLS.get(key))
+        assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
+    words = " ".join(text.split())
+    assert all(f"`{short}` {word}" in words for word, short in ABBREVIATIONS.items())
+
+
+def test_no_symbol_has_two_meanings_in_a_part() -> None:
+    for params in [Sampling, *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds)]:
+        for kept in ("number", "is_list"):
+            symbols = [SYMBOLS.get(key, key) for key, field in params.fields().items() if getattr(field, kept)]
+            assert len(set(symbols)) == len(symbols)
 
 
 def test_presets_have_names_of_their_own() -> None:
