@@ -1,8 +1,8 @@
 """Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
 
 Writes are atomic: if a process is killed while writing, `names` and `exists` report no new file. If several processes
-write one name, the last to finish wins. A remote server that was there before and goes away is waited for. Only `uri`
-contains the credentials of a URI; `display_name`, repr and errors do not.
+write one name, the last to finish wins. If a remote server that was reached before does not respond, an action waits
+and tries again. Only `uri` contains the credentials of a URI; `display_name`, repr and errors do not.
 """
 
 from __future__ import annotations
