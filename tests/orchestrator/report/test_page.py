@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[3]
+VENDOR = ROOT / "orchestrator" / "report" / "assets" / "vendor"
 HOSTILE = (
     "<script>window.broken=1</script>",
     "</script><img src=x onerror=alert(1)>",
@@ -123,12 +125,27 @@ def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
 def test_the_libraries_come_with_their_licences(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     libraries = Elements(report_page(Storage(tmp_path))).scripts[1]
-    folder = ROOT / "orchestrator" / "report" / "assets" / "vendor"
-    assert {path.name for path in folder.iterdir()} == {
-        "d3.min.js", "d3.LICENSE", "plot.umd.min.js", "plot.LICENSE"
-    }  # fmt: skip
-    for path in folder.iterdir():
-        assert path.read_text("utf-8") in libraries
+    terms = {path for path in VENDOR.iterdir() if path.suffix == ".LICENSE"}
+    assert {path.name for path in terms} == {"d3.LICENSE", "plot.LICENSE"}
+    for path in VENDOR.glob("*.*"):
+        assert (path.read_text("utf-8") in libraries) is (path.name != "SOURCES.txt")
+    for holder in (
+        "2010-2026 Mike Bostock", "Observable, Inc.", "2013 Mikola Lysenko", "2013-2015 Mikola Lysenko", "Mapbox",
+        "Robert Penner", "Cynthia Brewer", "Charles Karney", "jStat", "Vladimir Agafonkin",
+    ):  # fmt: skip
+        assert holder in libraries
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert terms | {ROOT / "LICENSE"} == {path for name in project["license-files"] for path in ROOT.glob(name)}
+
+
+def test_the_libraries_are_those_of_their_packages() -> None:
+    lines = [line.split() for line in (VENDOR / "SOURCES.txt").read_text("utf-8").split("\n\n")[1].splitlines()]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.glob("*.js")}
+    assert {name: digest for name, *_, digest in lines} == digests
+    for _, package, archive, *_ in lines:
+        name, _, version = package.rpartition("@")
+        assert archive == f"/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
+        assert version in "".join(path.read_text("utf-8")[:99] for path in VENDOR.glob("*.js"))
 
 
 def test_the_page_names_no_other_place(tmp_path: Path) -> None:
@@ -136,8 +153,9 @@ def test_the_page_names_no_other_place(tmp_path: Path) -> None:
     page = report_page(Storage(tmp_path))
     libraries = Elements(page).scripts[1]
     assert set(re.findall(r"https?://[^\s\"'<]*", page.replace(libraries, ""))) == {"http://www.w3.org/2000/svg"}
-    named = {urlsplit(url).netloc for url in re.findall(r"https?://[^\s\"'<]*", libraries)}
-    assert named == {"www.w3.org", "d3js.org"}, "namespaces, and the address in a comment"
+    named = {urlsplit(url).netloc for url in re.findall(r"https?://[^\s\"'<>]*", libraries)}
+    expected = {"www.w3.org", "d3js.org", "www.apache.org", "unlicense.org"}
+    assert named == expected, "namespaces, and the addresses in comments"
     for tag, attributes in Elements(page).found:
         for name in ("src", "href", "action", "data"):
             assert str(attributes.get(name, "#")).startswith(("#", "data:")), f"{tag} {name}"
