@@ -12,6 +12,7 @@ from orchestrator.results.json_lines import scan_lines
 from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import EVENTS, planned_trials
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted
 from orchestrator.results.trials import FAILED, STOPPED, State, TrialRecord
 from workers.data.storage import Storage
 from workers.runtime.logs import log_folder
@@ -90,6 +91,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
     name, number = event["event"], event.get("trial")
     trial = f"trial {number} " if isinstance(number, int) and number >= 0 else ""
     verb = event.get("state") or _VERBS[name] if name in _VERBS else name
+    if name == "workers":
+        verb = counted(event["alive"], "worker")
     note = event.get("cause") or event.get("note") or event.get("phase")
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 
@@ -115,7 +118,7 @@ def _read_events(storage: Storage) -> _EventLog:
             log.damaged += 1
             continue
         log.last = [event["at"]]
-        if event["event"] != "shard":
+        if event["event"] != "shard" and event.get("phase") != "":  # that ends one
             log.recent.append(event)
         if event["event"] == "launch":
             log.started.clear()

@@ -83,7 +83,7 @@ def agent_port() -> dict[str, int]:
 
 def current_workers(run: SweepRun) -> int:
     """The number of workers that are up now, 0 until one of the first two was lost."""
-    alive = [event["alive"] for event in run.events if event["event"] == "workers" and not event["note"]]
+    alive = [event["alive"] for event in run.events if event["event"] == "workers" and not event.get("note")]
     return alive[-1] if 1 in alive[alive.index(2) :] else 0
 
 
