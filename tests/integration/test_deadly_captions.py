@@ -64,7 +64,7 @@ def test_a_trial_whose_captions_kill_workers_fails_alone(tmp_path: Path, monkeyp
     assert failed["trial"] == 1
     assert "died 3 times while running" in failed["cause"]
     assert "(quality of captions 4 to 7 of scenes, eagle chain)" in failed["cause"]
-    assert f"trial 1 failed: {failed['cause']}" in run.output
+    assert f": failed: {failed['cause']}" in run.output
     assert "1 trial lost" in run.output
     assert [record.number for record in run.records] == [0, 2], "it has no record, so --resume runs it again"
     before = files(run.store)
