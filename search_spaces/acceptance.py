@@ -55,7 +55,12 @@ class AcceptanceRule(Params):
     @property
     def is_relaxed(self) -> bool:
         """False iff the rule is exact: no neighbours, and a budget of 1 at every position."""
-        return not (self.neighbourhood.exact and self.schedule.exact)
+        return not self.is_exact(temperature=1.0)
+
+    def is_exact(self, temperature: float) -> bool:
+        """Whether tokens follow the target's own distribution at this temperature (at 0: are its argmax)."""
+        neighbourhood = self.neighbourhood if temperature > 0 else self.neighbourhood.at_temperature_zero
+        return neighbourhood.exact and self.schedule.exact
 
     @property
     def work(self) -> str | Neighbourhood:
@@ -108,10 +113,9 @@ class AcceptanceRule(Params):
         x is accepted iff omega S_q(x) >= max q(y) over all y outside its admitted neighbours (LANTERN's greedy form;
         omega is this project's extension). The exact rule accepts only the target's argmax, the first of equal tokens.
         """
-        neighbourhood = self.neighbourhood.at_temperature_zero
-        if neighbourhood.exact and self.schedule.exact:
+        if self.is_exact(temperature=0.0):
             return x == q.argmax(1)
-        mass = neighbourhood.mass(q, None, x, tables)
+        mass = self.neighbourhood.at_temperature_zero.mass(q, None, x, tables)
         rivals = mass.without_neighbours(q).scatter(1, x[:, None], 0)
         return omega * mass.target >= rivals.amax(1)
 

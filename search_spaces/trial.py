@@ -212,6 +212,14 @@ class DecodingConfig:
         canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
+    def is_lossless(self, sampling: Sampling | None) -> bool:
+        """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
+        the same sampling, and its rule is exact (at temperature 0: in the rule's greedy form). For drafters that state
+        the probs of their drafts, as all here do; tests/workers/decoding/test_lossless.py checks each of them.
+        """
+        temperature = 1.0 if sampling is None else sampling.temperature
+        return self.sampling == sampling and self.acceptance.is_exact(temperature)
+
     @property
     def shape(self) -> StepShape:
         """What a step of this config costs depends on this alone."""

@@ -15,7 +15,7 @@ from orchestrator.results.fronts import Candidate
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Front, front_of
-from orchestrator.results.text import counted, measured
+from orchestrator.results.text import counted, measured, percent
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.trial import DecodingConfig
@@ -55,7 +55,8 @@ class Trial:
 
     setting: its label and config in short. metrics: values with standard errors by name. objectives: the names of the
     metrics by which it was chosen. probability: that it is the knee, or within the limits that it was asked for; None
-    if it was chosen by its number.
+    if it was chosen by its number. gain_probability: that it is better than vanilla in the first objective; None for
+    vanilla.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Trial:
     metrics: Mapping[str, Measured]
     objectives: tuple[str, ...] = ()
     probability: float | None = None
+    gain_probability: float | None = None
 
     def __getitem__(self, metric: str) -> float:
         """A metric's value. Raises KeyError for one that was not measured."""
@@ -74,8 +76,9 @@ class Trial:
         return f"Trial {self.number}, {self.setting}{f' ({values})' if values else ''}"
 
     def _repr_html_(self) -> str:
-        chance = [] if self.probability is None else [("probability", f"{self.probability:.0%}")]
-        rows = [*((name, _text(self.metrics[name])) for name in self.objectives), *chance]
+        chances = {"probability": self.probability, "better than vanilla": self.gain_probability}
+        shown = [(name, percent(chance)) for name, chance in chances.items() if chance is not None]
+        rows = [*((name, _text(self.metrics[name])) for name in self.objectives), *shown]
         return f"<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
 
     def save(self, path: str | Path) -> Path:
@@ -116,14 +119,16 @@ class Sweep(results.Sweep):
         """The sweep as it is stored now: a running one gets new trials."""
         return self.open(self.storage)
 
-    def best(self, *limits: str, x: str | None = None, y: str | None = None) -> Trial:
+    def best(self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False) -> Trial:
         """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 * vanilla".
+
+        lossless: only among settings that leave the distribution of images as it is.
 
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
         front = front_of([self], x, y)
-        found = front.best(limits)
+        found = front.best(limits, lossless=lossless)
         if found is None:
             raise QueryError(f"sweep {self.name}: none of {counted(len(front.candidates), 'trial')} meets {limits}")
         return _trial(front, found, front.limit_confidence(found, limits) if limits else None)
@@ -200,7 +205,8 @@ class Sweep(results.Sweep):
 
 def _trial(front: Front, candidate: Candidate, probability: float | None = None) -> Trial:
     record, names = candidate.record, tuple(axis.name for axis in front.axes)
-    return Trial(record.number, candidate.title, candidate.config, record.metrics, names, probability)
+    gain = front.gain_confidence(candidate)
+    return Trial(record.number, candidate.title, candidate.config, record.metrics, names, probability, gain)
 
 
 def _place(storage: Storage) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.tables import shown_table, table_fits
-from orchestrator.results.text import counted, measured
+from orchestrator.results.text import counted, measured, percent
 
 if TYPE_CHECKING:
     from orchestrator.results.fronts import Candidate
@@ -26,7 +26,8 @@ def describe_front(
     *,
     long: bool = False,
 ) -> list[str]:
-    """The front as lines of text. marks: the trials found by --knee and --best. long: settings in words."""
+    """The front as lines of text. marks: the trials found by --knee and --best, and the best lossless one. long:
+    settings in words."""
     axes = " against ".join(
         f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
     )
@@ -50,19 +51,31 @@ def describe_front(
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         volume = measured(facts["hypervolume"], facts["hypervolume_error"])
         lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
-    if "knee" in marks:
-        knee = marks["knee"]
-        if knee is None:
-            lines.append("knee: the front has none")
-        else:
-            share = f"{100 * facts['knee_confidence']:.0f} % of draws"
-            lines.append(f"knee: {describe_trial(front, knee)}; the knee in {share}")
-    if (best := marks.get("best")) is not None:
-        share = f"{100 * facts['best_confidence']:.0f} % of draws"
-        limit = " and ".join(limits)
-        lines.append(f"best {front.axes[0].name} within {limit}: {describe_trial(front, best)}; within it in {share}")
-    lines += notes
+    lines += [*_choice_lines(front, facts, marks, limits), *notes]
     return lines if lines[-1] else lines[:-1]
+
+
+def _choice_lines(
+    front: Front, facts: dict[str, Any], marks: dict[str, Candidate | None], limits: list[str]
+) -> list[str]:
+    """A line for each marked trial, with the shares of draws in which it is what the line says."""
+    best = front.axes[0]
+    titles = {
+        "knee": ("knee", "the knee"),
+        "best": (f"best {best.name} within {' and '.join(limits)}", "within it"),
+        "best_lossless": (f"{best.best} lossless", ""),
+    }
+    lines = []
+    for mark, (heading, claim) in titles.items():
+        trial = marks.get(mark)
+        if trial is not None:
+            shares = {claim: facts.get(f"{mark}_confidence")}
+            shares[f"{best.better} than vanilla"] = facts.get(f"{mark}_gain_confidence")
+            sure = [f"{words} in {percent(share)}" for words, share in shares.items() if share is not None]
+            lines.append(f"{heading}: {describe_trial(front, trial)}; {' and '.join(sure)} of draws")
+        elif mark == "knee" and mark in marks:
+            lines.append(f"{heading}: the front has none")
+    return lines
 
 
 def describe_trial(front: Front, trial: Candidate) -> str:

@@ -158,7 +158,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    marks = {"knee": found.knee()}
+    marks = {"best_lossless": found.best_lossless(), "knee": found.knee()}
     front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]

@@ -28,6 +28,7 @@ Examples:
   specfrontier pareto quickstart
   specfrontier pareto quickstart --y drift --where acceptance.neighbourhood=additive --plot front.png
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
+  specfrontier pareto quickstart --lossless --config lossless.yaml
   specfrontier pareto mine --stopped
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
@@ -37,10 +38,13 @@ Best = Annotated[
     typer.Option(metavar="LIMIT", help="Show the trial with the best first objective within this limit. Repeatable."),
 ]
 Knee = Annotated[bool, typer.Option("--knee", help="Show the trial furthest from the line between the ends.")]
+Lossless = Annotated[
+    bool, typer.Option("--lossless", help="Choose the best trial that leaves the distribution of images as it is.")
+]
 Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
 Config = Annotated[
     str | None,
-    typer.Option(metavar="YAML", help="Write the config of --best or --knee to a file for `generate`."),
+    typer.Option(metavar="YAML", help="Write the config of --best, --lossless or --knee to a file for `generate`."),
 ]
 Csv = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows with all columns.")]
 Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Plot the front as a PNG file.")]
@@ -59,6 +63,7 @@ def pareto(
     subject_to: o.SubjectTo = None,
     infeasible: o.Infeasible = False,
     best: Best = None,
+    lossless: Lossless = False,
     knee: Knee = False,
     config: Config = None,
     hypervolume: Volume = False,
@@ -74,10 +79,11 @@ def pareto(
 
     "front" is the share of draws from the measured errors in which a trial stays on the front. Trials are "within error
     of" each other if they differ significantly in no objective (5 % level, paired Student's t). --knee, --best and
-    --hypervolume say how sure they are, too.
+    --hypervolume say how sure they are, too; --knee and --best also in how many draws the trial is better than vanilla
+    in the first objective.
     """
-    if config is not None and not (best or knee):
-        raise CommandError("--config: add --best LIMIT or --knee to choose the config", WRONG_USAGE)
+    if config is not None and not (best or lossless or knee):
+        raise CommandError("--config: add --best LIMIT, --lossless or --knee to choose the config", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results.sweep import front_of
 
@@ -85,14 +91,10 @@ def pareto(
         front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         corner = o.read_point(reference_point, len(front.axes))
         facts = _volume(front, corner) if hypervolume and front.candidates else {}
-        marks = {"knee": front.knee()} if knee else {}
-        if best:
-            marks["best"] = front.best(best)
-            if marks["best"] is None:
-                raise CommandError(f"none of {len(front.candidates)} trials is within {' and '.join(best)}", FAILED)
+        marks = _choose(front, best or [], lossless=lossless, knee=knee)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
         facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened, where or ())}
-    chosen = marks.get("best", marks.get("knee"))
+    chosen = marks.get("best") or (marks["best_lossless"] if lossless else marks.get("knee"))
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
         if plot is not None:
@@ -110,6 +112,26 @@ def pareto(
         typer.echo(safe_text(describe_front(front, rows, facts, marks, best or [], long=long)))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
+
+
+def _choose(front: Front, limits: list[str], *, lossless: bool, knee: bool) -> dict[str, Candidate | None]:
+    """The best lossless trial, and those of --best and --knee if they were asked for.
+
+    Raises:
+        CommandError: no trial is within the limits, or --lossless found none.
+    """
+    marks = {"best_lossless": front.best_lossless()} | ({"knee": front.knee()} if knee else {})
+    if lossless and marks["best_lossless"] is None:
+        axis = front.axes[0]
+        if not axis.is_of_counts:
+            problem = f"--lossless: lossless trials differ in {axis.name} by chance; add --x speedup"
+            raise CommandError(problem, WRONG_USAGE)
+        raise CommandError(f"--lossless: no lossless trial is {axis.better} than vanilla", FAILED)
+    if limits:
+        marks["best"] = front.best(limits)
+        if marks["best"] is None:
+            raise CommandError(f"none of {len(front.candidates)} trials is within {' and '.join(limits)}", FAILED)
+    return marks
 
 
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
@@ -154,12 +176,16 @@ def _warnings(sweeps: Sequence[Sweep], where: Sequence[str]) -> list[str]:
 
 
 def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:
-    """Shares of draws from the errors: `knee_confidence`, with this knee; `best_confidence`, within the limits."""
+    """Shares of draws from the errors: `knee_confidence`, with this knee; `best_confidence`, within the limits; for
+    each mark, such as `knee_gain_confidence`, better than vanilla in the first objective."""
     found = {}
     if (knee := marks.get("knee")) is not None:
         found["knee_confidence"] = front.knee_confidence(knee)
     if (best := marks.get("best")) is not None:
         found["best_confidence"] = front.limit_confidence(best, limits)
+    for mark, trial in marks.items():
+        if trial is not None and (gain := front.gain_confidence(trial)) is not None:
+            found[f"{mark}_gain_confidence"] = gain
     return found
 
 

@@ -1,4 +1,5 @@
-"""The report's recommendation: the best setting within a quality bar that a slider moves, and the front's knee."""
+"""The report's recommendation: the best setting within a quality bar that a slider moves, the front's knee, and the
+fastest lossless setting."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def answer(front: Front) -> dict[str, Any]:
 
     The bar is `y <= BAR * vanilla` if each sweep's vanilla is positive in all draws, else `y <= BAR`; `>=` for a metric
     that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no
-    trial is within the bar) and the share of draws in which it is within the bar.
+    trial is within the bar) and the share of draws in which it is within the bar. `gains` has the share of draws in
+    which a chosen trial is better than vanilla in the first metric, `better` and `best` the words for that.
     """
     if not front.candidates:
         return {}
@@ -32,19 +34,27 @@ def answer(front: Front) -> dict[str, Any]:
     relation = "<=" if quality.direction == "minimize" else ">="
     relative = all(_has_positive_vanilla(front, name) for name in {c.sweep for c in front.candidates})
     slider = _slider(*_ends(front, relative), quality.direction, relative)
-    places, steps = slider["places"], []
+    places, steps, knee = slider["places"], [], front.knee()
+    lossless = front.best_lossless()
+    chosen = {trial.name: trial for trial in (knee, lossless) if trial is not None}
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         bar = slider["low"] + number * slider["step"]
         limits = [f"{quality.name} {relation} {bar:.{places}f}" + (" * vanilla" if relative else "")]
         best = front.best(limits)
         steps.append([None, 0.0] if best is None else [best.name, round(front.limit_confidence(best, limits), 4)])
-    knee = front.knee()
+        chosen |= {} if best is None else {best.name: best}
+    gains = {name: front.gain_confidence(trial) for name, trial in chosen.items()}
     return {
         "metric": quality.name,
         "relation": relation,
         "relative": relative,
         "slider": slider,
         "steps": steps,
+        "better": front.axes[0].better,
+        "best": front.axes[0].best,
+        "gains": {name: round(share, 4) for name, share in gains.items() if share is not None},
+        "lossless": None if lossless is None else lossless.name,
+        "has_speed": front.axes[0].is_of_counts,
         "knee": None if knee is None else {"id": knee.name, "confidence": front.knee_confidence(knee)},
         "commands": _commands(front),
     }

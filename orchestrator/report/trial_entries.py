@@ -68,6 +68,7 @@ def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str,
     return {name: getattr(record, name) for name in _SHARED} | {
         "description": sweep.names.name(record.config),
         "groups": groups(record.config),
+        "lossless": record.is_lossless(sweep.identity.sampling),
         "violated": [text for text, excess in record.constraints.items() if excess > 0],
         "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
     }

@@ -21,12 +21,10 @@ from orchestrator.results.indicators import (
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.query import QueryError
-from orchestrator.results.store import Axis, Identity
+from orchestrator.results.store import COUNTS, TIMINGS, Axis, Identity
 from search_spaces.trial import DecodingConfig
 
-FEATURES, REFERENCE, BASELINE, TIMINGS, SCORE = "features", "reference", "baseline", "timings", "score."
-# metric inputs that need no neural network
-COUNTS = frozenset({TIMINGS, "own_timings", "emitted", "rounds", "depth", "caption_id", "sample"})
+FEATURES, REFERENCE, BASELINE, SCORE = "features", "reference", "baseline", "score."
 MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # these use the `manifold` extractor if configured
 DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
 UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
@@ -130,6 +128,15 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
         raise QueryError(f"{problem}: {', '.join(shared)}")
     only = {name: " and ".join(owners[name]) for name in names if name not in shared}
     return own, [f"{name} is not compared: only {sweeps} measured it" for name, sweeps in only.items()]
+
+
+def require_comparable(identities: Sequence[Identity], metric: str) -> None:
+    """Raise QueryError if there are `obstacles`."""
+    if reasons := obstacles(identities, metric):
+        raise QueryError(
+            f"{metric} cannot be compared: the sweeps differ in {'; in '.join(reasons)}. Choose speed metrics with --x "
+            "and --y, or repeat the sweeps under the same conditions"
+        )
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.pareto import Floats, front_confidence, nondominated
+from orchestrator.results.pareto import Bools, Floats, front_confidence, nondominated
 from orchestrator.results.store import Axis, Direction, Identity
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.trial import DecodingConfig
@@ -64,6 +64,18 @@ class Candidate:
             "distinct_from_next": self.distinct_from_next,
             "within_error_of": self.within_error_of,
         }
+
+
+def rows_passing(tests: Mapping[str, Bools | Sequence[bool]]) -> tuple[list[int], dict[str, int]]:
+    """The rows that pass all tests; and how many of the others each test leaves out, by the first that they fail.
+
+    tests: which rows [n] pass, by the reason that leaves the others out.
+    """
+    passed = np.array(list(tests.values()), dtype=np.bool_)
+    kept = np.logical_and.accumulate(passed)
+    left_out = -np.diff(kept.sum(axis=1), prepend=passed.shape[1])
+    counts = {reason: int(count) for reason, count in zip(tests, left_out, strict=True) if count}
+    return [int(row) for row in np.flatnonzero(kept[-1])], counts
 
 
 def directions(axes: Sequence[Axis]) -> list[Direction]:

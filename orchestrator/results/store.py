@@ -36,6 +36,10 @@ MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock",
 SWEEPS = "sweeps"  # default folder of sweeps
 
 Direction = Literal["maximize", "minimize"]
+TIMINGS = "timings"
+# metric inputs that need no neural network
+COUNTS = frozenset({TIMINGS, "own_timings", "emitted", "rounds", "depth", "caption_id", "sample"})
+_SPEEDS = frozenset({"speedup", "speedup_timed", "latency"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,21 @@ class Axis:
     def error(self) -> str:
         """Name of the column with the metric's standard errors."""
         return f"{self.name}_error"
+
+    @property
+    def is_of_counts(self) -> bool:
+        """Whether it is computed from counts and times alone, and so says nothing about the images' quality."""
+        return COUNTS.issuperset(self.needs)
+
+    @property
+    def better(self) -> str:
+        """What a better trial is in words: `faster` in a speed, else `better fid`."""
+        return "faster" if self.name in _SPEEDS else f"better {self.name}"
+
+    @property
+    def best(self) -> str:
+        """What the best trial is in words: `fastest` in a speed, else `best fid`."""
+        return "fastest" if self.name in _SPEEDS else f"best {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

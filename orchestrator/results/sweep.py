@@ -15,16 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
-from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
-from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, values_of
+from orchestrator.results.comparison import DEFAULT_OBJECTIVES, require_comparable
+from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, rows_passing, values_of
+from orchestrator.results.image_table import image_table
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import Axis, Identity, find_sweep, load_identity, read_table, read_trials, trial_file
+from orchestrator.results.store import Axis, Identity, find_sweep, load_identity, read_trials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
@@ -60,7 +59,7 @@ class Sweep:
     @cached_property
     def table(self) -> pyarrow.Table:
         """One row per finished trial (see `trial_table`)."""
-        return trial_table(self.records)
+        return trial_table(self.records, self.identity.sampling)
 
     @cached_property
     def names(self) -> SettingNames:
@@ -143,21 +142,10 @@ class Sweep:
             QueryError: there is no such trial.
             ValueError: a shard is missing or damaged, or has no such column.
         """
-        import pyarrow as pa
-
         records = [record for record in self.records if number is None or record.number == number]
         if number is not None and not records:
             raise QueryError(f"sweep {self.name}: no finished trial {number}")
-        shards: dict[str, int] = {}
-        for record in records:
-            for shard in record.image_shards:
-                shards.setdefault(shard, record.number)
-        tables = [pa.table({"number": pa.array([], pa.int64())})]
-        for shard, owner in shards.items():
-            fix = f"to draw it again, delete it and {trial_file(owner)}, then launch with --resume"
-            table = read_table(self.storage, shard, columns, fix=fix)
-            tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
-        return pa.concat_tables(tables, promote_options="permissive")
+        return image_table(self.storage, records, columns)
 
     def limit(self, text: str) -> Callable[[TrialRecord], bool]:
         """A function that tells whether a trial meets a constraint such as `fid<=vanilla+0.5`.
@@ -210,17 +198,38 @@ class Front:
         """The share of draws from the candidates' errors in which this one is the knee."""
         return knee_confidence(self.joint_errors().draws(), directions(self.axes), self.candidates.index(trial))
 
-    def best(self, limits: Sequence[str] = ()) -> Candidate | None:
-        """The candidate with the best first objective among those that meet all limits, the first one on a tie."""
+    def best(self, limits: Sequence[str] = (), *, lossless: bool = False) -> Candidate | None:
+        """The candidate with the best first objective among those that meet all limits, the first one on a tie;
+        `lossless`: among those that are (see `DecodingConfig.is_lossless`)."""
         tests = {name: [sweep.limit(text) for text in limits] for name, sweep in self.sweeps.items()}
         within = [c for c in self.candidates if all(test(c.record) for test in tests[c.sweep])]
+        if lossless:
+            within = [c for c in within if c.record.is_lossless(self.sweeps[c.sweep].identity.sampling)]
         sign, metric = -1.0 if self.axes[0].direction == "maximize" else 1.0, self.axes[0].name
         return min(within, key=lambda c: sign * c.record.metrics[metric].value, default=None)
+
+    def best_lossless(self) -> Candidate | None:
+        """The best lossless candidate; None if it is vanilla, or if the first objective is of quality, in which
+        lossless settings differ by chance alone."""
+        best = self.best(lossless=True) if self.axes[0].is_of_counts else None
+        return None if best is None or self._is_vanilla(best) else best
 
     def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float:
         """The share of draws in which a trial meets all limits (see `query.limit_confidence`)."""
         sweep = self.sweeps[trial.sweep]
         return limit_confidence(trial.record, sweep.vanilla, limits, sweep.identity.metrics)
+
+    def gain_confidence(self, trial: Candidate) -> float | None:
+        """The share of draws in which a trial's first objective is better than its own sweep's vanilla; None for
+        vanilla itself, and where vanilla lacks the objective."""
+        axis, vanilla = self.axes[0], self.sweeps[trial.sweep].vanilla
+        if vanilla is None or self._is_vanilla(trial) or axis.name not in vanilla.metrics:
+            return None
+        return self.limit_confidence(trial, [f"{axis.name} {'>=' if axis.direction == 'maximize' else '<='} vanilla"])
+
+    def _is_vanilla(self, trial: Candidate) -> bool:
+        vanilla = self.sweeps[trial.sweep].vanilla
+        return vanilla is not None and vanilla.number == trial.record.number
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the axes' units; computed from all complete trials, without filters."""
@@ -266,33 +275,26 @@ def front_of(
     for axis in axes:
         for sweep in sweeps:
             sweep.axis(axis.name)
-        if reasons := obstacles([sweep.identity for sweep in sweeps], axis.name):
-            raise QueryError(
-                f"{axis.name} cannot be compared: the sweeps differ in {'; in '.join(reasons)}. Choose speed metrics "
-                "with --x and --y, or repeat the sweeps under the same conditions"
-            )
+        require_comparable([sweep.identity for sweep in sweeps], axis.name)
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
     limits = {name: [sweep.limit(text) for text in subject_to] for name, sweep in named.items()}
     trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="permissive")
     trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
-    tests = {
-        "by --where": passing(trials, where),
-        "failed": [record.state != FAILED for _, record in owned],
-        "stopped early": [record.state != STOPPED for _, record in owned],
-        "repeated": [record.duplicate_of is None for _, record in owned],
-        "outside the constraints": [record.feasible or not feasible for _, record in owned],
-        "outside --subject-to": [all(limit(record) for limit in limits[name]) for name, record in owned],
-        "not measured": [all(axis.name in record.metrics for axis in axes) for _, record in owned],
-    }
-    kept, left_out = np.ones(len(owned), dtype=np.bool_), Counter[str]()
-    for reason, passed in tests.items():
-        left_out[reason] = int((kept & ~np.array(passed, dtype=np.bool_)).sum())
-        kept &= np.array(passed, dtype=np.bool_)
+    rows, left_out = rows_passing(
+        {
+            "by --where": passing(trials, where),
+            "failed": [record.state != FAILED for _, record in owned],
+            "stopped early": [record.state != STOPPED for _, record in owned],
+            "repeated": [record.duplicate_of is None for _, record in owned],
+            "outside the constraints": [record.feasible or not feasible for _, record in owned],
+            "outside --subject-to": [all(limit(record) for limit in limits[name]) for name, record in owned],
+            "not measured": [all(axis.name in record.metrics for axis in axes) for _, record in owned],
+        }
+    )
     candidates, names = [], SettingNames.across(sweep.identity.sampling for sweep in sweeps)
-    for row in np.flatnonzero(kept):
+    for row in rows:
         name, record = owned[row]
         label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
         setting = record.config
-        candidates.append(Candidate(int(row), name, label, names.name(setting), names.describe(setting), record))
-    identities = {name: sweep.identity for name, sweep in named.items()}
-    return Front(named, axes, mark_front(candidates, axes, identities), +left_out, trials)
+        candidates.append(Candidate(row, name, label, names.name(setting), names.describe(setting), record))
+    return Front(named, axes, mark_front(candidates, axes, {n: s.identity for n, s in named.items()}), left_out, trials)

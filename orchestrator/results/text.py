@@ -20,6 +20,13 @@ def measured(value: float | None, error: float | None = None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
+def percent(share: float) -> str:
+    """`87 %`; a share that is not exactly 0 or 1 is never shown as 0 % or 100 %."""
+    if 0.99 < share < 1 or 0 < share < 0.01:
+        return "> 99 %" if share > 0.5 else "< 1 %"
+    return f"{100 * share:.0f} %"
+
+
 def counted(number: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

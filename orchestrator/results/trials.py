@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import dump_checked, load_checked
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class TrialRecord:
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
 
+    def is_lossless(self, sampling: Sampling | None) -> bool:
+        """Whether its config is lossless (see `DecodingConfig.is_lossless`); sampling: of the sweep's baseline."""
+        return self.config is not None and self.config.is_lossless(sampling)
+
     @property
     def is_revived(self) -> bool:
         """Whether it went on after racing had stopped it."""
@@ -141,14 +145,15 @@ def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Measure
     )
 
 
-def trial_table(records: Sequence[TrialRecord]) -> pyarrow.Table:
+def trial_table(records: Sequence[TrialRecord], sampling: Sampling | None) -> pyarrow.Table:
     """One row per trial: its facts, its config by flat key (null where a config lacks the key), its metrics.
 
     A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence.
+    sampling: of the sweep's baseline, which says what is `lossless` (see `DecodingConfig.is_lossless`).
     """
     import pyarrow as pa
 
-    rows = [_row(record) for record in records]
+    rows = [_row(record, sampling) for record in records]
     if not rows:
         types = {"number": pa.int64(), "label": pa.string(), "state": pa.string(), "digest": pa.string()}
         return pa.schema(types).empty_table()
@@ -162,9 +167,10 @@ def _column(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values] if has_text else values
 
 
-def _row(record: TrialRecord) -> dict[str, Any]:
+def _row(record: TrialRecord, sampling: Sampling | None) -> dict[str, Any]:
     names = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds")
     facts = {name: getattr(record, name) for name in (*names, "duplicate_of", "started", "finished")}
+    facts["lossless"] = record.is_lossless(sampling)
     metrics: dict[str, Any] = {}
     for name, entry in record.metrics.items():
         metrics |= {name: float(entry.value), f"{name}_error": None if entry.error is None else float(entry.error)}

@@ -174,6 +174,7 @@ def trial_tags(record: TrialRecord, sweep: SweepRun, parent: str, *, pareto: boo
             TRIAL: record.number,
             PARETO: boolean(pareto),
             "specfrontier.feasible": boolean(record.feasible),
+            "specfrontier.lossless": boolean(record.is_lossless(sweep.identity.sampling)),
             "specfrontier.violated_constraints": "; ".join(name for name, v in record.constraints.items() if v > 0),
             "specfrontier.digest": record.digest,
             LABEL: record.label,

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
+from orchestrator.results.text import percent
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
@@ -50,11 +51,35 @@ def test_the_slider_moves_the_recommendation_as_pareto_best_does(open_page: Open
         move_slider(page, bar)
         expected = best(folder, f"fid <= {bar:.2f} * vanilla")
         assert chosen(page) == str(expected["best"]["number"])
-        share = page.locator("#fastest meter").evaluate("meter => Number(meter.getAttribute('value'))")
+        share = page.locator("#fastest meter").first.evaluate("meter => Number(meter.getAttribute('value'))")
         assert share == pytest.approx(expected["best_confidence"], abs=0.01)
         assert f"--best 'fid <= {bar:.2f} * vanilla'" in page.locator(".command pre").inner_text()
         seen.add(chosen(page))
     assert len(seen) > 2
+
+
+def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+    for part in ("#fastest", "#lossless", "#knee"):
+        number = page.locator(f"{part} .chosen").get_attribute("data-trial")
+        trial = next(candidate for candidate in front.candidates if candidate.name == number)
+        share = front.gain_confidence(trial)
+        assert share is not None
+        assert f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
+
+
+def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
+    page, trial = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid").best_lossless()
+    assert trial is not None
+    assert page.locator("#lossless .chosen").get_attribute("data-trial") == trial.name
+    page.locator("#filter").fill("lossless=true")
+    expected = Sweep.open(folder).trials(["lossless=true"], ["number"])["number"].to_pylist()
+    rows = page.locator("#table tbody tr").evaluate_all("all => all.map((row) => Number(row.dataset.trial))")
+    assert rows == expected
+    objectives = [{"metric": name, "direction": "minimize"} for name in ("drift", "fid")]
+    write_sweep(tmp_path, trials=6, objectives=objectives)
+    write_report(Storage(tmp_path))
+    assert open_page(tmp_path).locator("#lossless").is_hidden()
 
 
 def test_the_command_selects_the_recommended_setting(open_page: Open, folder: Path) -> None:
@@ -123,7 +148,7 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
     page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)], "latency", metric)
     assert len(check_every_step(page, front)) > 2
     assert ("* vanilla" in page.locator(".command .line").first.inner_text()) is (metric == "clip_score")
-    assert page.locator("#fastest h3").inner_text() == "Best latency within it"
+    assert page.locator("#fastest h3").inner_text() == "Fastest within it"
     if metric == "clip_score":  # vanilla / vanilla is 1 in every draw
         candidate = next(c for c in front.candidates if c.record.number == 0)
         assert front.limit_confidence(candidate, [f"{metric} >= 1 * vanilla"]) == 1
@@ -176,3 +201,4 @@ def test_a_sweep_of_vanilla_alone(open_page: Open, tmp_path: Path, metric: str) 
     assert chosen(page) == "0"
     assert len(page.locator("#bar-text").inner_text()) < 25
     assert "no knee" in page.locator("#knee").inner_text()
+    assert "than vanilla in" not in page.locator("#answer").inner_text()

@@ -305,6 +305,34 @@ def test_which_presets_are_lossless() -> None:
     assert is_relaxed == relaxed
 
 
+SAMPLING, GREEDY = Sampling(cfg=3.0), Sampling(temperature=0.0, cfg=3.0)
+CHAIN, DYNAMIC = {"policy": "chain", "length": 4}, {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling", "lossless"),
+    [
+        ({}, SAMPLING, True),
+        ({"drafter": "eagle", "tree": DYNAMIC}, SAMPLING, True),
+        ({"drafter": "jacobi", "tree": CHAIN}, SAMPLING, True),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"resampling": "optimal"}}, SAMPLING, True),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"neighbourhood": "additive", "k": 1, "delta": 0.3}},
+         SAMPLING, True),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": "lantern"}, SAMPLING, False),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": "uniform"}, SAMPLING, False),
+        ({"drafter": "jacobi", "tree": CHAIN, "acceptance": "grouped"}, SAMPLING, False),
+        ({"drafter": "jacobi", "tree": CHAIN, "acceptance": "grouped"}, GREEDY, True),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": "lantern"}, GREEDY, False),
+        ({"drafter": "eagle", "tree": CHAIN, "acceptance": "uniform"}, GREEDY, False),
+    ],
+)  # fmt: skip
+def test_what_is_lossless(given: dict[str, Any], sampling: Sampling, lossless: bool) -> None:
+    config = DecodingConfig.from_mapping(given, sampling)
+    assert config.is_lossless(sampling) is lossless
+    assert not config.is_lossless(Sampling(temperature=0.9, cfg=3.0)), "another distribution"
+    assert not config.is_lossless(None)
+
+
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"^preset: must be one of .*, got 'lanturn'; did you mean 'lantern'\?$"):
         preset("lanturn")

@@ -33,10 +33,21 @@ def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
     assert best["speedup"] == speeds[fids <= limit].max()
     assert best.probability is not None
     assert 0 < best.probability <= 1
+    assert best.gain_probability is not None
+    assert 0.9 < best.gain_probability <= 1
+    assert "better than vanilla" in best._repr_html_()
+    assert sweep.trial(0).gain_probability is None
     assert best["speedup"] < sweep.best()["speedup"], "without limits the fastest of all"
     assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
     with pytest.raises(QueryError, match="fid <= 0"):
         sweep.best("fid <= 0")
+
+
+def test_the_fastest_lossless_setting(sweep: Sweep) -> None:
+    best = sweep.best(lossless=True)
+    assert not best.config.acceptance.is_relaxed
+    lossless = sweep.to_pandas().query("lossless and state == 'complete'")
+    assert best["speedup"] == lossless["speedup"].max() < sweep.best()["speedup"]
 
 
 def test_the_knee_is_on_the_front(sweep: Sweep) -> None:

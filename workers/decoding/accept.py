@@ -101,7 +101,7 @@ class Acceptor:
             omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.omegas(levels), device=device)
         self._omegas = omegas  # [drafted levels, depth]
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
-        self._exact_greedy = rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact
+        self._exact_greedy = rule.is_exact(temperature=0.0)
 
     def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Decide a round. logits [B, N+1, V]: the target's guided logits after each slot.

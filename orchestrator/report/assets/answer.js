@@ -4,6 +4,7 @@ const ANSWER = DATA.answer;
 // Of the slider's position: the id of the best trial within the bar (null: none), and the share of draws in which it
 // stays within.
 const stepAt = (bar) => ANSWER.steps[Math.round((bar - ANSWER.slider.low) / ANSWER.slider.step)];
+const losslessTrial = () => trialOf.get(ANSWER.lossless) ?? null;
 const kneeTrial = () => (ANSWER.knee ? trialOf.get(ANSWER.knee.id) : null);
 const recommended = () => (ANSWER.slider ? (trialOf.get(stepAt(state.bar)[0]) ?? null) : null);
 const barText = (bar) => bar.toFixed(ANSWER.slider.places);
@@ -52,10 +53,19 @@ function drawAnswer() {
     ),
     slider,
     el("div", { id: "fastest" }),
-    el("div", { id: "knee" }),
+    el("div", { id: "lossless", class: "choice-part" }),
+    el("div", { id: "knee", class: "choice-part" }),
   );
   drawRecommendation();
-  return drawKnee();
+  drawChoice("lossless", `${capitalised(metricTitle(ANSWER.best))}, lossless`, losslessTrial(), {
+    option: "--lossless",
+    nothing: ANSWER.has_speed && `No measured lossless setting is ${metricTitle(ANSWER.better)} than vanilla.`,
+  });
+  drawChoice("knee", "Knee of the front", kneeTrial(), {
+    option: "--knee",
+    nothing: "This front has no knee: no setting bends it.",
+    sure: () => sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence),
+  });
 }
 function drawRecommendation() {
   const trial = recommended(),
@@ -77,9 +87,10 @@ function drawRecommendation() {
     "fastest",
     ...(trial
       ? [
-          el("h3", {}, `${DATA.axes.x === "speedup" ? "Fastest" : `Best ${metricTitle(DATA.axes.x)}`} within it`),
+          el("h3", {}, `${capitalised(metricTitle(ANSWER.best))} within it`),
           ...choiceLines(trial),
-          sureness(`stays within the bar in ${percent(share)} of draws from the errors`, share),
+          sureness(`within the bar in ${percent(share)} of draws`, share),
+          gain(trial),
           commandBox(command(`--best '${limitText(state.bar)}'`)),
         ]
       : [el("p", { class: "quiet" }, "No setting is within this bar.")]),
@@ -87,25 +98,26 @@ function drawRecommendation() {
   markChoices();
   drawAside();
 }
-function drawKnee() {
-  const trial = kneeTrial();
-  if (!trial)
-    return show(
-      "knee",
-      el("h3", {}, "Knee"),
-      el("p", { class: "quiet" }, "This front has no knee: no setting bends it."),
-    );
-  return show(
-    "knee",
-    el("h3", {}, "Knee of the front"),
-    ...choiceLines(trial),
-    sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence),
-    el(
-      "div",
-      { class: "actions" },
-      copyButton(command("--knee"), "Copy command"),
-      el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot"),
-    ),
+// A choice that the slider does not move. nothing: the sentence without one; without that, it has no place.
+function drawChoice(id, heading, trial, { option, nothing, sure = () => null }) {
+  byId(id).hidden = !trial && !nothing;
+  if (byId(id).hidden) return;
+  show(
+    id,
+    el("h3", {}, heading),
+    ...(trial
+      ? [
+          ...choiceLines(trial),
+          sure(),
+          gain(trial),
+          el(
+            "div",
+            { class: "actions" },
+            copyButton(command(option), "Copy command"),
+            el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot"),
+          ),
+        ]
+      : [el("p", { class: "quiet" }, nothing)]),
   );
 }
 // Name, setting, speed and the change of quality against vanilla.
@@ -148,6 +160,10 @@ const sureness = (text, share) =>
     el("meter", { min: 0, max: 1, value: share.toFixed(3), "aria-hidden": "true" }),
     el("span", {}, text),
   );
+// How sure it is that a trial is better than vanilla in the first metric; null for vanilla.
+const gain = ({ id }) =>
+  id in ANSWER.gains &&
+  sureness(`${metricTitle(ANSWER.better)} than vanilla in ${percent(ANSWER.gains[id])} of draws`, ANSWER.gains[id]);
 // Each word stays whole, so that no line ends inside an option.
 function commandBox(text) {
   const line = (words) =>
@@ -164,11 +180,11 @@ function commandBox(text) {
     copyButton(text, "Copy"),
   );
 }
-// Rings in the chart around the recommended setting and the knee, and the line of the bar.
+// Rings in the chart around the recommended setting, the knee and the lossless one, and the line of the bar.
 function markChoices() {
   if (!scene) return;
   const layer = byId("chart").querySelector(".choices"),
-    [fast, knee] = [recommended(), kneeTrial()];
+    [fast, knee, lossless] = [recommended(), kneeTrial(), losslessTrial()];
   if (!layer) return;
   const ring = (trial, kind, r) =>
     trial &&
@@ -181,6 +197,7 @@ function markChoices() {
     ...[
       inside && svg("line", { class: "bar-line", x1: scene.box.left, x2: scene.box.right, y1: at, y2: at }),
       inside && svg("text", { class: "bar-name", x: scene.box.left + 4, y: at - 5 }, "quality bar"),
+      ring(lossless, "lossless", 9.5),
       ring(knee, "knee", 11.5),
       ring(fast, "fast", 15),
     ].filter(Boolean),

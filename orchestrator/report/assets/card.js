@@ -47,6 +47,7 @@ function frontStatus(trial, front) {
     "p",
     { class: "front-status" },
     trial.label ? `trial ${trial.number} · ` : "",
+    trial.lossless ? "lossless · " : "",
     status,
     trial.confidence !== null && defaultAxes()
       ? `; ${front.includes(trial) ? "stays on it" : "on it"} in ${percent(trial.confidence)} of draws from the errors`

@@ -24,6 +24,7 @@ const COLUMNS = [
   })),
   { key: "label", name: "label", text: true, value: (trial) => trial.label || null },
   { key: "state", name: "state", text: true, value: (trial) => trial.state },
+  ...["lossless", "feasible"].map((key) => ({ key, name: key, text: true, value: (trial) => String(trial[key]) })),
   { key: "images", name: "images", value: (trial) => trial.images },
   { key: "seconds", name: "time", value: (trial) => trial.seconds },
 ];

@@ -95,10 +95,12 @@ function drawLegend() {
       ringKey("fast"),
       "recommended",
       ringKey("knee"),
-      "knee; ",
+      "knee",
+      ANSWER.lossless && ringKey("lossless"),
+      ANSWER.lossless && `${metricTitle(ANSWER.best)}, lossless`,
       DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible)
-        ? "hollow: violates a constraint"
-        : "large: on the front",
+        ? "· hollow: violates a constraint"
+        : "· large: on the front",
     ),
   );
 }

@@ -174,6 +174,7 @@ function row(trial, columns, on, drawn) {
   const name = trial.label ? el("strong", {}, trial.label) : null;
   const tags = [
     on.has(trial) ? "front" : "",
+    trial.lossless ? "lossless" : "",
     trial.state !== "complete" ? trial.state : trial.feasible ? "" : "violates a constraint",
     trial.duplicate_of === null ? "" : `duplicate of ${trial.duplicate_of}`,
   ].filter(Boolean);

@@ -146,8 +146,33 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     assert chosen.digest() == found["best"]["digest"]
     words = run(pareto, one, "--best", "fid<=vanilla+1", "--knee", "--hypervolume", "--reference-point", "0,20").out
     assert "best speedup within fid<=vanilla+1: trial " in words
+    front = front_of([sweep])
+    for mark in ("best", "knee"):
+        trial = next(c for c in front.candidates if c.record.number == found[mark]["number"])
+        assert found[f"{mark}_gain_confidence"] == front.gain_confidence(trial)
+    assert words.count("% and faster than vanilla in ") == 2
+    by_fid = data(pareto, one, "--x", "fid", "--best", "speedup>=0.1")
+    assert "better fid than vanilla in " in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
+    assert 0 < by_fid["best_gain_confidence"] <= 1
+    only_vanilla = ("--where", "label=vanilla", "--best", "fid<=vanilla")
+    assert "best_gain_confidence" not in data(pareto, one, *only_vanilla)
+    assert "than vanilla" not in run(pareto, one, *only_vanilla).out
     assert "knee: trial " in words
     assert ", from the reference point (0, 20)" in words
+
+
+def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
+    file, trial = tmp_path / "lossless.yaml", front_of([Sweep.open(one)]).best_lossless()
+    assert trial is not None
+    (line,) = (line for line in run(pareto, one).out.splitlines() if line.startswith("fastest lossless: "))
+    assert f"trial {trial.name}, {trial.title} (" in line
+    assert "faster than vanilla in " in line
+    found = data(pareto, one, "--lossless", "--config", file)
+    assert found["best_lossless"]["number"] == trial.record.number
+    assert 0 < found["best_lossless_gain_confidence"] <= 1
+    assert DecodingConfig.from_mapping(yaml.safe_load(file.read_text())) == trial.config
+    assert "lossless:" not in run(pareto, one, "--where", "lossless=false").out
+    assert data(pareto, one, "--where", "lossless=false")["best_lossless"] is None
 
 
 def test_files_are_written(one: Path, tmp_path: Path) -> None:
@@ -187,7 +212,9 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
         (["--best", "fdi<=3"], 2, "unknown metric; did you mean 'fid'?"),
         (["--best", "fid<=-1"], 1, "none of 22 trials is within fid<=-1"),
         (["--reference-point", "1"], 2, "--reference-point 1: give 2 numbers"),
-        (["--config", "a.yaml"], 2, "--best LIMIT or --knee"),
+        (["--config", "a.yaml"], 2, "--best LIMIT, --lossless or --knee"),
+        (["--lossless", "--where", "lossless=false"], 1, "no lossless trial is faster than vanilla"),
+        (["--lossless", "--x", "fid"], 2, "--x speedup"),
     ],
 )
 def test_mistakes(one: Path, arguments: list[str], code: int, words: str) -> None:

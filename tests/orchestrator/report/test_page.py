@@ -41,7 +41,7 @@ from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from tests.fakes.drawn_sweeps import write_drawn_sweep
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import BASELINE, write_sweep
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
@@ -99,6 +99,7 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
         for _, error, effects, noise, own, *_ in trial["metrics"].values():
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
+        assert trial["lossless"] is record.is_lossless(BASELINE.sampling)
         assert trial["duplicate_of"] == (None if record.duplicate_of is None else str(record.duplicate_of))
     assert data["trials"][2]["description"] == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")

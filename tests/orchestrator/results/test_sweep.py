@@ -194,6 +194,45 @@ def test_the_best_of_ties_and_of_unmeasured_trials(
     assert (None if found is None else found.record.number) == best
 
 
+@pytest.mark.parametrize(("metric", "value"), [("speedup", 1.1), ("latency", 0.9)])
+def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, value: float) -> None:
+    """One standard error ahead: Phi(1) = 0.841 (3 errors: 0.035) of normal draws, 0.789 of Student's t with two degrees
+    of freedom, as of three timings."""
+
+    def gain(entry: Measured, vanilla: Measured | None) -> float | None:
+        fid, records = {"fid": Measured(4.0, None, 9)}, []
+        for record, own in zip(sweep.records, (vanilla, entry), strict=False):
+            records.append(dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own}))
+        front = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid")
+        shares = {candidate.record.number: front.gain_confidence(candidate) for candidate in front.candidates}
+        assert shares.get(0) is None, "vanilla itself"
+        return shares[1]
+
+    vanilla = Measured(1.0, None, 9)
+    assert gain(Measured(value, 0.1, 9), vanilla) == pytest.approx(0.841, abs=0.035)
+    assert gain(Measured(value, 0.1, 9, error_dof=2), vanilla) == pytest.approx(0.789, abs=0.039)
+    assert gain(Measured(2 - value, 0.1, 9), vanilla) == pytest.approx(0.159, abs=0.035)
+    assert gain(Measured(value, 0.1, 9), None) is None
+
+
+def test_the_best_lossless_setting(sweep: Sweep) -> None:
+    exact = {r.number for r in sweep.records if r.config and not r.config.acceptance.is_relaxed}
+    cooler = next(r.number for r in sweep.records if r.label == "vanilla, cooler")
+    assert {0, 1, cooler} < exact < set(range(24))
+    assert set(numbers(sweep.trials(where=["lossless=true"]))) == exact - {cooler}, "it samples from other probs"
+    fastest = max(
+        (r for r in sweep.records if r.number in exact - {cooler} and r.feasible),
+        key=lambda r: r.metrics["speedup"].value,
+    )
+    for axis in ("speedup", "latency", "step_compression"):
+        found = front_of([sweep], axis, "fid").best_lossless()
+        assert found is not None
+        assert axis == "step_compression" or found.record == fastest
+    assert front_of([sweep], "fid", "speedup").best_lossless() is None, "there it would be luck"
+    assert front_of([sweep], where=["lossless=false"]).best_lossless() is None
+    assert front_of([sweep], where=["drafter.kind=none"]).best_lossless() is None, "vanilla itself"
+
+
 def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
     reference = front_of([sweep]).reference_point()
     trees = ("chain", "dynamic", "none", "static")

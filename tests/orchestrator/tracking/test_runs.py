@@ -85,14 +85,17 @@ def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
     tags = runs.trial_tags(RECORD, sweep, "abc", pareto=True)
     assert tags["mlflow.parentRunId"] == "abc"
     wanted = {
-        "trial": "3", "pareto": "true", "feasible": "true", "digest": SETTING.digest(), "label": "lantern",
-        "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
+        "trial": "3", "pareto": "true", "feasible": "true", "lossless": "false", "digest": SETTING.digest(),
+        "label": "lantern", "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
         **{f"model.{name}": value for name, value in sweep.identity.models.items()},
         **{f"extractor.{name}": value for name, value in sweep.identity.extractors.items()},
     }  # fmt: skip
     assert len(wanted) >= 13
     assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
     assert "specfrontier.cause" not in tags
+    exact = PRESETS["eagle2"].with_sampling(sweep.identity.sampling)
+    tags = runs.trial_tags(replace(RECORD, config=exact), sweep, "abc", pareto=True)
+    assert tags["specfrontier.lossless"] == "true"
     broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
     tags = runs.trial_tags(broken, sweep, "abc", pareto=False)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"

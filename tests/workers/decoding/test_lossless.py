@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.trees import POLICIES as TREES
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import (
+    DRAFTERS,
     DecodingConfig,
     DrafterChoice,
     Eagle,
@@ -110,6 +112,18 @@ def p_of_draws(
 def test_images_follow_the_targets_distribution(name: str) -> None:
     draws = MANY_DRAWS if name in ("eagle, chain", *(f"adjacency, {start}" for start in STARTS)) else DRAWS
     assert p_of_draws(*CASES[name], draws) > ALARM
+
+
+def test_what_is_called_lossless_is_tested_here() -> None:
+    """Every drafter and tree of the project, under the rule and sampling that `DecodingConfig.is_lossless` demands."""
+    kinds = [
+        {kind for kind, part in parts.items() if part.__module__.startswith("search_spaces.")}
+        for parts in (DRAFTERS, TREES)
+    ]
+    assert {drafter.kind for drafter, *_ in CASES.values()} | {Independent.kind} == kinds[0]
+    assert {policy.kind for _, policy, *_ in CASES.values()} == kinds[1]
+    for drafter, policy, sampling, *_ in CASES.values():
+        assert DecodingConfig(drafter, policy, sampling=sampling).is_lossless(sampling)
 
 
 class OneCaption(nn.Module):

@@ -1,0 +1,35 @@
+"""The images of trials as a table, from their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.results.store import read_table, trial_file
+from orchestrator.results.trials import TrialRecord
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def image_table(
+    storage: Storage, records: Iterable[TrialRecord], columns: Sequence[str] | None = None
+) -> pyarrow.Table:
+    """One row per image, with the trial's `number` as first column: of trials that share images, the first one's.
+
+    Raises:
+        ValueError: a shard is missing or damaged, or has no such column.
+    """
+    import pyarrow as pa
+
+    shards: dict[str, int] = {}
+    for record in records:
+        for shard in record.image_shards:
+            shards.setdefault(shard, record.number)
+    tables = [pa.table({"number": pa.array([], pa.int64())})]
+    for shard, owner in shards.items():
+        fix = f"to draw it again, delete it and {trial_file(owner)}, then launch with --resume"
+        table = read_table(storage, shard, columns, fix=fix)
+        tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
+    return pa.concat_tables(tables, promote_options="permissive")
