@@ -36,8 +36,8 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="FILTER",
-        help="Only matching trials: acceptance.neighbourhood=additive, tree.depth>=4, 'acceptance.k in 10,100'. "
-        "Repeatable.",
+        help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless=true', "
+        "'acceptance.k in 10,100'. Repeatable.",
     ),
 ]
 SubjectTo = Annotated[

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}  # functions of pyarrow.compute
 _MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
+# Between two conditions; not inside quotes, nor in a value such as `red and blue`.
+_AND = re.compile(r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s))(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
 _FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)in\s|(?<=\s)not\s+in\s)\s*(.*?)\s*")
 
 
@@ -37,23 +39,28 @@ def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """Which rows of the table pass all filters: bool [rows].
 
     A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with values between commas;
-    quotes around a value are dropped. A row without a value in the column passes only `!=` and `not in`; the value
-    `null` means no value.
+    quotes around a value are dropped; `and` joins several. A row without a value in the column passes only `!=` and
+    `not in`; the value `null` means no value.
 
     Raises:
         QueryError: a filter has another form, names an unknown column, or its value or relation does not suit the
             column's type.
     """
     mask = np.ones(table.num_rows, dtype=np.bool_)
-    for text in where if table.num_rows else ():
+    for text in _conditions(where) if table.num_rows else ():
         mask &= _passing_one(table, text)[1]
     return mask
+
+
+def _conditions(where: Iterable[str]) -> list[str]:
+    """The filters, those that `and` joins one by one."""
+    return [condition for text in where for condition in _AND.split(text)]
 
 
 def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
     """A sentence for each filter that no row passes on its own: which values its column has."""
     notes = []
-    for text in where if table.num_rows else ():
+    for text in _conditions(where) if table.num_rows else ():
         name, passed = _passing_one(table, text)
         if not passed.any():
             notes.append(f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}")
@@ -120,7 +127,9 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
     try:
         wanted = pa.array([None if value == _NULL else value for value in values], pa.string()).cast(kind)
     except pa.ArrowInvalid:
-        raise ValueError(f" holds {'numbers' if is_number else 'true or false'}, got {', '.join(values)!r}") from None
+        hint = "; --subject-to takes limits relative to vanilla" if any("vanilla" in value for value in values) else ""
+        kind_text = "numbers" if is_number else "true or false"
+        raise ValueError(f" holds {kind_text}, got {', '.join(values)!r}{hint}") from None
     column = column.cast(kind)
     found: Any
     if relation in _ORDER:

@@ -40,6 +40,11 @@ def column(page: Page, key: str) -> list[str]:
     return page.locator(f"#table tbody tr > :nth-child({headers.index(key) + 1})").all_inner_texts()
 
 
+def front_of_candidates(folder: Path, limit: str) -> list[int]:
+    """The numbers of the trials that --subject-to passes."""
+    return sorted(Sweep.open(folder).front(subject_to=[limit], everything=True)["number"].to_pylist())
+
+
 def numbers_in(cells: list[str]) -> list[float]:
     return [float(cell.partition(" ±")[0].replace(",", "")) for cell in cells if cell != "–"]
 
@@ -178,8 +183,12 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
 
 @pytest.mark.parametrize(
     "query",
-    ["tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100", "drift<1.2"],
-)
+    [
+        "tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100",
+        "drift<1.2", "lossless=true", "feasible=false", "tree.policy=dynamic and fid<5", "label=vanilla",
+        "acceptance.k in 50,100 and drift<=1.5 and feasible=true",
+    ],
+)  # fmt: skip
 def test_the_table_filters_as_the_commands_do(open_page: Open, folder: Path, query: str) -> None:
     page = open_page(folder)
     page.locator("#filter").fill(query)
@@ -189,23 +198,38 @@ def test_the_table_filters_as_the_commands_do(open_page: Open, folder: Path, que
 
 
 @pytest.mark.parametrize(
+    "limit",
+    ["fid <= 1.2 * vanilla", "fid<=vanilla+0.5", "fid <= vanilla*1.1 - 0.2", "clip_score>=0.95*vanilla", "fid≤5"],
+)
+def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path, limit: str) -> None:
+    page, front = open_page(folder), front_of_candidates(folder, limit)
+    page.locator("#filter").fill(f"{limit} and state=complete feasible=true")
+    shown = [int(number) for number in column(page, "number")]
+    assert 0 < len(front) < 22
+    assert [number for number in shown if number != REPEATED] == front
+
+
+@pytest.mark.parametrize(
     ("query", "parts"),
     [
         ("tree.dept>=4", ["tree.dept", "unknown key", "tree.depth"]),
         ("nonsense=1", ["nonsense", "unknown key"]),
         ("tree.policy<chain", ["tree.policy", "text"]),
         ("fid<low", ["fid", "numbers", "low"]),
+        ("fid<", ["fid<", "KEY<=VALUE"]),
+        ("fid<vanilla", ["fid", "<= or >="]),
+        ("fid<=2*vanilla*3", ["fid", "1.2*vanilla"]),
+        ("fid<=0*vanilla", ["fid", "1.2*vanilla"]),
     ],
 )
 def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, parts: list[str]) -> None:
     page = open_page(folder)
-    page.locator("#filter").fill("chain")
-    before = column(page, "number")
     page.locator("#filter").fill(f"chain {query}")
     problem = page.locator("#filter-error").inner_text()
     assert all(part in problem for part in parts)
     assert page.locator("#filter").get_attribute("aria-invalid") == "true"
-    assert column(page, "number") == before
+    assert column(page, "number") == []
+    assert "cannot be read" in page.locator("#table").inner_text()
     page.locator("#filter").fill("")
     assert page.locator("#filter-error").inner_text() == ""
     assert len(column(page, "number")) == 24

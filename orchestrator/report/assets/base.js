@@ -18,6 +18,7 @@ const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS
 const show = (id, ...children) => byId(id).replaceChildren(...children.flat().filter(Boolean));
 
 const metricTitle = (name) => (name ?? "metrics").replaceAll("_", " ");
+const metricNote = (name) => `${name}: ${DATA.metrics[name].about}`; // the key, as in filters and commands
 const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
 const unitOf = (metric) => (DATA.metrics[metric].unit === "x" ? "×" : DATA.metrics[metric].unit);
 const several = DATA.sweeps.length > 1;

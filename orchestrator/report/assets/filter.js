@@ -29,19 +29,52 @@ const COLUMNS = [
   { key: "seconds", name: "time", value: (trial) => trial.seconds },
 ];
 const columnOf = new Map(COLUMNS.map((column) => [column.key, column]));
-const WORD = /([^\s=!<>]+)\s+(not\s+)?in\s+(\S+)|([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>)\s*("[^"]*"|'[^']*'|\S+)|(\S+)/g;
+const NUMBER = String.raw`[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?`,
+  BOUND = String.raw`(?:${NUMBER}\s*\*\s*)?vanilla(?:\s*\*\s*${NUMBER})?(?:\s*[-+]\s*${NUMBER})?`; // as constraints.py
+const WORD = new RegExp(
+  String.raw`([^\s=!<>≤≥]+)\s+(not\s+)?in\s+(\S+)` +
+    String.raw`|([^\s=!<>≤≥]+)\s*(<=|>=|==|!=|=|<|>|≤|≥)\s*("[^"]*"|'[^']*'|${BOUND}(?!\S)|\S+)|(\S+)`,
+  "g",
+);
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
 class FilterError extends Error {}
-// Tests, one for each word and condition of a query. Throws FilterError for an unknown key or
-// a value that does not suit it.
+// Tests, one for each word and condition of a query; all must pass, with `and` between them or without it. Throws
+// FilterError for what cannot be read, an unknown key or a value that does not suit it.
 function readQuery(query) {
-  return [...query.matchAll(WORD)].map(([, listed, not, values, key, relation, value, word]) => {
-    if (word) return (trial) => haystack(trial).includes(word.toLowerCase());
-    return listed
-      ? condition(listed, not ? "!=" : "=", values.split(","))
-      : condition(key, relation, [value.replace(/^(["'])(.*)\1$/, "$2")]);
-  });
+  return [...query.matchAll(WORD)]
+    .filter(([text]) => text !== "and")
+    .map(([text, listed, not, values, key, relation, value, word]) => {
+      if (word && /[=<>≤≥]/.test(word)) throw new FilterError(`${text}: write KEY<=VALUE, such as fid<5`);
+      if (word) return (trial) => haystack(trial).includes(word.toLowerCase());
+      if (listed) return condition(listed, not ? "!=" : "=", values.split(","));
+      const plain = { "≤": "<=", "≥": ">=" }[relation] ?? relation;
+      if (columnOf.get(key)?.metric && /vanilla/.test(value)) return limit(key, plain, value);
+      return condition(key, plain, [value.replace(/^(["'])(.*)\1$/, "$2")]);
+    });
+}
+// A limit relative to the vanilla of each trial's own sweep, such as fid<=1.2*vanilla (search_spaces/constraints.py).
+function limit(key, relation, text) {
+  const found = text.match(
+    new RegExp(
+      String.raw`^(?:(${NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(${NUMBER}))?(?:\s*([-+])\s*(${NUMBER}))?$`,
+    ),
+  );
+  const [, before, after, way, size] = found ?? [],
+    factor = Number(before ?? after ?? 1),
+    offset = Number(size ?? 0) * (way === "-" ? -1 : 1);
+  if (!found || (before && after) || factor === 0)
+    throw new FilterError(`${key}: cannot read ${text}; write it like ${key}<=1.2*vanilla or ${key}<=vanilla+0.5`);
+  if (relation !== "<=" && relation !== ">=")
+    throw new FilterError(`${key} is compared with vanilla by <= or >=, got ${relation}`);
+  const { value } = columnOf.get(key),
+    base = (trial) => vanillaOf(trial) && value(vanillaOf(trial));
+  if (!DATA.trials.some((trial) => Number.isFinite(base(trial))))
+    throw new FilterError(`${key}: vanilla's value was not measured; give a number instead`);
+  return (trial) =>
+    value(trial) !== null &&
+    Number.isFinite(base(trial)) &&
+    ORDER[relation](value(trial), factor * base(trial) + offset);
 }
 function condition(key, relation, given) {
   const column = columnOf.get(key);

@@ -13,7 +13,7 @@ const shownColumns = new Set([
     .slice(0, 4)
     .map((column) => column.key),
 ]);
-const table = { tests: [], all: false };
+const table = { tests: [], all: false, invalid: false };
 
 function drawTableControls() {
   const box = (column) =>
@@ -39,8 +39,8 @@ function drawTableControls() {
     el("input", {
       type: "search",
       id: "filter",
-      placeholder: "lantern fid<5 tree.depth>=4",
-      "aria-label": "Filter trials by words or by conditions on any key or metric, such as fid<5",
+      placeholder: "fid <= 1.2 * vanilla and lossless=true",
+      "aria-label": "Filter trials by words or by conditions on any key or metric, such as fid<=1.2*vanilla",
       "aria-describedby": "filter-error",
       spellcheck: "false",
       input: (event) => filterTable(event.target.value),
@@ -72,7 +72,7 @@ function drawTableControls() {
     ),
   );
 }
-// An invalid query leaves the table as it was and says what is wrong.
+// An invalid query has no result, and says what is wrong.
 function filterTable(query) {
   let problem = "";
   try {
@@ -80,10 +80,12 @@ function filterTable(query) {
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
     problem = error.message;
+    table.tests = [() => false];
   }
+  table.invalid = problem !== "";
   byId("filter").setAttribute("aria-invalid", problem !== "");
   byId("filter-error").textContent = problem;
-  if (!problem) drawTable(scene.front);
+  drawTable(scene.front);
 }
 
 // Numbers by value, text alphabetically; missing values come last in both directions.
@@ -128,7 +130,7 @@ function drawTable(front) {
         { scope: "col", "data-key": column.key, "aria-sort": order(column), class: column.text ? null : "number" },
         el(
           "button",
-          { type: "button", click: () => sortBy(column) },
+          { type: "button", title: column.metric && metricNote(column.metric), click: () => sortBy(column) },
           column.name,
           el("span", { class: "arrow", "aria-hidden": "true" }),
         ),
@@ -152,7 +154,9 @@ function drawTable(front) {
         rows.map((trial) => row(trial, columns, on, drawn)),
       ),
     ),
-    found.length ? null : el("p", { class: "empty" }, "No trial matches."),
+    found.length
+      ? null
+      : el("p", { class: "empty" }, table.invalid ? "No result: the filter cannot be read." : "No trial matches."),
     rows.length < found.length
       ? el(
           "button",

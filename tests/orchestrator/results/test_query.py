@@ -57,7 +57,22 @@ def test_what_passes(text: str, rows: list[int]) -> None:
 
 def test_all_filters_must_pass() -> None:
     assert passing(TABLE, ["tree.depth>=4", "label!=lantern"]).tolist() == [False, False, False, True]
+    assert passing(TABLE, ["tree.depth>=4 and label!=lantern"]).tolist() == [False, False, False, True]
+    assert passing(TABLE, ["label in vanilla,lantern and tree.depth not in 3 and fid>4"]).tolist() == [
+        False, False, True, False,
+    ]  # fmt: skip
     assert passing(TABLE, []).all()
+
+
+@pytest.mark.parametrize("text", ["label=red and blue", "label='a and b=2'", 'label = "a and b=2"'])
+def test_and_inside_a_value_is_part_of_it(text: str) -> None:
+    table = pa.table({"label": ["red and blue", "a and b=2", "red"]})
+    assert passing(table, [text]).sum() == 1
+
+
+def test_a_limit_relative_to_vanilla_is_no_filter() -> None:
+    with pytest.raises(QueryError, match="--subject-to"):
+        passing(TABLE, ["fid<=1.2*vanilla"])
 
 
 @pytest.mark.parametrize(
