@@ -19,13 +19,15 @@ def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
 
     Returns:
         rows, columns: of the first trial's token grid; trials of another grid are skipped. low, high: ends of the
-        scale that all trials share. cells: {key: values in raster order, None where no round emitted a token}. Empty
-        without any trial.
+        scale that all trials share. cells: {key: values in raster order, None where no round emitted a token}. means:
+        {key: mean accepted length, over rounds}; the mean of the cells is larger, because a round counts there once for
+        each of its tokens. Empty without any trial.
     """
     grid = trials[0].sweep.identity.grid if trials else None
     if grid is None:
         return {}
     cells: dict[str, list[float | None]] = {}
+    means: dict[str, float] = {}
     alike = [trial for trial in trials if trial.sweep.identity.grid == grid]
     for trial in alike[: _MAX_CELLS // (grid[0] * grid[1])]:
         lengths: list[list[int]] = []
@@ -39,7 +41,9 @@ def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
         if lengths:
             values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
             cells[trial.key] = [None if value is None else round(value, 3) for value in values]
+            means[trial.key] = round(sum(map(sum, lengths)) / max(1, sum(map(len, lengths))), 4)
     found = [value for values in cells.values() for value in values if value is not None]
     if not found:
         return {}
-    return {"rows": grid[0], "columns": grid[1], "low": min(found), "high": max(found), "cells": cells}
+    ends = {"low": min(found), "high": max(found)}
+    return {"rows": grid[0], "columns": grid[1], **ends, "cells": cells, "means": means}

@@ -71,6 +71,44 @@ def test_settings_are_chosen(open_page: Open, folder: Path) -> None:
     assert member.label in page.locator(".tile-names").inner_text()
 
 
+def compared(page: Page) -> list[str]:
+    """The trials of the first caption's tiles."""
+    tiles = page.locator("#image-panel figure").first.locator("canvas")
+    shown: list[str] = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
+    selected = page.locator("#image-controls select").evaluate_all("all => all.map((list) => list.value)")
+    assert shown[1:] == selected
+    return shown
+
+
+def test_the_recommended_setting_is_compared_until_another_is_chosen(open_page: Open, folder: Path) -> None:
+    page, seen = open_page(folder), set()
+    vanilla = compared(page)[0]
+    slider = page.locator("#bar")
+    for key in ("Home", "End"):
+        slider.press(key)
+        best = page.locator("#fastest .chosen").get_attribute("data-trial")
+        shown = compared(page)
+        assert len(set(shown)) == 3, "vanilla, too, is drawn once"
+        assert shown[0] == vanilla
+        assert best in (shown[1], vanilla)
+        seen.add(shown[1])
+    assert len(seen) == 2
+    lists = page.locator("#image-controls select")
+    assert lists.locator(f'option[value="{vanilla}"]').count() == 0
+    lists.nth(1).select_option(index=0)
+    chosen = compared(page)
+    slider.press("Home")
+    assert compared(page) == chosen
+
+
+def test_a_sweep_with_images_of_two_settings(open_page: Open, tmp_path: Path) -> None:
+    write_drawn_sweep(tmp_path, captions(3), trials=2)
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    assert compared(page) == ["0", "1"]
+    assert page.locator(".tile-names span").count() == 2
+
+
 def test_blink_shows_vanilla_in_the_same_place(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
     painted(page, "side")
@@ -133,5 +171,5 @@ def test_heat_maps_have_one_scale_and_names(open_page: Open, folder: Path) -> No
         canvas = figure.locator("canvas")
         colour = tuple(canvas.evaluate("canvas => [...canvas.getContext('2d').getImageData(3, 3, 1, 1).data]"))
         assert colours.setdefault(number % 3, colour) == colour, "equal lengths have equal colours in all maps"
-        assert f"mean {1 + number % 3}.00" in str(canvas.get_attribute("aria-label"))
+        assert f"mean accepted length {1 + number % 3}.00" in str(canvas.get_attribute("aria-label"))
     assert len(set(colours.values())) == len(colours) > 1

@@ -97,6 +97,7 @@ function drawRecommendation() {
   );
   markChoices();
   drawAside();
+  followRecommendation();
 }
 // A choice that the slider does not move. nothing: the sentence without one; without that, it has no place.
 function drawChoice(id, heading, trial, { option, nothing, sure = () => null }) {

@@ -11,7 +11,7 @@ function values(trial, names, style) {
         return el(
           "div",
           {},
-          el("dt", {}, metricTitle(name)),
+          el("dt", { title: metricNote(name) }, metricTitle(name)),
           el("dd", {}, withError(trial, name), unit && el("span", { class: "unit" }, ` ${unit}`)),
         );
       }),

@@ -1,4 +1,4 @@
-// Heat maps of the accepted length over the image. All share one scale, drawn once.
+// Heat maps of the accepted length by position in the image. All share one scale, drawn once.
 const RAMP = [
   [68, 1, 84],
   [59, 82, 139],
@@ -24,7 +24,7 @@ function heatCanvas(values, columns, rows, label) {
   return canvas;
 }
 function drawHeat() {
-  const { cells = {}, rows, columns, low, high } = DATA.heat,
+  const { cells = {}, means, rows, columns, low, high } = DATA.heat,
     trials = DATA.trials.filter((trial) => cells[trial.images_of] && trial.duplicate_of === null);
   byId("heat").hidden = !trials.length;
   if (!trials.length) return;
@@ -44,7 +44,7 @@ function drawHeat() {
       { class: "maps" },
       trials.map((trial) => {
         const known = cells[trial.images_of].filter((value) => value !== null),
-          mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+          mean = `mean accepted length ${formatNumber(means[trial.images_of], 2)}`;
         const range = `${formatNumber(
           known.reduce((a, b) => Math.min(a, b)),
           2,
@@ -59,12 +59,12 @@ function drawHeat() {
             cells[trial.images_of],
             columns,
             rows,
-            `Accepted length over the image with ${title(trial)}: ${range}, mean ${formatNumber(mean, 2)}`,
+            `Accepted length by position with ${title(trial)}: ${range}, ${mean}`,
           ),
           el(
             "figcaption",
             { class: front.includes(trial) ? "strong" : null },
-            `${shortened(title(trial), 32)}, mean ${formatNumber(mean, 2)}`,
+            `${shortened(title(trial), 32)}: ${mean}`,
           ),
         );
       }),

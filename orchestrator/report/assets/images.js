@@ -6,8 +6,10 @@ const SHEETS = DATA.comparer.sheets ?? {},
 const ZOOMS = [1, 1.5, 2, 3, 4, 6]
   .map((factor) => Math.round(factor * (DATA.comparer.width ?? 48)))
   .filter((side) => side <= 400);
+// trials: the reference and one or two others. chosen: by the reader, so the slider no longer changes them.
 const compared = {
   trials: [],
+  chosen: false,
   mode: "side",
   page: 0,
   zoom: ZOOMS.findIndex((side) => side >= 90),
@@ -34,19 +36,17 @@ function drawImages() {
   const trials = withSheet();
   if (trials.length < 2)
     return show("image-panel", el("p", { class: "empty" }, "This report has no images of two settings to compare."));
-  const vanilla = trials.find((trial) => trial === vanillaOf(trial)) ?? trials[0];
-  const wanted = [recommended(), kneeTrial(), ...frontOf(trials, state.x, state.y).reverse(), ...trials];
-  const [a, b] = [...new Set(wanted)].filter((trial) => trials.includes(trial) && trial !== vanilla);
-  compared.trials = [vanilla, a, b ?? a];
+  compared.trials = defaultTrials(trials);
+  const others = trials.filter((trial) => trial !== compared.trials[0]);
   const pages = Math.ceil(DATA.comparer.captions.length / PER_PAGE);
   const select = (place, name) =>
     choice(
       name,
-      trials.map((trial) => [trial.id, shortened(`${title(trial)}${trial.label ? "" : `: ${trial.description}`}`, 48)]),
+      others.map((trial) => [trial.id, shortened(`${title(trial)}${trial.label ? "" : `: ${trial.description}`}`, 48)]),
       compared.trials[place].id,
       (id) => {
-        compared.trials[place] = trialOf.get(id);
-        drawTiles();
+        compared.chosen = true;
+        setCompared(compared.trials.with(place, trialOf.get(id)));
       },
     );
   const modes = [
@@ -72,8 +72,7 @@ function drawImages() {
   };
   show(
     "image-controls",
-    select(1, "first"),
-    select(2, "second"),
+    compared.trials.slice(1).map((_, i) => select(i + 1, ["first", "second"][i])),
     el("span", { class: "buttons", role: "group", "aria-label": "How images are compared" }, modes),
     el(
       "button",
@@ -83,7 +82,7 @@ function drawImages() {
     el(
       "label",
       { class: "choice" },
-      el("span", {}, "zoom"),
+      el("span", {}, "size"),
       el("input", {
         type: "range",
         id: "zoom",
@@ -112,6 +111,25 @@ function drawImages() {
       : "The target was not at hand when this report was written: these are the first images of each trial.",
   );
   return drawTiles();
+}
+// Vanilla, the recommended setting and the knee; further ones where these are the same.
+function defaultTrials(trials) {
+  const vanilla = trials.find((trial) => trial === vanillaOf(trial)) ?? trials[0];
+  const wanted = [recommended(), kneeTrial(), ...frontOf(trials, state.x, state.y).reverse(), ...trials];
+  const able = [...new Set(wanted)].filter((trial) => trials.includes(trial) && trial !== vanilla);
+  const others = able.filter((trial) => trial !== vanillaOf(trial)); // of another sweep
+  return [vanilla, ...(others.length ? others : able).slice(0, 2)];
+}
+function setCompared(trials) {
+  compared.trials = trials;
+  for (const [i, list] of byId("image-controls").querySelectorAll("select").entries()) list.value = trials[i + 1].id;
+  return drawTiles();
+}
+// The slider has moved.
+function followRecommendation() {
+  if (!compared.trials.length || compared.chosen) return;
+  const trials = defaultTrials(withSheet());
+  if (trials.some((trial, i) => trial !== compared.trials[i])) setCompared(trials);
 }
 function setMode(mode) {
   compared.mode = mode;
@@ -181,7 +199,9 @@ function drawTiles() {
   return paintTiles();
 }
 async function paintTiles() {
-  const [base, ...others] = await Promise.all(compared.trials.map((trial) => sheet(trial.images_of)));
+  const { trials } = compared,
+    [base, ...others] = await Promise.all(trials.map((trial) => sheet(trial.images_of)));
+  if (trials !== compared.trials) return; // others were chosen meanwhile
   for (const canvas of byId("image-panel").querySelectorAll("canvas")) {
     const own = [base, ...others][Number(canvas.dataset.place)],
       context = canvas.getContext("2d", { willReadFrequently: true });
@@ -219,11 +239,9 @@ function subtract(context, base, number) {
 }
 // Compares the images of two pinned trials.
 function compareImages(trials) {
-  const able = trials.filter((trial) => SHEETS[trial.images_of] && trial !== compared.trials[0]).slice(0, 2);
-  for (const [i, trial] of able.entries()) {
-    compared.trials[i + 1] = trial;
-    byId("image-controls").querySelectorAll("select")[i].value = trial.id;
-  }
-  drawTiles();
+  const [vanilla, ...before] = compared.trials,
+    able = trials.filter((trial) => SHEETS[trial.images_of] && trial !== vanilla);
+  compared.chosen = true;
+  setCompared([vanilla, ...new Set([...able, ...before])].slice(0, compared.trials.length));
   byId("images").scrollIntoView({ behavior: scrolling() });
 }

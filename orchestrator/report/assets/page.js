@@ -62,7 +62,7 @@ function drawControls() {
       set("colour"),
     ),
     toggle("error bars", state.bars, set("bars")),
-    toggle("zoom", state.near, set("near")),
+    toggle("fit to the front", state.near, set("near")),
   );
 }
 function drawLegend() {

@@ -156,7 +156,7 @@ function drawNotes() {
         el(
           "div",
           {},
-          el("dt", {}, metricTitle(name)),
+          el("dt", {}, metricTitle(name), metricTitle(name) === name ? null : el("code", {}, ` ${name}`)),
           el(
             "dd",
             {},

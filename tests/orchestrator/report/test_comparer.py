@@ -148,6 +148,20 @@ def test_heat_maps_share_one_scale(tmp_path: Path) -> None:
     first, *rest = data["cells"][records[1].digest]
     assert first is None, "the prefill emits the first token"
     assert set(rest) == {2.0}
+    assert data["means"] == {record.digest: 1 + record.number for record in records}
+
+
+def test_a_mean_accepted_length_counts_each_round_once(tmp_path: Path) -> None:
+    (record,) = write_drawn_sweep(tmp_path, captions(2), trials=1)
+    (shard,) = record.shards
+    table, metadata = read_shard(Storage(tmp_path), shard)
+    place = table.column_names.index("emitted")
+    lengths = pa.array([[1, 5], [1, 5]], pa.list_(pa.int32()))
+    write_shard(Storage(tmp_path), shard, table.set_column(place, "emitted", lengths), metadata)
+    data = heat_data(complete(Sweep.open(tmp_path)), ignore)
+    values = [value for value in data["cells"][record.digest] if value is not None]
+    assert data["means"][record.digest] == 3
+    assert np.mean(values) == pytest.approx(26 / 6), "a map shows five tokens of the second round"
 
 
 def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
