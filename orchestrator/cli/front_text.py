@@ -63,7 +63,7 @@ def _choice_lines(
     titles = {
         "knee": ("knee", "the knee"),
         "best": (f"best {best.name} within {' and '.join(limits)}", "within it"),
-        "best_lossless": (f"{best.best} lossless", ""),
+        "best_lossless": (best.best_lossless, ""),
     }
     lines = []
     for mark, (heading, claim) in titles.items():

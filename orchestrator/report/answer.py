@@ -26,7 +26,7 @@ def answer(front: Front) -> dict[str, Any]:
     The bar is `y <= BAR * vanilla` if each sweep's vanilla is positive in all draws, else `y <= BAR`; `>=` for a metric
     that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no
     trial is within the bar) and the share of draws in which it is within the bar. `gains` has the share of draws in
-    which a chosen trial is better than vanilla in the first metric, `better` and `best` the words for that.
+    which a chosen trial is better than vanilla in the first metric; `better`, `best` and `best_lossless` are words.
     """
     if not front.candidates:
         return {}
@@ -52,6 +52,7 @@ def answer(front: Front) -> dict[str, Any]:
         "steps": steps,
         "better": front.axes[0].better,
         "best": front.axes[0].best,
+        "best_lossless": front.axes[0].best_lossless,
         "gains": {name: round(share, 4) for name, share in gains.items() if share is not None},
         "lossless": None if lossless is None else lossless.name,
         "has_speed": front.axes[0].is_of_counts,

@@ -73,6 +73,11 @@ class Axis:
         """What the best trial is in words: `fastest` in a speed, else `best fid`."""
         return "fastest" if self.name in _SPEEDS else f"best {self.name}"
 
+    @property
+    def best_lossless(self) -> str:
+        """What the best lossless trial is in words: `fastest lossless`, else `lossless with the best target_passes`."""
+        return "fastest lossless" if self.name in _SPEEDS else f"lossless with the {self.best}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:

@@ -170,7 +170,9 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
     open_page: Open, folder: Path, viewport: ViewportSize
 ) -> None:
     page = open_page(folder, viewport=viewport)
-    for part in ("#bar", "#fastest .headline", "#fastest .sure", ".command", "#knee .headline", "#chart > svg"):
+    headings = ("#answer h2", "#fastest h3", "#lossless h3", "#knee h3")
+    values = ("#bar", "#fastest .headline", "#fastest .sure", "#lossless .headline", "#knee .headline")
+    for part in (*headings, *values, ".command", "#chart > svg"):
         frame = page.locator(part).first.bounding_box()
         assert frame is not None
         assert frame["y"] >= 0

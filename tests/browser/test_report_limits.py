@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 TRIALS = 1000
 MIN_TEXT, MIN_MARK = 4.5, 3.0
 MAX_BYTES = 3_000_000
+COMPUTED = 3_000_000  # additions and roots: about 35 ms
+HOVER, FILTER, PAINT = 1.5, 10.0, 4.0  # most that they may cost (see `cost`); most of a small page's first paint
 MOVE = "document.getElementById('chart').dispatchEvent(new PointerEvent('pointermove', {{clientX: {}, clientY: {}}}))"
 NAMED = "img, canvas, svg[role], button, input, select, [tabindex='0']"
 FOCUSED = """() => {
@@ -58,43 +59,52 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def took(page: Page, action: str) -> float:
-    """Milliseconds until the page has been laid out again after an action, the best of three."""
-    lines = (
-        "const start = performance.now()",
-        action,
-        "document.body.offsetHeight",
-        "return performance.now() - start",
-    )
-    script = f"() => {{ {'; '.join(lines)}; }}"
-    return min(float(page.evaluate(script)) for _ in range(3))
+def cost(page: Page, action: str) -> float:
+    """How long the page takes to be laid out again after an action, over the time of a fixed computation right before
+    it: the median of nine tries. A busy machine slows both."""
+    script = f"""() => {{
+      const time = (work) => {{
+        const start = performance.now();
+        work();
+        document.body.offsetHeight;
+        return performance.now() - start;
+      }};
+      const compute = () => {{ for (let i = 0, sum = 0; i < {COMPUTED}; i++) window.sum = sum += Math.sqrt(i); }};
+      compute();
+      const ratios = Array.from({{ length: 9 }}, () => {{
+        const unit = time(compute);
+        return time(() => {{ {action} }}) / unit;
+      }});
+      return ratios.sort((a, b) => a - b)[4];
+    }}"""
+    return float(page.evaluate(script))
+
+
+def first_paint(page: Page) -> float:
+    """Milliseconds from the navigation to the first paint."""
+    return float(page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+
+
+@pytest.mark.slow(seconds=20)
+def test_a_page_of_a_thousand_trials_is_soon_painted(open_page: Open, large: Path, folder: Path) -> None:
+    """Against a page of 24 trials, opened in turn: a busy machine slows both."""
+    ratios = [first_paint(open_page(large)) / first_paint(open_page(folder)) for _ in range(3)]
+    assert sorted(ratios)[1] < PAINT
 
 
 def test_a_page_of_a_thousand_trials_answers_at_once(open_page: Open, large: Path) -> None:
-    best = 1e9
-    for _ in range(3):  # another process may have the core
-        page = open_page(large)
-        paints = page.evaluate(
-            "() => performance.getEntriesByName('first-contentful-paint').map((paint) => paint.startTime)"
-        )
-        best = min([best, *paints])
-        if best < 1000:
-            break
-    assert best < 1000, "milliseconds to the first paint"
+    page = open_page(large)
     assert page.locator(".point").count() == TRIALS
-    hovers = []
     for number in (17, 500, 903):
         frame = page.locator(f'.point[data-trial="{number}"]').bounding_box()
         assert frame is not None
         x, y = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
-        hovers.append(took(page, f"{MOVE.format(5, 5)}; {MOVE.format(x, y)}"))
-    assert max(hovers) < 50
+        assert cost(page, f"{MOVE.format(5, 5)}; {MOVE.format(x, y)}") < HOVER
     slide = "bar.value = 1 + Math.random(); bar.dispatchEvent(new Event('input'))"
-    assert took(page, f"const bar = document.getElementById('bar'); {slide}") < 50
-    began = time.perf_counter()
-    page.locator("#filter").fill("tree.depth>=4 fid<6")
+    assert cost(page, f"const bar = document.getElementById('bar'); {slide}") < HOVER
+    query = "filter.value = 'tree.depth>=4 fid<6'; filter.dispatchEvent(new Event('input'))"
+    assert cost(page, f"const filter = document.getElementById('filter'); {query}") < FILTER
     assert "of 1,000" in page.locator("#shown").inner_text()
-    assert time.perf_counter() - began < 2
     assert page.locator("#table tbody tr").count() == 100
     assert page.get_by_role("button", name="Show all").count() == 1
 

@@ -57,7 +57,7 @@ function drawAnswer() {
     el("div", { id: "knee", class: "choice-part" }),
   );
   drawRecommendation();
-  drawChoice("lossless", `${capitalised(metricTitle(ANSWER.best))}, lossless`, losslessTrial(), {
+  drawChoice("lossless", capitalised(metricTitle(ANSWER.best_lossless)), losslessTrial(), {
     option: "--lossless",
     nothing: ANSWER.has_speed && `No measured lossless setting is ${metricTitle(ANSWER.better)} than vanilla.`,
   });

@@ -23,7 +23,8 @@ function labels({ trials, front, place, box, reach }, on) {
       [px, py] = place(trial);
     const size = { width: measure.measureText(text).width + 6, height: 16 };
     let best = null;
-    for (const [ring, away] of [9, 20, 34, 50].entries()) {
+    const start = trial.id in (ANSWER.gains ?? {}) ? 17 : 9; // beyond the ring of a choice
+    for (const [ring, away] of [start, 20, 34, 50].entries()) {
       for (const [turn, [dx, dy]] of SIDES.entries()) {
         const at = frame(px, py, dx, dy, dx && dy ? away * 0.75 : away, size);
         const cost = crowding(at, box, dots, taken, steps) + ring * 2.5 + turn * 0.1;

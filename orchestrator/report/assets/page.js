@@ -62,7 +62,7 @@ function drawControls() {
       set("colour"),
     ),
     toggle("error bars", state.bars, set("bars")),
-    toggle("fit to the front", state.near, set("near")),
+    toggle("fit front", state.near, set("near")),
   );
 }
 function drawLegend() {
@@ -97,10 +97,10 @@ function drawLegend() {
       ringKey("knee"),
       "knee",
       ANSWER.lossless && ringKey("lossless"),
-      ANSWER.lossless && `${metricTitle(ANSWER.best)}, lossless`,
+      ANSWER.lossless && metricTitle(ANSWER.best_lossless),
       DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible)
-        ? "· hollow: violates a constraint"
-        : "· large: on the front",
+        ? el("span", {}, "hollow: violates a constraint")
+        : el("span", {}, "large: on the front"),
     ),
   );
 }
