@@ -24,7 +24,10 @@ NOTES = (
     "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The "
     "dominated region is tinted.",
     "The share of draws is how often a trial is on the front when every value is redrawn from its error. It is given "
-    "for the initial axes.",
+    "for the initial axes. Below a choice it is how often the trial is within the bar, is the knee, or is better than "
+    "vanilla on the x axis.",
+    "A lossless setting has an exact rule and the baseline's sampling: its images have vanilla's own distribution, "
+    "whatever their measured quality.",
     "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
     "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes "
     "most of the bias and estimates fid for infinitely many images.",

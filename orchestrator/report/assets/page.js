@@ -92,23 +92,25 @@ function drawLegend() {
     el(
       "span",
       { class: "quiet" },
-      ringKey("fast"),
-      "recommended",
-      ringKey("knee"),
-      "knee",
-      ANSWER.lossless && ringKey("lossless"),
-      ANSWER.lossless && metricTitle(ANSWER.best_lossless),
+      ringKey("fast", "recommended"),
+      ringKey("knee", "knee"),
+      ANSWER.lossless ? ringKey("lossless", metricTitle(ANSWER.best_lossless)) : null,
       DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible)
-        ? el("span", {}, "hollow: violates a constraint")
-        : el("span", {}, "large: on the front"),
+        ? "hollow: violates a constraint"
+        : "large: on the front",
     ),
   );
 }
-const ringKey = (kind) =>
-  svg(
-    "svg",
-    { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" },
-    svg("circle", { class: `ring ${kind}`, r: 6 }),
+const ringKey = (kind, text) =>
+  el(
+    "span",
+    {},
+    svg(
+      "svg",
+      { width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true" },
+      svg("circle", { class: `ring ${kind}`, r: 6 }),
+    ),
+    text,
   );
 function drawHead() {
   document.title = `${DATA.name} · specfrontier`;

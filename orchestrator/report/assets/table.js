@@ -4,9 +4,7 @@ const shownColumns = new Set([
   "number",
   "sweep",
   "setting",
-  "acceptance",
-  "tree",
-  "drafter",
+  ...(narrow() ? [] : ["acceptance", "tree", "drafter"]), // so that values are beside the settings
   "images",
   "seconds",
   ...COLUMNS.filter((column) => column.metric)
@@ -39,7 +37,7 @@ function drawTableControls() {
     el("input", {
       type: "search",
       id: "filter",
-      placeholder: "fid <= 1.2 * vanilla and lossless=true",
+      placeholder: "fid<=1.2*vanilla and lossless=true",
       "aria-label": "Filter trials by words or by conditions on any key or metric, such as fid<=1.2*vanilla",
       "aria-describedby": "filter-error",
       spellcheck: "false",
