@@ -14,6 +14,7 @@ import numpy as np
 import optuna
 from optuna.samplers import RandomSampler
 
+from orchestrator.run.rounding import RoundingSampler
 from orchestrator.run.settings_pool import Floats, SettingsPool
 from orchestrator.run.study_storage import StudyError
 from orchestrator.run.tasks import Task
@@ -69,7 +70,7 @@ def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], Dec
 
     They depend on the space and the search's seed alone.
     """
-    study = optuna.create_study(sampler=RandomSampler(seed=sweep.search.seed))
+    study = optuna.create_study(sampler=RoundingSampler(RandomSampler(seed=sweep.search.seed)))
     while True:
         trial = study.ask()
         try:

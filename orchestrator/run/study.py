@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from orchestrator.results.store import Direction
 from orchestrator.results.trials import FAILED, TrialRecord
+from orchestrator.run.rounding import RoundingSampler
 from orchestrator.run.settings_pool import ERRORS, SETTING, SettingsPool
 from orchestrator.run.study_storage import StudyError
 from search_spaces.params import ConfigError
@@ -131,7 +132,8 @@ class Search:
             fixed = next(self._grid)
         else:
             fixed = None if self.is_stateful else stored_params
-        self._study.sampler = self._make_sampler(number, self._pool) if fixed is None else RandomSampler(seed=0)
+        sampler = self._make_sampler(number, self._pool) if fixed is None else RandomSampler(seed=0)
+        self._study.sampler = RoundingSampler(sampler)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
         trial = self._live[number] = self._study.ask()

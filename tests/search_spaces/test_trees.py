@@ -17,15 +17,16 @@ COUNTS = {
     "balanced_26": ([3, 8, 9, 3, 2], 3, 16),
     "reverse_balanced_26": ([3, 4, 6, 5, 7], 4, 15),
     "chain_5": ([1, 1, 1, 1, 1], 1, 1),
+    "small_7": ([2, 2, 1, 1], 2, 3),
 }  # nodes per level, most children of one node, leaves
 
 
-def test_all_published_trees_are_there() -> None:
+def test_all_named_trees_are_there() -> None:
     assert set(NAMED_TREES) == set(COUNTS)
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_published_trees_have_the_published_counts(name: str) -> None:
+def test_named_trees_have_the_counts_of_their_papers(name: str) -> None:
     tree = NAMED_TREES[name]
     per_level, widest, leaves = COUNTS[name]
     assert [len(level) for level in tree.levels] == per_level
@@ -112,7 +113,7 @@ def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
         (lambda: Chain(length=0), r"length: must be in \[1, 256\], got 0"),
         (lambda: Dynamic(depth=0, width=4, nodes=9), r"depth: must be in \[1, 256\], got 0"),
         (lambda: Dynamic(depth=3, width=True, nodes=9), "width: must be a whole number, got True"),
-        (lambda: Static(), "name: give one of name .eagle1_26, .*chain_5. and paths, not both or neither"),
+        (lambda: Static(), "name: give one of name .eagle1_26, .*small_7. and paths, not both or neither"),
         (lambda: Static(name="chain_5", paths=((0,),)), "name: give one of name .* not both or neither"),
         (lambda: Static(name="eagle1"), "name: must be one of .*, got 'eagle1'; did you mean 'eagle1_26'[?]"),
         (lambda: Adjacency(depth_range=(5, 2)), r"depth_range: must be \[least, largest\], got \[5, 2\]; swap the two"),
