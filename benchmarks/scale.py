@@ -264,9 +264,9 @@ def main() -> None:
             ("store", sweep_of(args.trials, args.shards)),
         ):
             if part in parts:
-                made = make_store(sweep, folder)
+                made = make_store(sweep, folder / part)
                 show(part, made)
-                resumed = resume(sweep, folder, sweep.budget.trials + 1, "--no-mlflow").summary()
+                resumed = resume(sweep, folder / part, sweep.budget.trials + 1, "--no-mlflow").summary()
                 show(f"{part}, resumed", resumed)
                 results[part] = made | {"resumed": resumed}
         if "costs" in parts:
