@@ -65,6 +65,7 @@ from workers.metrics.frechet import Gaussian, distance_to_reference
 NAMES = ("speedup", "fid")
 WAYS: tuple[Direction, ...] = ("maximize", "minimize")
 _TIMEOUT_S = 600.0
+_NEW_TRIALS = 8  # of a resumed sweep, which is stopped at its first shard; some may repeat settings
 _SHARD = 8  # captions
 _EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
 _COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
@@ -266,7 +267,7 @@ def main() -> None:
             if part in parts:
                 made = make_store(sweep, folder / part)
                 show(part, made)
-                resumed = resume(sweep, folder / part, sweep.budget.trials + 1, "--no-mlflow").summary()
+                resumed = resume(sweep, folder / part, sweep.budget.trials + _NEW_TRIALS, "--no-mlflow").summary()
                 show(f"{part}, resumed", resumed)
                 results[part] = made | {"resumed": resumed}
         if "costs" in parts:
