@@ -63,7 +63,11 @@ def drop_damaged_lines(storage: Storage, name: str) -> int:
 
 
 def _lines(storage: Storage, name: str) -> Iterator[bytes]:
-    yield from io.BytesIO(storage.read(name) if storage.exists(name) else b"")
+    if not storage.exists(name):
+        return
+    path = storage.path(name)
+    with io.BytesIO(storage.read(name)) if path is None else path.open("rb") as lines:
+        yield from lines
 
 
 def _is_damage(line: bytes) -> bool:

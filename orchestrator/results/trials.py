@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from search_spaces.trial import DecodingConfig, Sampling
@@ -124,7 +125,7 @@ class TrialRecord:
             fields = load_checked(data)
             fields["metrics"] = parse_metrics(fields["metrics"])
             fields["history"] = parse_history(fields["history"])
-            fields["shards"] = tuple(fields["shards"])
+            fields["shards"] = tuple(map(intern, fields["shards"]))  # the driver knows these names too
             fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
             fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from sys import intern
 from typing import Any
 
 from orchestrator.results.names import SettingNames
@@ -50,7 +51,7 @@ class Driver:
         self.sweep, self.storage, self.planner, self.search, self.study = sweep, storage, planner, search, study
         self.workers, self.check, self.emit, self._names = workers, check, emit, SettingNames(sweep.sampling)
         self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
-        self.shards = {f"shards/{name}" for name in storage.names("shards")}
+        self.shards = {intern(f"shards/{name}") for name in storage.names("shards")}
         self._timings = ShapeTimings(planner, self.shards)
         self._damaged = DamagedShards(storage, planner, self.shards, emit)
         self._pending: deque[PendingTrial] = deque()

@@ -38,11 +38,12 @@ class PendingTrial:
     files: names of its shard files by kind; the timing files are those of its shape's first trial, and `own_timing` are
     its own if it is timed itself. missing: those that are not in the store yet. duplicate_of: number of the earlier
     trial with the same config. rungs: the numbers of captions at which the trial is measured, all captions last. rung:
-    index of the one that is drawn now. history: metrics by number of images. stop: of a trial that is revived. record:
-    set when the trial is finished.
+    index of the one that is drawn now. images: of all captions. history: metrics by number of images. stop: of a trial
+    that is revived. record: set when the trial is finished.
     """
 
     proposal: Proposal
+    images: int = 0
     quality: list[QualityShard] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=lambda: {"quality": [], "timing": [], "own_timing": []})
     missing: set[str] = field(default_factory=set)
@@ -65,11 +66,6 @@ class PendingTrial:
     @property
     def number(self) -> int:
         return self.proposal.number
-
-    @property
-    def images(self) -> int:
-        """Of all captions."""
-        return sum(shard.images for shard in self.quality)
 
     @property
     def rung_images(self) -> int:
@@ -195,16 +191,17 @@ class Planner:
         """
         whole = pending.number < len(self.sweep.enqueue)
         self.outline(pending)
+        quality, rungs = self.sweep.quality, pending.rungs[:-1]
+        pending.quality = plan_quality(
+            pending.config, self.captions, quality.shard, quality.samples, quality.batch, rungs
+        )
         pending.files["quality"] = [shard.name(self.experiment) for shard in pending.quality]
         return self._quality_tasks(pending, existing, pending.rungs[-1 if whole else 0])
 
     def outline(self, pending: PendingTrial) -> None:
-        """Set the trial's quality shards without their files' names, whose hashes are what planning costs."""
-        quality, rungs = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
-        pending.rungs = (*rungs, self.captions)
-        pending.quality = plan_quality(
-            pending.config, self.captions, quality.shard, quality.samples, quality.batch, rungs
-        )
+        """Set what a trial that has finished needs: its rungs and its number of images."""
+        pending.rungs = (*(self.sweep.racing.rungs if self.sweep.racing else ()), self.captions)
+        pending.images = self.captions * self.sweep.quality.samples
 
     def advance(self, pending: PendingTrial, existing: Collection[str]) -> list[Task]:
         """Go on to the next rung; returns the tasks for its shards whose files are not in `existing`."""

@@ -38,8 +38,9 @@ def _problem(path: Path, objectives: Sequence[str], records: dict[int, TrialReco
         if not complete:
             return f"line {number} is damaged"
     try:
-        studies = open_storage(str(path)).get_all_studies()
-        trials = [trial for study in studies for trial in open_storage(str(path)).get_all_trials(study._study_id)]
+        storage = open_storage(str(path))
+        studies = storage.get_all_studies()
+        trials = [trial for study in studies for trial in storage.get_all_trials(study._study_id, deepcopy=False)]
     except Exception as error:  # whatever Optuna raises for an entry that it did not write
         return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if len(studies) > 1:

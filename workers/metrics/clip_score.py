@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from search_spaces.params import as_tuples
 from workers.metrics.clip_files import ClipTowers, folder_identity, load_clip_folder
 from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, register_score
 from workers.metrics.pixels import SIDE
-from workers.models.checkpoint_files import WeightsError, content_hash
-from workers.models.own_files import read_module
+from workers.models.checkpoint_files import WeightsError, content_hash, is_shapes_only
+from workers.models.own_files import read_config, read_module
 from workers.scenes.captions import SLOTS, caption, parse
 from workers.scenes.images import IMAGE_SIZE
 
@@ -125,8 +126,12 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
         WeightsError: the file is missing, damaged, or of another model.
     """
     model, _ = read_module(path, "a scenes CLIP", lambda fields: SceneClip(ClipConfig.from_mapping(fields)))
-    model.identity = f"scenes-clip@{content_hash(path)}"
+    model.identity = _identity(path)
     return model.requires_grad_(False)
+
+
+def _identity(path: Path) -> str:
+    return f"scenes-clip@{content_hash(path)}"
 
 
 def _load(context: ScoreContext) -> Scorer:
@@ -137,9 +142,12 @@ def _load(context: ScoreContext) -> Scorer:
             folder_identity("clip-photo256", folder),
             lambda images, captions: model.cosines(images, [_PREFIX + text for text in captions]),
         )
-    scenes = load_clip(own_or_builtin(context.folder, BUILTIN)).to(context.device)
-    context.require_scenes("the scenes CLIP", scenes.image_size)
-    return Scorer(scenes.identity, scenes.cosines)
+    path = own_or_builtin(context.folder, BUILTIN)
+    scenes = cache(lambda: load_clip(path).to(context.device))
+    if path != BUILTIN or not is_shapes_only():  # a check of the package's own file would import transformers: seconds
+        scenes()
+    context.require_scenes("the scenes CLIP", ClipConfig.from_mapping(read_config(path)).image_size)
+    return Scorer(_identity(path), lambda images, captions: scenes().cosines(images, captions))
 
 
 register_score(

@@ -44,6 +44,10 @@ class CodedConditioner(nn.Module, ABC):
     def settings(self) -> dict[str, Any]:
         """The input of `build_conditioner`, without the width, as JSON values."""
 
+    def check(self, captions: Sequence[str]) -> None:
+        """Raise ValueError for a caption that the model cannot read."""
+        self.codes(captions)
+
     def embed(self, codes: Tensor) -> Tensor:
         """Prompt embeddings [B, P, D] of codes [B, P]."""
         rows: Tensor = self.values(codes)
