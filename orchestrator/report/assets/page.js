@@ -46,6 +46,8 @@ function drawControls() {
     if (key === "colour") state.hidden.clear();
     redraw();
   };
+  const fit = toggle("fit front", state.near, set("near"));
+  fit.title = "Axes that span the front and the labelled trials";
   show(
     "controls",
     choice("x", metrics, state.x, set("x")),
@@ -62,7 +64,7 @@ function drawControls() {
       set("colour"),
     ),
     toggle("error bars", state.bars, set("bars")),
-    toggle("fit front", state.near, set("near")),
+    fit,
   );
 }
 function drawLegend() {
