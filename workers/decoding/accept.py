@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
-from workers.decoding.kernels import FusedRule, is_available, walk_tree
+from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import sample_with_exponentials, to_probs
 from workers.decoding.state import Batch
@@ -152,13 +152,13 @@ class Acceptor:
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """Walk from the root to the last accepted node, and sample the token after it."""
+        """Go from the root to the last accepted node, and sample the token after it."""
         tests = self._tests(tree, batch)
         fused = self._fused[tree.probs is not None] if is_available(logits.device.type) else None
         if self.sampling.top_p < 1 and logits.numel() > _MAX_SORTED:
             fused = None
-        walk = self._walk if fused is None else partial(self._walk_at_once, fused)
-        slots, num_accepted, residual = walk(tree, tests, logits)
+        accept = self._accept if fused is None else partial(self._accept_at_once, fused)
+        slots, num_accepted, residual = accept(tree, tests, logits)
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
         drafts = tests.tokens.gather(1, slots[:, 1:])
         tokens = torch.cat([drafts, last], dim=1).scatter_(1, num_accepted[:, None], last)
@@ -171,19 +171,19 @@ class Acceptor:
         eligible = pad(tree.exists & (tree.shape.depth < batch.remaining[:, None]), (1, 0))
         return _Tests(eligible, pad(tree.tokens, (1, 0)), uniforms, self._omegas[:, : levels + 1][tree.levels])
 
-    def _walk_at_once(
+    def _accept_at_once(
         self, rule: FusedRule, tree: DraftTree, tests: _Tests, logits: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_walk` as one kernel. The residual is not normalised."""
+        """`_accept` as one kernel. The residual is not normalised."""
         proposals = [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
         nodes = [tree.shape.children, tests.tokens, tests.eligible]
-        result: tuple[Tensor, Tensor, Tensor] = walk_tree(
+        result: tuple[Tensor, Tensor, Tensor] = accept_tree(
             to_probs(logits, self.sampling), nodes, [tests.uniforms, tests.omegas], proposals, self.tables.neighbours,
             *astuple(rule),
         )  # fmt: skip
         return result
 
-    def _walk(self, tree: DraftTree, tests: _Tests, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _accept(self, tree: DraftTree, tests: _Tests, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Level by level, verify the children of the node accepted last.
 
         Returns slots [B, W] from the root to the last accepted node (see `AcceptResult.path`), the number of accepted

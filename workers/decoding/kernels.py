@@ -1,6 +1,6 @@
-"""What one Triton kernel does on an accelerator: random bits, and the walk over a draft tree.
+"""What one Triton kernel does on an accelerator: random bits, and acceptance along a draft tree.
 
-Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits` and `Acceptor._walk`.
+Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits` and `Acceptor._accept`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_available(device_type: str) -> bool:
 
 
 def implementation(device_type: str) -> str:
-    """What walks over trees and makes random bits there: "triton", or "torch" for the plain code."""
+    """What accepts drafts and makes random bits there: "triton", or "torch" for the plain code."""
     return "triton" if is_available(device_type) else "torch"
 
 
@@ -102,8 +102,8 @@ def _broadcast(*tensors: Tensor) -> torch.Size:
     return shape
 
 
-@torch.library.custom_op("specfrontier::walk_tree", mutates_args=())
-def walk_tree(
+@torch.library.custom_op("specfrontier::accept_tree", mutates_args=())
+def accept_tree(
     probs: Tensor,
     tree: Sequence[Tensor],
     tests: Sequence[Tensor],
@@ -123,7 +123,7 @@ def walk_tree(
     """
     import triton
 
-    from workers.decoding import walk_kernel
+    from workers.decoding import accept_kernel
 
     (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = probs.shape, tree, tests
     path, num_accepted, residuals = _outputs(probs, uniforms)
@@ -132,19 +132,19 @@ def walk_tree(
     source, rows = proposals if proposals else (probs, children)
     remaining = probs.new_empty(batch, vocabulary) if proposals else probs
     with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
-        walk_kernel.walk[(batch,)](
+        accept_kernel.accept_path[(batch,)](
             probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
             children if neighbours is None else neighbours, residuals, remaining, path, num_accepted,
             bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
             0 if neighbours is None else neighbours.stride(0), source.shape[1],
             children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
             KIND=kind, K=k, MEMBERS=triton.next_power_of_2(max(1, k - 1)), PAPER=paper, EXACT_RESIDUAL=exact_residual,
-            SAMPLED=bool(proposals), BLOCK=walk_kernel.BLOCK, num_warps=8,
+            SAMPLED=bool(proposals), BLOCK=accept_kernel.BLOCK, num_warps=8,
         )  # fmt: skip
     return path, num_accepted, residuals[:, 0].clone()
 
 
-@walk_tree.register_fake
+@accept_tree.register_fake
 def _(probs: Tensor, tree: Sequence[Tensor], tests: Sequence[Tensor], *_: object) -> tuple[Tensor, Tensor, Tensor]:
     path, num_accepted, residuals = _outputs(probs, tests[0])
     return path, num_accepted, residuals[:, 0].clone()

@@ -1,1 +1,1 @@
-"""Replay: acceptance rules walked over recorded decoding steps, without a model."""
+"""Replay: acceptance rules applied to recorded decoding steps, without a model."""

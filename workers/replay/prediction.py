@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.estimate import Estimate, block_sizes, with_left_out
-from workers.replay.walk import StepOutcomes
+from workers.replay.outcomes import StepOutcomes
 
 MEASURES = ("total_variation", "excess", "code_distance", "surprise")
 
@@ -23,7 +23,7 @@ MEASURES = ("total_variation", "excess", "code_distance", "surprise")
 class Prediction:
     """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per
     emitted token. Standard errors are over blocks of captions. approximate: what is drafted depends on the rule or on
-    what was accepted before, so that the walked drafts are not quite the setting's own.
+    what was accepted before, so that the replayed drafts are not quite the setting's own.
     """
 
     mean_accepted_length: Estimate

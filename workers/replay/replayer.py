@@ -23,12 +23,12 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.loading.models import Models
 from workers.metrics.estimate import BLOCKS
+from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.prediction import Prediction, interpolate, predict
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.recording_files import read_recording, recording_identity, write_recording
 from workers.replay.simulation import simulate
 from workers.replay.subtrees import contains, subtree, union_policy
-from workers.replay.walk import StepOutcomes, walk
 from workers.replay.windows import RECORDED_RULES, RELAXED, neighbours, relaxed_weight, window_lengths
 
 _MAX_STEPS = 512  # of a recording, about
@@ -46,16 +46,16 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trees:
-    """One rule, walked over any tree in the recorded ones."""
+    """One rule, applied to any tree in the recorded ones."""
 
     recording: _Recording
     rule: AcceptanceRule
     tables: NeighbourTables
 
-    def walk(self, tree: TreePolicy) -> StepOutcomes:
+    def outcomes(self, tree: TreePolicy) -> StepOutcomes:
         steps = self.recording.steps
         kept, levels = subtree(steps, self.recording.policy, tree)
-        return walk(steps, self.rule, self.tables, kept=kept, levels=levels)
+        return step_outcomes(steps, self.rule, self.tables, kept=kept, levels=levels)
 
 
 class RecordingKey(NamedTuple):
@@ -179,10 +179,10 @@ class Replayer:
                 recording.steps,
                 policy,
                 self.models.target.grid,
-                lambda depth, width: trees.walk(Dynamic(depth, width, policy.nodes)),
+                lambda depth, width: trees.outcomes(Dynamic(depth, width, policy.nodes)),
             )
             return replace(self._prediction(recording, *simulated), approximate=True)
-        return self._prediction(recording, _Trees(recording, config.acceptance, tables).walk(config.policy))
+        return self._prediction(recording, _Trees(recording, config.acceptance, tables).outcomes(config.policy))
 
     def _recording(self, place: _RecordingId, config: DecodingConfig) -> _Recording:
         """A recording, ranked if the setting's rule needs it."""
@@ -203,7 +203,7 @@ class Replayer:
     ) -> Prediction:
         """Of a window of one of the recorded lengths."""
         exact, relaxed = (
-            self._prediction(recording, walk(recording.steps, config.acceptance, tables))
+            self._prediction(recording, step_outcomes(recording.steps, config.acceptance, tables))
             for recording in (self._recording((key, length, rule), config) for rule in RECORDED_RULES)
         )
         emitted = exact.mean_accepted_length.value, relaxed.mean_accepted_length.value
@@ -214,7 +214,7 @@ class Replayer:
         """Tokens per pass of the recorded rule in its own recording."""
         if place not in self._speeds:
             recording = self._recordings[place]
-            outcomes = walk(recording.steps, place[2], NeighbourTables(), costs=False)
+            outcomes = step_outcomes(recording.steps, place[2], NeighbourTables(), costs=False)
             self._speeds[place] = self._prediction(recording, outcomes).mean_accepted_length.value
         return self._speeds[place]
 

@@ -1,8 +1,8 @@
 """Adjacency trees in replay: the policy adapts sizes along simulated images, and recorded steps stand for rounds.
 
 What a round emits depends on the size of its tree, and that on what rounds before it emitted. So images are simulated:
-a round at a token is replaced by its image's recorded step nearest on the grid, walked with the tree of the size that
-the policy asks for, and the number of accepted drafts is sampled from the walk's chances.
+a round at a token is replaced by its image's recorded step nearest on the grid, with the tree of the size that
+the policy asks for, and the number of accepted drafts is sampled from the outcomes' chances.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from search_spaces.trees import Adjacency
 from workers.decoding import rng
 from workers.decoding.adjacency import SizeMap
 from workers.models.target import Grid
+from workers.replay.outcomes import StepOutcomes
 from workers.replay.recording import RecordedSteps
-from workers.replay.walk import StepOutcomes
 
 _REPLICAS = 4  # simulated images of each recorded one
 
 
 def simulate(
-    steps: RecordedSteps, policy: Adjacency, grid: Grid, walk_size: Callable[[int, int], StepOutcomes]
+    steps: RecordedSteps, policy: Adjacency, grid: Grid, outcomes_of: Callable[[int, int], StepOutcomes]
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
     """The outcomes of R simulated rounds, the recorded step [R] that stands for each, and its token position [R].
 
-    walk_size: the outcomes of the recorded steps with trees of this depth and width.
+    outcomes_of: the outcomes of the recorded steps with trees of this depth and width.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
@@ -36,17 +36,17 @@ def simulate(
     sizes = SizeMap(policy, grid.cols, min(policy.widest, steps.target.shape[2]))
     sizes.prepare(len(keys), grid.tokens, device)
     emitted = torch.ones_like(keys)
-    walked: dict[tuple[int, int], StepOutcomes] = {}
+    known: dict[tuple[int, int], StepOutcomes] = {}
     parts: list[tuple[StepOutcomes, Tensor, Tensor]] = []
     while len(active := (emitted < grid.tokens).nonzero()[:, 0]):
         depth, width = sizes.next_size(keys, emitted.clamp(max=grid.tokens - 1))
         accepted = torch.zeros_like(emitted)
         for size in set(zip(depth[active].tolist(), width[active].tolist(), strict=True)):
-            if size not in walked:
-                walked[size] = walk_size(*size)
+            if size not in known:
+                known[size] = outcomes_of(*size)
             rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
             step = nearest[rows, emitted[rows]]
-            outcomes = walked[size].select(step)
+            outcomes = known[size].select(step)
             number = rng.uniform(keys[rows], emitted[rows], rng.Purpose.ACCEPT, torch.zeros_like(rows))
             accepted[rows] = (number[:, None] < outcomes.at_least[:, 1:]).sum(1)
             parts.append((outcomes, step, emitted[rows]))

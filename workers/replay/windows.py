@@ -2,7 +2,7 @@
 
 A draft gets better with every pass that it waits in the window, and the more a rule accepts, the fewer passes that is.
 So a window is recorded at two speeds, that of the exact rule and that of a relaxed one, and at a few lengths. A
-setting's rule is walked over the recordings of the lengths next to its own; between the two speeds, the logs of the
+setting's rule is applied to the recordings of the lengths next to its own; between the two speeds, the logs of the
 tokens it emits per pass are interpolated linearly in the log of the speed, and between two lengths in the log of the
 length. Its own speed is where it emits as many tokens per pass as the window slides.
 """

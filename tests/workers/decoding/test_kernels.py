@@ -46,7 +46,7 @@ RULES: dict[str, AcceptanceRule] = {
 def small_blocks() -> Iterator[None]:
     """Smaller than the vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
-        for kernel in ("walk_kernel", "rng_kernel"):
+        for kernel in ("accept_kernel", "rng_kernel"):
             patch.setattr(f"workers.decoding.{kernel}.BLOCK", BLOCK)
         yield
 
@@ -99,12 +99,12 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
     tree, neighbours = (sampled_tree if sampled else chosen_tree)(generator), tables(generator)
     logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     slots = (tree.shape.parents + 1).expand(ROWS, -1)
-    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0  # so that walks end at all depths
+    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0  # so that paths end at all depths
     logits[0] *= 1e4  # all mass on one token: a rejection of it leaves nothing
     acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, logits.device)
     tests = acceptor._tests(tree, batch_of(tree))
-    path, num_accepted, residual = acceptor._walk(tree, tests, logits)
-    fused_path, fused_num_accepted, fused_residual = acceptor._walk_at_once(rule, tree, tests, logits)
+    path, num_accepted, residual = acceptor._accept(tree, tests, logits)
+    fused_path, fused_num_accepted, fused_residual = acceptor._accept_at_once(rule, tree, tests, logits)
     assert len(set(num_accepted.tolist())) > 1
     assert fused_num_accepted.tolist() == num_accepted.tolist()
     assert torch.equal(fused_path[:, : path.shape[1]], path)
@@ -122,14 +122,14 @@ def test_any_layout_of_the_neighbour_table(k: int) -> None:
     rule = AcceptanceRule(Additive(k, 0.4))
     layouts = [table[:, :k].contiguous(), table[:, :k], table.long(), table.repeat(1, 2).long()[:, :k]]
     assert {layout.stride() for layout in layouts} == {(k, 1), (CODES, 1), (2 * CODES, 1)}
-    walks = []
+    results = []
     for layout in layouts:
         acceptor = Acceptor(rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, logits.device)
         tests = acceptor._tests(tree, batch_of(tree))
-        walks.append(acceptor._walk_at_once(fused_rule(rule, sampled=False), tree, tests, logits))
-    path, num_accepted, residual = acceptor._walk(tree, tests, logits)
+        results.append(acceptor._accept_at_once(fused_rule(rule, sampled=False), tree, tests, logits))
+    path, num_accepted, residual = acceptor._accept(tree, tests, logits)
     assert len(set(num_accepted.tolist())) > 1
-    for fused_path, fused_num_accepted, fused_residual in walks:
+    for fused_path, fused_num_accepted, fused_residual in results:
         assert fused_num_accepted.tolist() == num_accepted.tolist()
         assert torch.equal(fused_path[:, : path.shape[1]], path)
         torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
@@ -161,7 +161,7 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
     logits[2:4] = torch.nan
     acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
     rule = fused_rule(RULES[name], sampled=True)
-    _, num_accepted, residual = acceptor._walk_at_once(rule, tree, acceptor._tests(tree, batch_of(tree)), logits)
+    _, num_accepted, residual = acceptor._accept_at_once(rule, tree, acceptor._tests(tree, batch_of(tree)), logits)
     assert (
         residual.isnan().any(1).tolist() == residual.isnan().all(1).tolist() == [False] * 2 + [True] * 2 + [False] * 4
     )
@@ -173,7 +173,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from workers.decoding.rng_kernel import bits
-from workers.decoding.walk_kernel import walk
+from workers.decoding.accept_kernel import accept_path
 
 POINTERS = dict(
     fp32="probs proposals uniforms omegas residuals remaining", i32="neighbours", u8="eligible",
@@ -196,8 +196,9 @@ for kind, k, members, paper, exact, sampled in (
     names = ("KIND", "K", "MEMBERS", "PAPER", "EXACT_RESIDUAL", "SAMPLED")
     constants = dict(zip(names, (kind, k, members, paper, exact, sampled)), BLOCK=2048)
     types = TYPES | {"bound": "fp32", "slots": "i32", "neighbours": "*i64" if kind == 3 else "*i32"}
-    compile(walk, constants, types)
-    compile(walk, constants | dict.fromkeys(("width", "ranks", "levels", "proposal_count", "node_stride"), 1), types)
+    compile(accept_path, constants, types)
+    ones = dict.fromkeys(("width", "ranks", "levels", "proposal_count", "node_stride"), 1)
+    compile(accept_path, constants | ones, types)
 strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
 compile(bits, {"PURPOSE": 3, "BLOCK": 1024}, TYPES | strides)
 """
@@ -208,7 +209,7 @@ def test_they_compile_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["walk"] * 8 + ["bits"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["accept_path"] * 8 + ["bits"]
 
 
 def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:

@@ -15,11 +15,11 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import MetricUnavailable
 from workers.models.target import Grid
+from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.prediction import Prediction, predict
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
 from workers.replay.subtrees import subtree
-from workers.replay.walk import StepOutcomes, walk
 from workers.scenes.images import sample_captions
 
 IMAGES, RECORDED = 8, Chain(5)
@@ -64,7 +64,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         setting = config(length, acceptance)
         kept, levels = subtree(steps, RECORDED, setting.policy)
         tables = build_tables(setting, models.target)
-        outcomes = walk(steps, setting.acceptance, tables, kept=kept, levels=levels)
+        outcomes = step_outcomes(steps, setting.acceptance, tables, kept=kept, levels=levels)
         predicted = predict(outcomes, image, row, IMAGES).mean_accepted_length
         results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
         measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)

@@ -12,10 +12,10 @@ from search_spaces.trees import Adjacency, Dynamic, TreePolicy
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import tabular
 from workers.models.target import Grid
+from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.simulation import nearest_steps, simulate
 from workers.replay.subtrees import subtree, union_policy
-from workers.replay.walk import StepOutcomes, walk
 
 CODES, GRID, IMAGES = 5, Grid(2, 3), 300
 RELAXED = AcceptanceRule(schedule=Constant(2.0))
@@ -40,11 +40,11 @@ def rounds(policy: TreePolicy, rule: AcceptanceRule) -> tuple[RecordedSteps, flo
 
 
 def simulated_length(steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule) -> float:
-    def walk_size(depth: int, width: int) -> StepOutcomes:
+    def outcomes_of(depth: int, width: int) -> StepOutcomes:
         kept, levels = subtree(steps, recorded, Dynamic(depth, width, policy.nodes))
-        return walk(steps, rule, NeighbourTables(), kept=kept, levels=levels)
+        return step_outcomes(steps, rule, NeighbourTables(), kept=kept, levels=levels)
 
-    outcomes, _, position = simulate(steps, policy, GRID, walk_size)
+    outcomes, _, position = simulate(steps, policy, GRID, outcomes_of)
     assert len(outcomes.emitted) == len(position)
     return len(position) and IMAGES * 4 * (GRID.tokens - 1) / len(position)
 

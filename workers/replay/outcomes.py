@@ -52,7 +52,7 @@ class StepOutcomes:
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
-def walk(
+def step_outcomes(
     steps: RecordedSteps,
     rule: AcceptanceRule,
     tables: NeighbourTables,
@@ -61,9 +61,9 @@ def walk(
     levels: Tensor | None = None,
     costs: bool = True,
 ) -> StepOutcomes:
-    """Walk a rule over steps.
+    """Apply a rule to steps.
 
-    kept [S, N] bool, levels [S]: walk the sub-tree of these nodes, as a tree of so many drafted levels. costs: also
+    kept [S, N] bool, levels [S]: use the sub-tree of these nodes, as a tree of so many drafted levels. costs: also
     `total_variation`, which takes most of the time of a relaxed rule; otherwise it is not the rule's.
     """
     depth = steps.depth if kept is None else steps.depth * kept

@@ -1,4 +1,4 @@
-"""A walk over recorded steps gives the expectations of the round: against a plain enumeration of all of its outcomes.
+"""The outcomes of recorded steps are the expectations of the round: against a plain enumeration of all of its outcomes.
 
 tests/oracles/rounds.py enumerates what a round emits from the formulas. Where children are chosen, a step's expectation
 is the enumerated one to rounding. Where they are sampled, the mean over 20,000 recorded drafts is, within 5 standard
@@ -33,8 +33,8 @@ from tests.workers.decoding.test_accept_distribution import (
     probs_after,
     tables,
 )  # fmt: skip
+from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps, StepRecorder
-from workers.replay.walk import StepOutcomes, walk
 
 Children = Literal["sampled", "top"]
 Resampling = Literal["paper", "optimal"]
@@ -84,7 +84,7 @@ def test_the_emitted_tokens_are_the_enumerated_ones(name: str, resampling: Resam
     fast, plain = with_resampling(name, resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
     steps, first = record(children, sampling, DRAWS if children == "sampled" else 100)
-    outcomes = walk(steps, fast, LOOKUP)
+    outcomes = step_outcomes(steps, fast, LOOKUP)
     for token in set(first.tolist()):
         rounds_after = enumerate_rounds(fast, plain, children, sampling, token)
         expected = sum(len(tokens) * weight for tokens, weight in rounds_after.items())
@@ -99,10 +99,10 @@ def test_a_kept_ranking_changes_nothing_and_lengths_need_no_costs(
 ) -> None:
     fast, _ = with_resampling(name, resampling)
     steps, _ = record(children, Sampling(), 200)
-    outcomes, ranked = walk(steps, fast, LOOKUP), walk(steps.ranked(), fast, LOOKUP)
+    outcomes, ranked = step_outcomes(steps, fast, LOOKUP), step_outcomes(steps.ranked(), fast, LOOKUP)
     for field in fields(StepOutcomes):
         torch.testing.assert_close(getattr(ranked, field.name), getattr(outcomes, field.name))
-    assert torch.equal(walk(steps, fast, LOOKUP, costs=False).at_least, outcomes.at_least)
+    assert torch.equal(step_outcomes(steps, fast, LOOKUP, costs=False).at_least, outcomes.at_least)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -113,7 +113,7 @@ def test_total_variation_of_the_first_token(name: str, resampling: Resampling, c
     fast, plain = with_resampling(name, resampling)
     steps, first = record(children, Sampling(), DRAWS if children == "sampled" else 100)
     kept = (steps.depth == 1) & (torch.arange(steps.depth.shape[1]) < count)
-    outcomes = walk(steps, fast, LOOKUP, kept=kept)
+    outcomes = step_outcomes(steps, fast, LOOKUP, kept=kept)
     omega = fast.schedule.omegas(LEVELS)[0]
     for token in set(first.tolist()):
         q, p = (probs[()] for probs in probs_after(token, Sampling()))
@@ -139,7 +139,7 @@ def test_total_variation_counts_every_reached_slot() -> None:
         path.append(int(steps.children[0, inner[0, 0], 0]))
     kept = torch.zeros_like(steps.depth, dtype=torch.bool)
     kept[:, path] = True
-    outcomes = walk(steps, fast, LOOKUP, kept=kept)
+    outcomes = step_outcomes(steps, fast, LOOKUP, kept=kept)
     omegas = fast.schedule.omegas(LEVELS)
     for token in set(first.tolist()):
         q, p = probs_after(token, Sampling())

@@ -1,4 +1,4 @@
-"""A Triton kernel that walks a draft tree in one launch: `Acceptor._walk` defines what it computes.
+"""A Triton kernel for the accepted path of a draft tree in one launch: `Acceptor._accept` defines what it computes.
 
 A program decides one row. It tests children in order, each against the residual of the target's probs after the
 rejections before it, and stops at the first level without an accepted child. Distributions are read in blocks;
@@ -139,7 +139,7 @@ def _repeat_last(path, node, depth, levels):
 
 
 @triton.jit
-def walk(
+def accept_path(
     probs, proposals, proposal_rows, children, tokens, eligible, uniforms, omegas, neighbours,
     residuals, remaining, path, num_accepted,
     bound, slots, width, ranks, levels, vocabulary, table_width, proposal_count, children_stride, node_stride,
@@ -147,7 +147,7 @@ def walk(
     KIND: tl.constexpr, K: tl.constexpr, MEMBERS: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr,
     SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See `kernels.walk_tree`. residuals [B, 2, V]: the first is the result. ranks: of the uniforms."""
+    """See `kernels.accept_tree`. residuals [B, 2, V]: the first is the result. ranks: of the uniforms."""
     row = tl.program_id(0).to(tl.int64)
     probs, residuals = probs + row * slots * vocabulary, residuals + row * 2 * vocabulary
     remaining, proposals = remaining + row * vocabulary, proposals + row * proposal_count * vocabulary
@@ -155,9 +155,9 @@ def walk(
     tokens, eligible, children = tokens + row * slots, eligible + row * slots, children + row * children_stride
     uniforms, omegas, path = uniforms + row * levels * ranks, omegas + row * (levels + 1), path + row * (levels + 1)
     node, depth, side = tl.program_id(0) * 0, tl.program_id(0) * 0, tl.program_id(0) * 0
-    walking = depth == 0
+    accepting = depth == 0
     tl.store(path, 0)
-    while walking:
+    while accepting:
         tl.debug_barrier()  # all threads have read what is overwritten now
         _copy(probs + node.to(tl.int64) * vocabulary, residuals + side * vocabulary, vocabulary, BLOCK)
         mass, share = 1.0, 1.0  # of the residual; of the proposal that remains
@@ -191,8 +191,8 @@ def walk(
                         share = tl.maximum(_remove(remaining, x, vocabulary, BLOCK), 1.1754943508222875e-38)
             rank += 1
             testing = (accepted == 0) & (rank < width)
-        walking = accepted > 0
-        if walking:
+        accepting = accepted > 0
+        if accepting:
             node, depth = accepted, depth + 1
             tl.store(path + depth, node.to(tl.int64))
     tl.store(num_accepted + row, depth.to(tl.int64))
