@@ -126,9 +126,9 @@ class Driver:
             self._baseline = pending  # all trials need its images: its missing shards run even if it has a record
         elif record is not None:
             return
-        if record is None:
-            self.emit(started_event(proposal, pending.images, self._names))
         self._submit(self.planner.plan(pending, self.shards) + timings)
+        if record is None:
+            self.emit(started_event(pending, self.shards, self._names))
         self._submit_ready()
 
     def _model_problem(self, proposal: Proposal) -> str | None:

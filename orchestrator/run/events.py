@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from orchestrator.results.names import SettingNames
 from orchestrator.results.trials import TrialRecord
+from orchestrator.run.pending import PendingTrial
 from orchestrator.run.study import Proposal
 
 
@@ -14,10 +16,14 @@ def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) 
     return {"event": event, "trial": trial.number, "label": trial.label, "setting": names.name(trial.config)}
 
 
-def started_event(proposal: Proposal, images: int, names: SettingNames) -> dict[str, Any]:
-    """The event of a trial that starts. images: of all captions; racing may stop it earlier."""
-    config = {} if proposal.config is None else proposal.config.flat()
-    return trial_event("trial_started", proposal, names) | {"images": images, "config": config}
+def started_event(pending: PendingTrial, existing: Collection[str], names: SettingNames) -> dict[str, Any]:
+    """The event of a trial that starts, with its images and the number of shards that are not among the `existing`
+    files. Racing may stop it before the last.
+    """
+    files = {*pending.files["quality"], *pending.files["own_timing"]}
+    shards = sum(name not in existing for name in files)
+    facts = {"images": pending.images, "shards": shards, "config": pending.config.flat()}
+    return trial_event("trial_started", pending.proposal, names) | facts
 
 
 def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict[str, Any]:

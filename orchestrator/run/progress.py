@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _LINE_INTERVAL_S = 5.0  # between lines about finished shards
+_MIN_REMAINING_S = 1.0  # that is shown
+_BAR_WIDTH = 20  # columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Finished:
 class Progress:
     """The state of a sweep, updated by its events.
 
-    objectives: metric and direction. running: titles of trials by number. candidates: trials that meet the constraints,
-    by number. phase: what is prepared.
+    objectives: metric and direction. running: labels, or else settings, of trials by number. candidates: trials that
+    meet the constraints, by number. phase: what is prepared. is_over: whether the launch has returned.
     """
 
     planned: int | None
@@ -51,6 +53,7 @@ class Progress:
     phase: str = ""
     note: str = ""
     workers: int = 0
+    is_over: bool = False
     start_time: float = field(default_factory=time.monotonic)
     forecast: Forecast = field(default_factory=Forecast)
 
@@ -61,7 +64,7 @@ class Progress:
             self.done = self.failed = self.stopped = self.workers = 0
             self.running.clear()
         elif kind in ("trial_started", "trial_resumed"):
-            self.running[event["trial"]] = title(event)
+            self.running[event["trial"]] = clean(event.get("label") or event["setting"])
         elif kind == "shard" and event["kind"] == "quality":
             self.images += event["images"]
         elif kind in ("trial_finished", "trial_revived", "revival_failed"):
@@ -80,6 +83,7 @@ class Progress:
         self.running.pop(event["trial"], None)
         if kind == "trial_finished":
             self.done += 1
+            self.note = "" if event["new"] else self.note
             self.failed += event["state"] == "failed"
             self.stopped += event["state"] == "stopped"
         elif kind == "trial_revived":
@@ -136,9 +140,11 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_remaining(remaining: Range | None) -> str:
-    """`49:00 left (35:00 to 63:00)`."""
+    """`49:00 left (35:00 to 63:00)`; `finishing` once nothing can be forecast."""
     if remaining is None:
         return "? left"
+    if remaining.value < _MIN_REMAINING_S:
+        return "finishing"
     value, low, high = (format_duration(seconds) for seconds in remaining)
     return f"{value} left" + (f" ({low} to {high})" if low != high else "")
 
@@ -146,8 +152,8 @@ def describe_remaining(remaining: Range | None) -> str:
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
     share = progress.forecast.share_done()
-    percent = "" if share is None else f"{100 * share:.0f} % · "
-    return f"{percent}{_trials(progress)} · {_rate(progress)} · {_time_left(progress)}"
+    percent = "" if share is None else f"{int(100 * share)} % · "
+    return f"{percent}{_trials(progress)} · {_rate(progress)} · {_elapsed(progress)} · {_time_left(progress)}"
 
 
 def _trials(progress: Progress) -> str:
@@ -159,7 +165,11 @@ def _trials(progress: Progress) -> str:
 
 def _rate(progress: Progress) -> str:
     rate = f"{progress.images} images, {progress.images_per_second:.1f}/s"
-    return f"{rate} · {counted(progress.workers, 'worker')} · {format_duration(progress.elapsed)} elapsed"
+    return f"{rate} · {counted(progress.workers, 'worker')}"
+
+
+def _elapsed(progress: Progress) -> str:
+    return f"{format_duration(progress.elapsed)} elapsed"
 
 
 def _time_left(progress: Progress) -> str:
@@ -220,28 +230,36 @@ def show_live(progress: Progress, console: Console | None = None) -> Iterator[Ev
                 live.console.print(line, style="red", markup=False, highlight=False)
 
         yield show
+        progress.is_over = True
 
 
 def render(progress: Progress) -> RenderableType:
-    """The live view."""
+    """The live view; of a sweep that is over one line, because the summary shows its front."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
+    if progress.is_over:
+        return Text(f"{_trials(progress)} · {_elapsed(progress)} · {_rate(progress)}")
     state = Table.grid(padding=(0, 1))
-    share = progress.forecast.share_done()
-    line = f"{_trials(progress)} · {_time_left(progress)}"
-    if share is None:
-        state.add_row(Text(line))
-    else:
-        state.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{100 * share:3.0f} %", Text(line))
+    if (share := progress.forecast.share_done()) is not None:
+        bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
+        state.add_row(bar, f"{int(100 * share):2} %", _time_left(progress))
+    trials = Text(f"{_trials(progress)} · {_elapsed(progress)}")
     activity = Text(clean(progress.activity), overflow="ellipsis", no_wrap=True)
     notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
     notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
     rows = progress.front()
-    if not rows:
-        return Group(state, Text(_rate(progress)), activity, *notes)
+    front = ["", _front_table(progress, rows)] if rows else []
+    return Group(state, trials, Text(_rate(progress)), activity, *notes, *front)
+
+
+def _front_table(progress: Progress, rows: Iterable[tuple[int, Finished]]) -> RenderableType:
+    """The front so far."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("trial", justify="right")
     table.add_column("on the front so far", overflow="fold")
@@ -252,7 +270,7 @@ def render(progress: Progress) -> RenderableType:
         for value in values:
             value.highlight_regex(r"± .*", "dim")
         table.add_row(str(number), Text(trial.title), *values)
-    return Group(state, Text(_rate(progress)), activity, *notes, "", table)
+    return table
 
 
 def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[EventSink]:

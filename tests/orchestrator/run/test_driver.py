@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,7 @@ from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
 from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_storage import open_storage
-from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
+from orchestrator.run.tasks import Event, Outcome, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -190,6 +191,17 @@ def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
     assert not set(shards) & set(kept)
     assert set(shards) | set(kept) >= first.shards
     assert len(shards) == len(set(shards))
+
+
+def test_a_trial_that_starts_says_how_many_shards_it_lacks(tmp_path: Path) -> None:
+    config, events = sweep(tmp_path), list[Event]()
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "cut", Dying(37))
+    run(config, tmp_path / "cut", InstantWorkers(), emit=events.append)
+    started = {event["trial"]: event["shards"] for event in events if event["event"] == "trial_started"}
+    drawn = Counter(event["trial"] for event in events if event["event"] == "shard")
+    assert started == {number: drawn[number] for number in started}
+    assert len(set(started.values())) > 1, "the first ones had shards already"
 
 
 def test_a_duplicate_config_is_not_run_again(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ class History:
         self.forecast, self.now, self.idle, self.number = Forecast(trials, images), 100.0, idle, 0
         self.forecast.update({"event": "workers", "alive": workers}, self.now)
 
-    def start(self, kind: str = "chain", label: str = "", images: int = 0) -> int:
+    def start(self, kind: str = "chain", label: str = "", images: int = 0, shards: int = 1) -> int:
         config = {"drafter.kind": "eagle", "tree.policy": kind}
-        event = {"trial": self.number, "label": label, "config": config, "images": images}
+        event = {"trial": self.number, "label": label, "config": config, "images": images, "shards": shards}
         self.forecast.update({"event": "trial_started", **event}, self.now)
         self.number += 1
         return self.number - 1
@@ -36,7 +36,7 @@ class History:
 
     def run(self, *seconds: float, kind: str = "chain", label: str = "") -> None:
         """A trial of shards that take these seconds."""
-        trial = self.start(kind, label)
+        trial = self.start(kind, label, shards=len(seconds))
         for each in seconds:
             self.shard(trial, each)
         self.finish(trial)
@@ -66,19 +66,74 @@ def test_the_first_images_give_a_first_estimate() -> None:
 
 
 def test_the_share_that_is_done_grows_with_every_shard() -> None:
+    """Of each of four trials: two shards with images, one that times, and the measurement."""
     history = History(trials=4)
     assert history.forecast.share_done() == 0
-    first, second = history.start(images=20), history.start(images=20)
+    first, second = history.start(images=20, shards=3), history.start(images=20, shards=3)
     history.shard(first, 1.0)
-    assert history.forecast.share_done() == pytest.approx(0.125)
+    assert history.forecast.share_done() == pytest.approx(1 / 16)
     history.shard(second, 1.0, kind="timing")
-    assert history.forecast.share_done() == pytest.approx(0.125)
+    assert history.forecast.share_done() == pytest.approx(2 / 16)
     history.finish(first, state="stopped")
-    assert history.forecast.share_done() == pytest.approx(0.25)
+    assert history.forecast.share_done() == pytest.approx(5 / 16)
     images = History(images=40)
-    images.shard(images.start(images=20), 1.0)
-    assert images.forecast.share_done() == pytest.approx(0.25)
+    images.shard(images.start(images=20, shards=3), 1.0)
+    assert images.forecast.share_done() == pytest.approx(1 / 8)
     assert History().forecast.share_done() is None, "no budget that can be counted"
+
+
+def test_a_sweep_is_not_done_before_its_launch_returns() -> None:
+    """The last shard is followed by a measurement, and the last trial perhaps by stopped ones that go on."""
+    history = History(trials=4, images=30)
+    for _ in range(3):
+        history.run(8.0)
+    last = history.start(images=10)
+    history.shard(last, 8.0)
+    assert history.forecast.share_done() == pytest.approx(0.99), "the images are drawn"
+    assert history.remaining == (0, 0, 0), "the measurement is not forecast"
+    history.finish(last)
+    assert history.forecast.share_done() == pytest.approx(0.99)
+    assert history.remaining == (0, 0, 0)
+    done = History(trials=2)
+    for _ in range(2):
+        done.finish(0, new=False)
+    assert done.remaining == (0, 0, 0), "a resumed sweep that has no trial left"
+
+
+def test_the_last_shard_runs_on_one_worker() -> None:
+    """The other one idles, and 3 s ago the one with the shard finished another. They worked 70 of 70 + 60 s."""
+    history = History(workers=2, trials=4)
+    for worker in "aab":
+        trial = history.start(shards=2)
+        for _ in range(2):
+            history.shard(trial, 10.0, worker)
+        history.finish(trial)
+    last = history.start(shards=2)
+    history.shard(last, 10.0, "a")
+    history.now += 3
+    assert history.remaining is not None
+    assert history.remaining.value == pytest.approx(10 * 130 / 70 - 3)
+
+
+def test_a_shard_that_takes_longer_is_not_the_work_of_others() -> None:
+    history = History(trials=4)
+    for _ in range(3):
+        history.run(10.0, 10.0)
+    history.start(shards=2)
+    history.now += 1000
+    assert history.remaining is not None
+    assert history.remaining.value == pytest.approx(10), "one of two equal shards"
+
+
+def test_a_trial_that_costs_more_than_its_kind_goes_on_at_its_own_rate() -> None:
+    history = History(trials=4)
+    for _ in range(3):
+        history.run(4.0, 4.0)
+    trial = history.start(shards=3)
+    history.shard(trial, 10.0)
+    history.shard(trial, 20.0)
+    assert history.remaining is not None
+    assert history.remaining.value == pytest.approx(15)
 
 
 def test_trials_in_flight_cost_what_their_kind_does() -> None:
@@ -86,7 +141,7 @@ def test_trials_in_flight_cost_what_their_kind_does() -> None:
     history = History(trials=5)
     for kind, seconds in (("chain", 4.0), ("dynamic", 12.0), ("chain", 4.0), ("dynamic", 12.0)):
         history.run(seconds, kind=kind)
-    trial = history.start("chain")
+    trial = history.start("chain", shards=2)
     history.shard(trial, 2.0)
     assert history.remaining is not None
     assert history.remaining.value == pytest.approx(16 / 3 - 2)

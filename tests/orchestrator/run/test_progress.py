@@ -36,7 +36,7 @@ OBJECTIVES = {
 
 
 def started(trial: int, setting: str = "", images: int = 8) -> dict[str, Any]:
-    facts = {"label": "", "setting": setting or f"chain {trial}", "images": images, "config": {}}
+    facts = {"label": "", "setting": setting or f"chain {trial}", "images": images, "shards": 1, "config": {}}
     return {"event": "trial_started", "trial": trial, **facts}
 
 
@@ -72,7 +72,7 @@ def after(*events: Mapping[str, Any], trials: int | None = 10, seconds: float = 
 def test_events_are_counted() -> None:
     workers = {"event": "workers", "alive": 3, "note": "worker-1 is replaced"}
     shards = [shard(0), shard(1, 4), shard(0, 3, "timing")]
-    progress = after(workers, started(0), started(1), started(2), *shards, finished(0), failed(1))
+    progress = after(started(0), started(1), started(2), *shards, finished(0), failed(1), workers)
     assert (progress.done, progress.failed, progress.images, progress.workers) == (2, 1, 12, 3)
     assert progress.running == {2: "chain 2"}
     assert progress.note == "worker-1 is replaced"
@@ -124,6 +124,7 @@ def test_the_front_holds_the_feasible_nondominated_trials() -> None:
     ("remaining", "text"),
     [
         (None, "? left"),
+        (Range(0.4, 0.0, 20.0), "finishing"),
         (Range(60.0, 60.2, 59.8), "1:00 left"),
         (Range(600.0, 480.0, 7200.0), "10:00 left (8:00 to 2:00:00)"),
     ],
@@ -149,6 +150,25 @@ def test_headline() -> None:
     )
     assert text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · ? left"
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
+
+
+def test_the_headline_does_not_claim_that_a_running_sweep_is_done() -> None:
+    """The last of 200 trials waits for its measurement, then the sweep for its last steps."""
+    workers, whole = {"event": "workers", "alive": 2}, [finished(number) for number in range(199)]
+    progress = after(workers, *whole, started(199), shard(199), trials=200)
+    assert headline(progress).startswith("99 % · 199/200 trials")
+    assert headline(progress).endswith(" · finishing")
+    progress.update(finished(199))
+    assert headline(progress).startswith("99 % · 200/200 trials")
+    assert headline(progress).endswith(" · finishing")
+
+
+def test_a_finished_trial_ends_the_note_before_it() -> None:
+    note = {"event": "note", "note": "worker-1 has run a shard for 62 s; another worker runs it too"}
+    progress = after(note, finished(0, new=False))
+    assert progress.note == note["note"], "an earlier launch finished that trial"
+    progress.update(finished(1))
+    assert progress.note == ""
 
 
 def test_the_line_of_a_finished_trial() -> None:
@@ -195,23 +215,26 @@ def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def live(progress: Progress, *events: Mapping[str, Any], width: int = 100) -> str:
-    """The live view at its end, on a terminal of that width."""
-    console = Console(record=True, width=width, force_terminal=True, file=io.StringIO(), color_system=None)
-    with show_live(progress, console) as show:
+    """The live view after these events, on a terminal of that width, below the lines that they left above it."""
+    above, view = (
+        Console(record=True, width=width, force_terminal=True, file=io.StringIO(), color_system=None) for _ in range(2)
+    )
+    with show_live(progress, above) as show:
         for event in events:
             progress.update(event)
             show(event)
-    console.print(render(progress))
-    return console.export_text()
+        view.print(render(progress))
+    lines = [line for line in above.export_text().splitlines() if line.startswith("trial ")]
+    return "\n".join([*lines, view.export_text()])
 
 
 def test_the_live_view() -> None:
-    progress = after({"event": "workers", "alive": 2, "note": "reading the reference"}, started(3, "[bold]x[/bold]"))
+    progress, note = after(started(3, "[bold]x[/bold]")), {"event": "note", "note": "tables not written: disk full"}
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 0.5, 6.0)]
-    text = live(progress, *whole, failed(4), failed(5, new=False))
+    text = live(progress, *whole, failed(4), failed(5, new=False), note)
     assert "5/10 trials, 2 failed" in text
     assert "running: 3 [bold]x[/bold]" in text, "not read as markup"
-    assert "reading the reference" in text
+    assert "tables not written: disk full" in text
     assert "━" in text, "the bar"
     rows = [line.split() for line in text.splitlines() if "chain" in line]
     assert ["0", "chain", "0", "1", "4.00", "±", "0.25"] in rows
@@ -230,6 +253,39 @@ def test_the_live_view_shows_names_as_they_are(label: str) -> None:
     assert f"{label} speedup" in text
     assert f"{label}: chain 2: failed" in text
     assert f"running: 1 {label}" in text
+
+
+def test_a_long_sweep_fits_80_columns() -> None:
+    """Hours, hundreds of trials, failed and stopped ones: nothing is folded."""
+    ends = [failed(number) for number in range(10)]
+    ends += [finished(n, state="stopped", feasible=False, images=9, cause="") for n in range(10, 40)]
+    trials = []
+    for n in range(40, 44):
+        trials += [started(n), shard(n, 90_000) | {"seconds": 1000.0 * n}, finished(n)]
+    progress = after({"event": "workers", "alive": 16}, *ends, *trials, trials=400, seconds=90_000)
+    lines = live(progress, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(" left (" in line for line in lines)
+    assert any(line.startswith("44/400 trials, 10 failed, 30 stopped early · ") for line in lines)
+    assert any(line.startswith("360000 images, ") and line.endswith(" · 16 workers") for line in lines)
+
+
+def test_running_trials_are_listed_by_their_labels() -> None:
+    progress = after(started(0, "eagle-chain4 exact") | {"label": "exact"}, started(1, "eagle-chain5 additive"))
+    assert progress.activity == "running: 0 exact, 1 eagle-chain5 additive"
+
+
+def test_a_finished_sweep_leaves_one_line() -> None:
+    """The summary shows the front. An interrupted sweep has none."""
+    console = Console(record=True, width=80, force_terminal=True, file=io.StringIO(), color_system=None)
+    progress = after(finished(0), finished(1, 2.0, 6.0), trials=2)
+    with show_live(progress, console):
+        console.clear()
+    assert [line.split(" · ")[0] for line in console.export_text().splitlines()] == ["2/2 trials"]
+    progress, console.record = after(finished(0), trials=2), True
+    with pytest.raises(KeyboardInterrupt), show_live(progress, console):
+        raise KeyboardInterrupt
+    assert "on the front so far" in console.export_text()
 
 
 def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
