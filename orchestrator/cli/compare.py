@@ -111,7 +111,7 @@ def compare(
         groups = _group(front, by)
         corner = o.read_point(reference_point, len(front.axes))
         found = comparison.compare(front.joint_errors(), groups, front.axes, corner)
-        warnings = [*missing, *comparison.cautions(identities, front.axes)]
+        warnings = [*missing, *_cautions(front, [*(subject_to or ()), *(where or ())])]
     if html:
         typer.echo(_write_page(opened, front, found, warnings, out))
         return
@@ -136,6 +136,15 @@ def _write_page(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, "utf-8")
     return str(path)
+
+
+def _cautions(front: Front, limits: Sequence[str]) -> list[str]:
+    """What a reader should know of the compared values."""
+    from orchestrator.results.comparison import cautions
+    from orchestrator.results.speed_check import time_notes
+
+    identities = [sweep.identity for sweep in front.sweeps.values()]
+    return [*cautions(identities, front.axes), *time_notes(identities, [*(a.name for a in front.axes), *limits])]
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:

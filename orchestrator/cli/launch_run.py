@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.arguments import command_line
+from orchestrator.cli.options import say_on_terminal
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
@@ -128,6 +129,8 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     from orchestrator.results.views import Views
 
     try:
+        if event == "finished":
+            say_on_terminal("writing tables, plot and report")
         Views(storage).write()
         write_report(storage, draw=event == "finished")  # a signal leaves no time for images
     except Exception as error:
@@ -153,13 +156,15 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     """The front, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
     from orchestrator.cli.pareto import confidences
+    from orchestrator.results.speed_check import time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT
     from orchestrator.results.sweep import Sweep, front_of
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
     marks = {"best_lossless": found.best_lossless(), "knee": found.knee()}
-    front = describe_front(found, found.members, confidences(found, marks, []), marks, [])
+    notes = time_notes([sweep.identity], [axis.name for axis in found.axes])
+    front = describe_front(found, found.members, confidences(found, marks, []) | {"warnings": notes}, marks, [])
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from orchestrator.results.fronts import Candidate
-    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.sweep import Front
 
 EPILOG = """\b
 Examples:
@@ -93,7 +93,8 @@ def pareto(
         facts = _volume(front, corner) if hypervolume and front.candidates else {}
         marks = _choose(front, best or [], lossless=lossless, knee=knee)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
-        facts |= confidences(front, marks, best or []) | {"warnings": _warnings(opened, where or ())}
+        warnings = _warnings(front, where or (), [*(subject_to or ()), *(best or ())])
+        facts |= confidences(front, marks, best or []) | {"warnings": warnings}
     chosen = marks.get("best") or (marks["best_lossless"] if lossless else marks.get("knee"))
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
@@ -163,16 +164,18 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(sweeps: Sequence[Sweep], where: Sequence[str]) -> list[str]:
-    """Filters that match nothing (see `unmatched`), and what to know about speeds (see `speed_warnings`)."""
+def _warnings(front: Front, where: Sequence[str], limits: Sequence[str]) -> list[str]:
+    """Filters that match nothing (see `unmatched`), and what to know about speeds (see `speed_check`)."""
     from orchestrator.results.query import unmatched
-    from orchestrator.results.speed_check import speed_warnings
+    from orchestrator.results.speed_check import speed_warnings, time_notes
 
-    return [
+    axes, sweeps = [axis.name for axis in front.axes], front.sweeps.values()
+    own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
         for text in (*unmatched(sweep.table, where), *speed_warnings(sweep.records, sweep.identity.timing))
     ]
+    return [*own, *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
 
 
 def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:

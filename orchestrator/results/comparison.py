@@ -21,6 +21,7 @@ from orchestrator.results.indicators import (
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.query import QueryError
+from orchestrator.results.speed_check import is_time
 from orchestrator.results.store import COUNTS, TIMINGS, Axis, Identity
 from search_spaces.trial import DecodingConfig
 
@@ -192,8 +193,7 @@ def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
 
 def _is_time(identities: Sequence[Identity], metric: str) -> bool:
     """Whether the metric is a time, which holds for one machine only, rather than a ratio of two times."""
-    units = [identity.metrics[metric].unit for identity in identities if metric in identity.metrics]
-    return TIMINGS in _needs(identities, metric) and any(unit.startswith("s") for unit in units)
+    return any(is_time(identity.metrics[metric]) for identity in identities if metric in identity.metrics)
 
 
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:

@@ -1,14 +1,19 @@
-"""Checks the step costs that trials share: trials of one shape that were timed must agree with each other."""
+"""What to know about speeds: trials of one shape that were timed must agree with each other, because they share step
+costs; and times depend on when they were measured.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from orchestrator.results.store import OWN_TIMINGS, TIMINGS, Axis, Identity
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.shards import TimingShard, shard_kind
 
+_TIME_UNITS = {"s", "ms", "min", "h"}
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
@@ -26,6 +31,31 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
             checked.append((sentence, 2 * float(stdtr(dof, -abs(difference) / error))))
     found = [(sentence, p) for sentence, p in checked if p * len(checked) < LEVEL]
     return [f"{sentence} (p = {p:.1g}): speed-ups of its shape are less certain than stated" for sentence, p in found]
+
+
+def is_time(axis: Axis) -> bool:
+    """Whether a metric's values are times or rates, such as s/image: of one machine, in the minutes of the timing."""
+    return TIMINGS in axis.needs and not _TIME_UNITS.isdisjoint(axis.unit.split("/"))
+
+
+def _is_ratio(axis: Axis) -> bool:
+    """Whether its values compare each trial with vanilla, timed in turn with it or with a trial of its shape."""
+    return TIMINGS in axis.needs and OWN_TIMINGS not in axis.needs and not is_time(axis)
+
+
+def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> list[str]:
+    """A clause on the metrics that are times, if there are any, and on those to use instead. expressions: metrics, and
+    limits and filters, which start with a metric.
+    """
+    axes = {name: axis for identity in identities for name, axis in identity.metrics.items()}
+    names = dict.fromkeys(word for text in expressions for word in re.findall(r"^\s*(\w+)", text))
+    times = [name for name in names if name in axes and is_time(axes[name])]
+    ratios = [name for name, axis in axes.items() if _is_ratio(axis)]
+    if not times:
+        return []
+    note = f"{' and '.join(times)} also depends on how busy the machine was when a trial was timed"
+    better = f"; {' and '.join(ratios)} is paired with vanilla, timed in turn with the setting" if ratios else ""
+    return [note + better]
 
 
 def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, float, float, int]]:

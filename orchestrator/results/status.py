@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.results.json_lines import scan_lines
-from orchestrator.results.speed_check import speed_warnings
+from orchestrator.results.speed_check import speed_warnings, time_notes
 from orchestrator.results.store import EVENTS, planned_trials
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
@@ -29,7 +29,7 @@ _VERBS = {
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
     """planned: trials in the budget, None if it has none. failed, stopped: number and cause of each. running: trials
-    started since the last launch and not finished. images: of finished trials, each config counted once. events: the
+    started since the last launch and not finished. images: those drawn, each config's counted once. events: the
     latest, described. idle_s: seconds since the last event or trial, None if there was none. warnings: about the
     results. logs: folder of the workers' logs, if it is on this machine.
     """
@@ -50,8 +50,11 @@ class SweepStatus:
 
 def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
     """now: the time from which `idle_s` counts."""
-    log = _read_events(sweep.storage)
+    log, finished = _read_events(sweep.storage), {record.number for record in sweep.records}
     stamps = [record.finished for record in sweep.records if record.finished] + log.last
+    identity = sweep.identity
+    speeds = speed_warnings(sweep.records, identity.timing)
+    speeds += time_notes([identity], [axis.name for axis in identity.objectives])
     times = [datetime.fromisoformat(stamp) for stamp in stamps]
     logs = log_folder(sweep.storage)
     return SweepStatus(
@@ -61,11 +64,12 @@ def sweep_status(sweep: Sweep, now: datetime | None = None) -> SweepStatus:
         finished=len(sweep.records),
         failed=_causes(sweep, FAILED),
         stopped=_causes(sweep, STOPPED),
-        running=tuple(sorted(log.started - {record.number for record in sweep.records})),
-        images=sum(record.images for record in sweep.records if record.duplicate_of is None),
+        running=tuple(sorted(log.started - finished)),
+        images=sum(record.images for record in sweep.records if record.duplicate_of is None)
+        + sum(images for number, images in log.images.items() if number not in finished),
         events=tuple(map(describe_event, log.recent)),
         idle_s=max(0.0, ((now or datetime.now(UTC)) - max(times)).total_seconds()) if times else None,
-        warnings=(*_damage(log, sweep.records), *speed_warnings(sweep.records, sweep.identity.timing)),
+        warnings=(*_damage(log, sweep.records), *speeds),
         logs=None if logs is None else str(logs),
     )
 
@@ -99,12 +103,14 @@ def describe_event(event: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class _EventLog:
-    """started: trials that the current launch has started and not finished. finished: of all launches. recent: the
-    latest events but shards. last: the time of the last event, if there is one. damaged: number of damaged lines.
+    """started: trials that the current launch has started and not finished. finished: of all launches. images: drawn by
+    all launches for each trial. recent: the latest events but shards. last: the time of the last event, if there is
+    one. damaged: number of damaged lines.
     """
 
     started: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    images: Counter[int] = field(default_factory=Counter)
     recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_EVENTS))
     last: list[str] = field(default_factory=list)
     damaged: int = 0
@@ -124,6 +130,8 @@ def _read_events(storage: Storage) -> _EventLog:
             log.started.clear()
         elif event["event"] == "trial_started":
             log.started.add(event["trial"])
+        elif event["event"] == "shard" and event["kind"] == "quality":
+            log.images[event["trial"]] += event["images"]
         elif event["event"] == "trial_finished":
             log.started.discard(event["trial"])
             log.finished.add(event["trial"])

@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", "study.log"
 TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
+TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folders by what a user sees as a file's name
+ARTIFACTS = "artifacts"  # of the study: links to pictures
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
 
 Direction = Literal["maximize", "minimize"]
-TIMINGS = "timings"
+TIMINGS, OWN_TIMINGS = "timings", "own_timings"
 # metric inputs that need no neural network
-COUNTS = frozenset({TIMINGS, "own_timings", "emitted", "rounds", "depth", "caption_id", "sample"})
+COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
 _SPEEDS = frozenset({"speedup", "speedup_timed", "latency"})
 
 

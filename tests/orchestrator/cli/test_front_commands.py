@@ -210,6 +210,8 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
         (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': tree.dept: unknown column; did you mean"),
         (["--subject-to", "fid<vanilla"], 2, "limit 'fid<vanilla'"),
         (["--best", "fdi<=3"], 2, "unknown metric; did you mean 'fid'?"),
+        (["--best", "fid < 5"], 2, "write 'fid <= 5'"),
+        (["--subject-to", "fid > vanilla + 1"], 2, "write 'fid >= vanilla + 1'"),
         (["--best", "fid<=-1"], 1, "none of 22 trials is within fid<=-1"),
         (["--reference-point", "1"], 2, "--reference-point 1: give 2 numbers"),
         (["--config", "a.yaml"], 2, "--best LIMIT, --lossless or --knee"),
@@ -252,6 +254,23 @@ def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
     assert f"to {largest:.4g}" in speeds, "the range of a column with many values"
     assert all(word in trees for word in ("tree.policy=chian", "chain", "dynamic", "none"))
     assert trees in run(pareto, one, "--where", "tree.policy=chian").out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--x", "latency", "--y", "fid"),
+        ("--best", "latency <= 1"),
+        ("--subject-to", "latency<=1*vanilla"),
+        ("--where", "latency<1"),
+    ],
+)
+def test_a_time_is_said_to_depend_on_the_minutes_of_its_timing(one: Path, words: tuple[str, ...]) -> None:
+    (note,) = data(pareto, one, *words)["warnings"]
+    assert note.startswith("latency ")
+    assert "speedup" in note
+    assert data(pareto, one, "--y", "drift", "--best", "speedup >= 1")["warnings"] == []
+    assert "note: latency " in run(pareto, one, *words).out
 
 
 def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
@@ -310,6 +329,11 @@ def test_sweeps_with_other_objectives_are_compared_by_what_both_measured(one: Pa
     ran = run(compare, one, other("fast", "speedup"))
     assert ran.code == 2
     assert "--x and --y: speedup" in ran.error
+
+
+def test_compared_times_are_said_to_depend_on_the_minutes_of_their_timing(one: Path, two: Path) -> None:
+    (note,) = data(compare, one, two, "--x", "latency", "--y", "fid")["warnings"]
+    assert note.startswith("latency ")
 
 
 def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:

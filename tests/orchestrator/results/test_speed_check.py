@@ -1,4 +1,4 @@
-"""Warnings about shared step costs: what they compare, and how often they are false alarms."""
+"""Warnings about shared step costs: what they compare, and how often they are false alarms; notes on times."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from orchestrator.results import speed_check
-from orchestrator.results.speed_check import LEVEL
+from orchestrator.results.speed_check import LEVEL, time_notes
+from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
+from tests.fakes.synthetic_sweeps import identity
+from workers.metrics.registry import registered_metrics
 
 
 def speed_warnings(records: list[TrialRecord], batch: int = 1) -> list[str]:
@@ -92,3 +95,32 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
         errors = captions.std(axis=1, ddof=1) / 8**0.5
         alarms += bool(speed_warnings([trial(n, 2.0, captions[n].mean(), errors[n]) for n in range(6)]))
     assert 0.003 < alarms / 2000 <= LEVEL + 0.007
+
+
+@pytest.mark.parametrize(
+    ("unit", "needs", "is_time", "is_ratio"),
+    [
+        ("s/image", ["timings", "rounds"], True, False),
+        ("images/s", ["timings"], True, False),
+        ("ms", ["timings", "own_timings"], True, False),
+        ("x", ["timings", "rounds"], False, True),
+        ("x", ["timings", "own_timings"], False, False),
+        ("share", ["timings"], False, True),
+        ("s", ["rounds"], False, False),
+    ],
+)
+def test_a_metrics_unit_and_needs_make_it_a_time(unit: str, needs: list[str], is_time: bool, is_ratio: bool) -> None:
+    axis = Axis("mine", "minimize", unit, "", tuple(needs))
+    assert (speed_check.is_time(axis), speed_check._is_ratio(axis)) == (is_time, is_ratio)
+
+
+def test_a_plugins_rate_is_noted_as_well_as_latency() -> None:
+    """Without speedup in the sweep nothing is named instead."""
+    facts = {name: metric.description for name, metric in registered_metrics().items()}
+    facts["throughput"] = {"direction": "maximize", "unit": "images/s", "about": "", "needs": ["timings"]}
+    (note,) = time_notes([identity("timed", metrics=facts)], ["fid", "throughput", "latency <= 2 * vanilla"])
+    assert note.startswith("throughput and latency ")
+    assert "speedup is paired" in note
+    assert time_notes([identity("timed", metrics=facts)], ["speedup", "fid <= 2", "tree.depth=3"]) == []
+    (note,) = time_notes([identity("timed", metrics={"throughput": facts["throughput"]})], ["throughput"])
+    assert "paired" not in note

@@ -1,4 +1,4 @@
-"""How `status` words the latest events."""
+"""How `status` words the latest events, and what it counts."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
         "2 workers",
         "0 workers: no worker is running",
     ]
+
+
+def test_images_of_running_trials_count(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", trials=2)
+    before = sweep_status(Sweep.open(tmp_path / "sweep")).images
+    facts = {"at": "2026-01-02T03:00:00+00:00", "event": "shard", "seconds": 1.0, "worker": "w"}
+    for trial, kind, images in ((1, "quality", 96), (2, "quality", 96), (2, "timing", 3), (2, "quality", 48)):
+        append_line(tmp_path / "sweep" / EVENTS, {**facts, "trial": trial, "kind": kind, "images": images})
+        append_line(tmp_path / "sweep" / EVENTS, {"at": facts["at"], "event": "launch"})
+    assert before > 0
+    assert sweep_status(Sweep.open(tmp_path / "sweep")).images == before + 144, "trial 1 has a record"
