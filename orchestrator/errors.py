@@ -16,6 +16,11 @@ class CommandError(Exception):
         self.code = code
 
 
+def last_words(message: str, code: int) -> str:
+    """What a command says when it ends with this exit code. An interrupt is not an error."""
+    return message[:1].upper() + message[1:] if code == INTERRUPTED else f"Error: {message}"
+
+
 @contextmanager
 def ends_with(code: int) -> Iterator[None]:
     """Turn `ValueError` and `OSError` raised inside into a `CommandError` with this exit code."""

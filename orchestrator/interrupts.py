@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from orchestrator.errors import INTERRUPTED
+from orchestrator.errors import INTERRUPTED, last_words
 
 _SHOW_CURSOR = "\x1b[?25h"  # a live view hides it
 
@@ -105,7 +105,7 @@ def _end_at_once(number: int) -> None:
     """Print the message, clean up and exit. The interpreter's own exit could wait for threads and connections."""
     cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
     with suppress(OSError):
-        os.write(2, f"{cursor}Error: {_command.message}\n".encode())
+        os.write(2, f"{cursor}{last_words(_command.message, INTERRUPTED)}\n".encode())
     for cleanup in reversed(_command.cleanups):
         with suppress(Exception):
             cleanup()

@@ -43,6 +43,8 @@ class Constraint:
         if match is None:
             raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
         metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
+        if match["op"] in ("<", ">"):
+            raise ConfigError((), f"limits are inclusive; write '{metric} {match['op']}= {match['bound'].strip()}'")
         if op is None:
             raise ConfigError((), f"{text!r} compares by {match['op']}; use <= or >=")
         bound = _BOUND.fullmatch(match["bound"].strip())

@@ -18,6 +18,7 @@ from orchestrator.results.sweep import Front, front_of
 from orchestrator.results.text import counted, measured, percent
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
+from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Trial:
     gain_probability: float | None = None
 
     def __getitem__(self, metric: str) -> float:
-        """A metric's value. Raises KeyError for one that was not measured."""
+        """A metric's value. Raises KeyError, with the nearest name, for one that was not measured."""
+        if metric not in self.metrics:
+            raise KeyError(f"trial {self.number}, {metric!r}: {unknown_key(metric, self.metrics, 'metric')}")
         return self.metrics[metric].value
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from orchestrator.cli import (
     ui,
 )
 from orchestrator.cli.arguments import command_line
-from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.errors import WRONG_USAGE, CommandError, last_words
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
@@ -95,7 +95,7 @@ def main() -> None:
             app()
         except CommandError as error:
             message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name
-            typer.echo(f"Error: {message}", err=True)
+            typer.echo(last_words(message, error.code), err=True)
             sys.exit(exit_code(error.code))
         except SystemExit as end:
             sys.exit(exit_code(end.code))

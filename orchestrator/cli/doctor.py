@@ -15,6 +15,7 @@ Examples:
   specfrontier doctor --models models.yaml
   specfrontier doctor --plan my_sweep.yaml --models models.yaml --gpus 8 --gpu-memory 24
 """
+_WITHOUT_GPU = " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."
 ModelsFile = Annotated[
     str | None,
     typer.Option(
@@ -98,7 +99,7 @@ def _describe(findings: dict[str, Any]) -> list[str]:
         ("memory", format_bytes(machine["memory_bytes"]) + free),
         ("torch", f"{torch['version']} ({torch['build']})"),
         *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
-        *(() if torch["devices"] else [("GPU", "none usable by torch; everything runs on the CPU")]),
+        *(() if torch["devices"] else [("GPU", "none that torch can use")]),
         ("kernels", describe_kernels(torch)),
         ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
@@ -113,7 +114,7 @@ def _describe(findings: dict[str, Any]) -> list[str]:
         *(f"{name:<13} {fact}" for name, fact in facts),
         *(f"  {_describe_weight(weight)}" for weight in findings["weights"]),
         "",
-        *(problems or ["Nothing is missing."]),
+        *(problems or [f"No problems found.{'' if torch['devices'] else _WITHOUT_GPU}"]),
     ]
 
 

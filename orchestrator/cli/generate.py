@@ -42,7 +42,13 @@ ConfigFile = Annotated[
 Batch = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images generated together.")]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="The same seed gives the same images at any batch size."),
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=o.MAX_SEED,
+        help="Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: "
+        "where scores nearly tie, it can change an image.",
+    ),
 ]
 Samples = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images per caption.")]
 Out = Annotated[str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")]

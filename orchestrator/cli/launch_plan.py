@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.tables import terminal_width
 from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
-_LABEL_WIDTH, _MAX_NAME_WIDTH, _WIDTH = 12, 46, 120  # columns
+_LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
 
 
 def describe_plan(config: SweepConfig, storage: Storage) -> str:
     """A line for each part of the sweep, and one for each parameter that is searched."""
     head = f"{config.name}: {config.about}".rstrip(": ")
-    return "\n".join([head, *(_line(label, text) for label, text in _parts(config, storage) if text)])
+    return "\n".join([_fill(head), *(_line(label, text) for label, text in _parts(config, storage) if text)])
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
@@ -130,5 +132,10 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
 
 
 def _line(label: str, text: str) -> str:
-    head = f"  {label:<{_LABEL_WIDTH - 1}} "
-    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    return _fill(text, f"  {label:<{_LABEL_WIDTH - 1}} ")
+
+
+def _fill(text: str, head: str = "") -> str:
+    """Text after a head, in lines that fit a terminal."""
+    width = min(terminal_width(), _MAX_WIDTH) if sys.stdout.isatty() else _MAX_WIDTH
+    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

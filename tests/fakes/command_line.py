@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from orchestrator.cli.app import main
+from orchestrator.errors import INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,12 @@ def specfrontier(*arguments: str) -> CommandResult:
 
 
 def error_of(*arguments: str, code: int) -> str:
-    """The one error message of a command that must fail with `code` and print nothing else."""
+    """The one error message of a command that must fail with `code` and print nothing else; of an interrupt, which is
+    no error, the last line."""
     result = specfrontier(*arguments)
     assert result.code == code, result.err
     assert result.out == ""
-    assert sum(line.startswith("Error: ") for line in result.err.splitlines()) == 1
+    prefix = "Interrupted; " if code == INTERRUPTED else "Error: "
+    assert sum(line.startswith(prefix) for line in result.err.splitlines()) == 1
     assert "Traceback" not in result.err
     return result.err

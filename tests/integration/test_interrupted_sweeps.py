@@ -129,7 +129,7 @@ def test_signals_end_a_sweep(broken: BrokenSweep) -> None:
 
 def test_an_interrupted_sweep_prints_the_command_that_resumes_it(broken: BrokenSweep) -> None:
     last = broken.output.splitlines()[-1]
-    assert last.startswith("Error: interrupted")
+    assert last.startswith("Interrupted; resume with: ")
     assert "specfrontier launch " in last
     assert last.endswith(" --resume")
     resume = shlex.split(last.rpartition("specfrontier ")[2])

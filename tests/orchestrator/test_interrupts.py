@@ -39,8 +39,8 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 @pytest.mark.parametrize(
     ("clean_end_s", "limit_s", "signals", "code", "printed"),
     [
-        (0.0, 30.0, [INT], 130, "ended cleanly"),
-        (0.0, 30.0, [TERM], 143, "ended cleanly"),
+        (0.0, 30.0, [INT], 130, "Ended cleanly"),
+        (0.0, 30.0, [TERM], 143, "Ended cleanly"),
         (30.0, 30.0, [INT, TERM], 143, "cleaned up"),
         (30.0, 30.0, [TERM, INT], 130, "cleaned up"),
         (30.0, 0.2, [TERM], 143, "cleaned up"),
@@ -62,5 +62,5 @@ def test_how_a_command_ends(
     assert process.returncode == code
     assert printed in out + err
     at_once = printed == "cleaned up"
-    assert ("Error: resume with: this" in err) == at_once
+    assert ("Resume with: this" in err) == at_once
     assert ("cleaned up" in out) == at_once

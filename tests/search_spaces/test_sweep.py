@@ -203,7 +203,7 @@ BROKEN = [
     (SHORT + "objectives: [{direction: minimize}]\n", "f:3: objectives[0].metric: missing; give the name of a metric"),
     (SHORT + "objectives: []\n",
      "f:3: objectives: must not be empty; leave it out for the default"),
-    (SHORT + "constraints:\n  - drift < 2\n", "f:4: constraints[0]: 'drift < 2' compares by <; use <= or >="),
+    (SHORT + "constraints:\n  - drift < 2\n", "f:4: constraints[0]: limits are inclusive; write 'drift <= 2'"),
     (SHORT + "constraints: [drift <= 2, drift<=2.0]\n",
      "f:3: constraints[1]: 'drift <= 2' is listed twice; remove or rename one of the two"),
     (SHORT + "enqueue: [vanilla, lanturn]\n",

@@ -60,6 +60,8 @@ def test_a_trial_by_its_number(sweep: Sweep) -> None:
     assert sweep.trial(2).config == sweep.records[2].config
     with pytest.raises(QueryError, match="999"):
         sweep.trial(999)
+    with pytest.raises(KeyError, match="trial 2, 'fud': unknown metric; did you mean 'fid'"):
+        sweep.trial(2)["fud"]
 
 
 def test_a_config_is_saved_as_generate_reads_it(sweep: Sweep, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Target, "decode", interrupted)
     message = error_of("generate", *CAPTIONS, "--batch", "1", "--out", str(tmp_path), code=130)
-    assert "interrupted; 1 of 2 images are in" in message
+    assert "Interrupted; 1 of 2 images are in" in message
     assert len(list(tmp_path.glob("*.png"))) == 1
 
 

@@ -18,6 +18,7 @@ import ray
 import yaml
 
 from orchestrator.cli.launch import _peak_bytes
+from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import _finish, only_vanilla_ran
 from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
@@ -108,6 +109,15 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
         assert line in result.out
     assert sorted(path.name for path in Path().iterdir()) == ["tested.yaml"]
     assert_starts()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_plan_fits_the_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    lines = describe_plan(SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart")).splitlines()
+    assert max(map(len, lines)) <= min(columns, 120)
+    assert len(lines) > 15
 
 
 def test_the_plan_of_an_untimed_sweep() -> None:

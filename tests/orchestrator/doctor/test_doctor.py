@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
-from orchestrator.cli.doctor import describe_ray_access, describe_workers
+from orchestrator.cli.doctor import _describe, describe_ray_access, describe_workers
 from orchestrator.doctor import checkup, machine, plan, workload
 from orchestrator.doctor.checkup import available_memory
 from orchestrator.doctor.machine import examine, examine_weights, local_workers, memory, ray_access
@@ -94,6 +94,14 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert found["sweeps"]["workers"] == {"count": len(gpus) or cores(), "gpus": gpus}
     assert found["torch"]["kernels"] == ("triton" if gpus else "torch")
     assert found["torch"]["cuda_graphs"] == bool(gpus)
+
+
+def test_a_machine_without_a_gpu_is_not_said_to_have_all() -> None:
+    findings = machine.examine()
+    for devices in ([], [{"name": "H200", "memory_bytes": 1 << 37}]):
+        last = _describe(findings | {"torch": findings["torch"] | {"devices": devices}})[-1]
+        assert last.startswith("No problems found.")
+        assert ("GPU" in last) == (not devices)
 
 
 def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_constraints(text: str, within: list[bool]) -> None:
     ("text", "words"),
     [
         ("fdi<=4", "unknown metric; did you mean 'fid'? known metrics: fid, drift"),
-        ("fid<4", "use <= or >="),
+        ("fid<4", "write 'fid <= 4'"),
         ("fid", "not a constraint"),
         ("drift<=vanilla+1", "has not measured vanilla's drift"),
     ],
