@@ -113,7 +113,8 @@ class ChaosSweep:
         space = self.out.parent / "space.yaml"
         space.write_text(self.text)
         tracking = ["--tracking-uri", self.tracking.uri] if self.tracking else ["--no-mlflow"]
-        budget = ["--address", self.cluster.address, "--workers", "2", "--trials", str(self.trials), "--resume"]
+        budget = ["--address", self.cluster.address, "--workers", "2", "--gpus-per-worker", "0"]
+        budget += ["--trials", str(self.trials), "--resume"]
         return [*COMMAND, "launch", str(space), "--out", str(self.out), *budget, *tracking]
 
     def launch(self) -> None:

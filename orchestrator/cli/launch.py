@@ -58,7 +58,9 @@ Parallel = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of all images.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: one for each GPU, or for each core.")]
 CpusPerWorker = Annotated[float, typer.Option(metavar="N", min=0.0)]
-GpusPerWorker = Annotated[float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs.")]
+GpusPerWorker = Annotated[
+    float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs at the start, else 0.")
+]
 Study = Annotated[
     str | None, typer.Option(metavar="URL|FILE", help="Optuna storage. Default: a journal in the sweep's folder.")
 ]
@@ -135,8 +137,7 @@ def launch(
     if check:
         typer.echo(describe_plan(config, storage))
         return storage.uri
-    resources = (workers, cpus_per_worker, gpus_per_worker or 0.0)
-    options = _launch_options(config, resources, address, threads, study, revived)
+    options = _launch_options(config, (workers, cpus_per_worker, gpus_per_worker), address, threads, study, revived)
     run_sweep(config, storage, options, uri, as_json=as_json)
     return storage.uri
 
@@ -153,7 +154,7 @@ def _model_keys(models: str | None) -> dict[str, str | None]:
 
 def _launch_options(
     config: SweepConfig,
-    resources: tuple[int | None, float, float],
+    resources: tuple[int | None, float, float | None],
     address: str | None,
     threads: int | None,
     study: str | None,
@@ -164,7 +165,7 @@ def _launch_options(
     from orchestrator.run.placement import Slots
 
     slots = Slots(*resources)
-    peak_bytes = _peak_bytes(config) if 0 < slots.gpus < 1 else 0
+    peak_bytes = _peak_bytes(config) if 0 < (slots.gpus or 0) < 1 else 0
     return LaunchOptions(address, slots, threads, study, revived, peak_bytes)
 
 

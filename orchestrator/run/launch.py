@@ -24,10 +24,10 @@ from orchestrator.results.store import (
 )
 from orchestrator.results.trials import TrialRecord
 from orchestrator.results.views import Views
-from orchestrator.run.cluster import connected
+from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner, utc_now
-from orchestrator.run.placement import Placement, Slots
+from orchestrator.run.placement import Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
 from orchestrator.run.predicted_pool import prediction_task, read_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
@@ -103,6 +103,8 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
     environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
     _emit_phase(emit, f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine")
     with connected(options.address, options.slots, cores, environment, placement) as slots:
+        if options.address:
+            check_demand(options.slots, alive_nodes())
 
         def warn(message: str) -> None:
             emit({"event": "workers", "alive": pool.alive, "note": message})

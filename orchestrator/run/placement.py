@@ -18,11 +18,11 @@ NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus 0: chosen by `fit`."""
+    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus None: see `fit`."""
 
     count: int | None = None
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | None = None
 
     def environment(self, threads: int | None) -> dict[str, str]:
         """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
@@ -126,7 +126,7 @@ def describe_labels(labels: Labels) -> str:
 
 
 def fit(slots: Slots, nodes: Sequence[Node]) -> Slots:
-    """Slots for these nodes: one GPU per worker if a node has one and `slots` asks for none.
+    """Slots for these nodes: if `slots` does not say how many GPUs a worker has, one if a node has any, else none.
 
     Ray waits forever for resources that no node has. That makes sense only on an autoscaling cluster, where waiting
     workers are the demand, so it requires an explicit number of workers.
@@ -134,7 +134,7 @@ def fit(slots: Slots, nodes: Sequence[Node]) -> Slots:
     Raises:
         PoolError: no node has room for a worker.
     """
-    gpus = slots.gpus or (1.0 if any(node.resources.get("GPU", 0) >= 1 for node in nodes) else 0.0)
+    gpus = float(_have_gpus(nodes)) if slots.gpus is None else slots.gpus
     fitted = Slots(slots.count, slots.cpus, gpus)
     if slots.count is None and not any(node.room(fitted) for node in nodes):
         needed = {"CPU": slots.cpus, "GPU": gpus}
@@ -145,6 +145,26 @@ def fit(slots: Slots, nodes: Sequence[Node]) -> Slots:
             f"--{name.lower()}s-per-worker, or give --workers N on an autoscaling cluster"
         )
     return fitted
+
+
+def check_demand(slots: Slots, nodes: Sequence[Node]) -> None:
+    """Check that `slots` says what nodes to come must have: an autoscaler starts those that workers ask for.
+
+    Raises:
+        PoolError: the nodes lack room for all workers, and none of them tells whether workers have a GPU.
+    """
+    if slots.count is None or slots.gpus is not None or not slots.cpus or _have_gpus(nodes):
+        return
+    room = sum(node.room(slots) for node in nodes)
+    if room < slots.count:
+        raise PoolError(
+            f"--workers {slots.count}: the cluster has room for {room} now, and no GPU; give --gpus-per-worker 1 if "
+            "nodes to come have GPUs, or --gpus-per-worker 0 for workers on CPUs"
+        )
+
+
+def _have_gpus(nodes: Sequence[Node]) -> bool:
+    return any(node.resources.get("GPU", 0) >= 1 for node in nodes)
 
 
 def worker_capacity(slots: Slots, nodes: Sequence[Node]) -> int:

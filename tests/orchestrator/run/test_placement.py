@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.run.placement import Node, Placement, Slots, fit, worker_capacity
+from orchestrator.run.placement import Node, Placement, Slots, check_demand, fit, worker_capacity
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 
@@ -28,7 +28,21 @@ def test_resources_that_no_node_has_are_refused(slots: Slots, nodes: list[dict[s
 def test_workers_get_a_gpu_if_nodes_have_one() -> None:
     assert fit(Slots(), [Node({"CPU": 8.0}), Node({"CPU": 8.0, "GPU": 2.0})]).gpus == 1.0
     assert fit(Slots(), [Node({"CPU": 8.0})]).gpus == 0.0
+    assert fit(Slots(gpus=0.0), [Node({"CPU": 8.0, "GPU": 2.0})]).gpus == 0.0, "asked for"
     assert fit(Slots(4, 1.0, 1.0), [Node({"CPU": 0.0})]) == Slots(4, 1.0, 1.0), "nodes come on demand"
+
+
+def test_nodes_to_come_have_gpus_only_if_workers_ask_for_them() -> None:
+    """Ray's autoscaler starts the smallest nodes that do; nobody tells the sweep which ones there are."""
+    head, small, gpu = Node({"CPU": 0.0}), Node({"CPU": 2.0}), Node({"CPU": 2.0, "GPU": 1.0})
+    for nodes in ([head], [head, small]):
+        with pytest.raises(PoolError, match=r"--workers 4: .*--gpus-per-worker 1 .*--gpus-per-worker 0"):
+            check_demand(Slots(4), nodes)
+    check_demand(Slots(4), [small, small])
+    check_demand(Slots(4), [head, gpu])
+    check_demand(Slots(4, gpus=0.0), [head])
+    check_demand(Slots(4, gpus=1.0), [head])
+    check_demand(Slots(), [small])
 
 
 @pytest.mark.parametrize(
