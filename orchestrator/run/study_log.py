@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from optuna.samplers import RandomSampler
@@ -21,6 +22,7 @@ from orchestrator.results.trials import STOPPED, TrialRecord
 from orchestrator.run.study import Proposal, objective_values
 from orchestrator.run.study_names import short_names
 from orchestrator.run.study_note import write_note
+from orchestrator.run.study_pictures import add_pictures
 from orchestrator.run.study_storage import StudyError, open_storage, reason, storage_problem
 
 _STOPPED_EARLY = "stopped early"  # a constraint
@@ -64,6 +66,7 @@ class StudyLog:
         except Exception as error:  # any exception of the database's driver
             raise StudyError(storage_problem(url, error)) from error
         self._public_url = without_credentials(url)
+        self._journal = None if "://" in url else Path(url)
         owner = self._study.user_attrs.get("sweep")
         if owner not in (None, sweep_id):
             problem = f"study {name!r} belongs to another sweep; choose another name or storage"
@@ -185,6 +188,8 @@ class StudyLog:
         stopped = {_STOPPED_EARLY: 1.0} if record.state == STOPPED else {}
         for name, violation in {**record.constraints, **stopped}.items() if values else ():
             trial.set_constraint(name, violation)
+        if self._journal is not None:
+            add_pictures(self._study._storage, frozen._trial_id, record.digest, self._journal)
         self._study.tell(trial, values, state=None if values else TrialState.FAIL)
         self._states[record.number] = TrialState.COMPLETE
 
