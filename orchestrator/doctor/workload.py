@@ -1,8 +1,8 @@
 """The work of a sweep and the hours that it takes on a kind of machine, without running it.
 
 Work is counted by a dry run of the engine's own code on meta tensors (`workers.loading.dry_run`). Time follows from a
-simple model of a machine: a step takes as long as the slowest of moving its bytes, computing, and launching its kernels
-one by one.
+simple model of a machine: a step on a GPU takes as long as the slowest of moving its bytes, computing, and launching
+its kernels one by one; on a core of a CPU, which does one after the other, as long as all three.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ _CALIBRATION_S = 0.1  # of each of a CPU's three measurements
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s. launch: seconds to launch a kernel."""
+    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s. launch: seconds to launch a kernel. overlaps:
+    whether it moves, computes and launches at the same time.
+    """
 
     name: str
     memory: int
     bandwidth: float
     compute: float
     launch: float = KERNEL_LAUNCH_S
+    overlaps: bool = True
 
     def seconds(self, work: Work) -> float:
         """Of one step."""
-        moving = work.moved / (self.bandwidth * BANDWIDTH_SHARE)
-        return max(moving, work.flops / (self.compute * COMPUTE_SHARE), work.kernels * self.launch)
+        moving, computing = work.moved / (self.bandwidth * BANDWIDTH_SHARE), work.flops / (self.compute * COMPUTE_SHARE)
+        parts = (moving, computing, work.kernels * self.launch)
+        return max(parts) if self.overlaps else sum(parts)
 
 
 #: From data sheets (dense bfloat16).
@@ -83,7 +87,7 @@ def this_core(memory: int) -> Gpu:
     finally:
         torch.set_num_threads(threads)
     # measured rates are reached: `seconds` takes a share of a data sheet's
-    return Gpu("a core of this machine", memory, copied / BANDWIDTH_SHARE, computed / COMPUTE_SHARE, launch)
+    return Gpu("a core of this machine", memory, copied / BANDWIDTH_SHARE, computed / COMPUTE_SHARE, launch, False)
 
 
 def _seconds_per_call(function: Callable[[], Any]) -> float:

@@ -439,6 +439,12 @@ def test_a_plan_of_an_unknown_model(
     assert "anole-7b" in found["error"]
 
 
+def test_a_core_moves_computes_and_launches_one_after_the_other() -> None:
+    core = Gpu("a core", 0, 1e9, 1e12, 1e-3, overlaps=False)
+    assert core.seconds(Work(flops=10**12, moved=7_000_000_000, kernels=1000)) == pytest.approx(2 + 10 + 1)
+    assert not workload.this_core(1).overlaps
+
+
 def test_a_step_takes_as_long_as_its_slowest_part() -> None:
     gpu = Gpu("g", 1 << 30, 1e9, 1e12)
     assert gpu.seconds(Work(flops=0, moved=7_000_000_000, kernels=1)) == pytest.approx(10)
