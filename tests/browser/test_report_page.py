@@ -15,7 +15,7 @@ from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point
 from tests.fakes.drawn_sweeps import write_drawn_sweep
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -235,6 +235,17 @@ def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, pa
     assert len(column(page, "number")) == 24
 
 
+def test_a_metric_has_its_key_and_what_it_is(open_page: Open, folder: Path) -> None:
+    page, name = open_page(folder), "step_compression"
+    page.locator(".columns summary").click()
+    page.locator(f'input[data-column="{name}"]').check()
+    notes = [
+        page.locator(f'#table th[data-key="{name}"] button').get_attribute("title"),
+        page.locator("#card dt", has_text="step compression").get_attribute("title"),
+    ]
+    assert notes == [f"{name}: {METRICS[name]['about']}"] * 2
+
+
 def test_columns_are_chosen(open_page: Open, folder: Path) -> None:
     page, record = open_page(folder), Sweep.open(folder).records[2]
     assert page.locator('#table th[data-key="acceptance.k"]').count() == 0
@@ -365,6 +376,9 @@ def test_dark_and_light(open_page: Open, folder: Path) -> None:
 def test_on_a_phone(open_page: Open, folder: Path) -> None:
     page, record = open_page(folder, viewport=PHONE, has_touch=True), front_of(folder, "speedup", "fid")[1]
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    speeds = page.locator('#table th[data-key="speedup"]').bounding_box()
+    assert speeds is not None
+    assert speeds["x"] + speeds["width"] <= PHONE["width"], "beside the settings, without scrolling"
     point(page, record.number).tap()
     frame = page.locator("#aside").bounding_box()
     assert frame is not None
