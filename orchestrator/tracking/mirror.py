@@ -22,7 +22,7 @@ from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.tracking import runs
 from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
 from orchestrator.tracking.run_log import LoggedRun, RunLog
-from orchestrator.tracking.shared_views import view_tags
+from orchestrator.tracking.shared_views import trials_view, view_tags
 from orchestrator.tracking.sweep_metrics import sweep_metrics
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _SWEEP_ARTIFACTS = (
     store.FRONT_PLOT, store.REPORT, store.FRONT_TABLE, store.TRIAL_TABLE, store.SWEEP, store.IDENTITY,
 )  # fmt: skip
-_TRIAL_ARTIFACTS = {"images.png": store.IMAGE_GRIDS, "heatmap.png": store.HEAT_MAPS}
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
 _STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
@@ -179,7 +178,7 @@ class SweepMirror:
         self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
         with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state != FAILED:
-                names = {name: f"{folder}/{record.digest}.png" for name, folder in _TRIAL_ARTIFACTS.items()}
+                names = {name: f"{folder}/{record.digest}.png" for name, folder in store.TRIAL_PICTURES.items()}
                 self._download(names, Path(artifacts))
             config = record.config.to_mapping() if record.config else {}
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
@@ -234,7 +233,7 @@ class SweepMirror:
         ]
         params = [Param(key, value) for key, value in self.sweep.params().items() if key not in run.params]
         best = [(trial_runs[number].run_id, self.records[number]) for number in sorted(front)]
-        note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id, self._names))
+        note = RunTag(runs.NOTE, runs.note(self.sweep, best, self.experiment_id, self._names, trials_view(self.sweep)))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self.parent, metrics[start : start + _BATCH])
         self._client.log_batch(self.parent, (), params, [note])

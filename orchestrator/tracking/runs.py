@@ -198,15 +198,20 @@ def front_numbers(records: Sequence[TrialRecord], sweep: SweepRun) -> set[int]:
     return {feasible[row].number for row in np.flatnonzero(on_front)}
 
 
-def note(sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id: str, names: SettingNames) -> str:
-    """The description of the sweep's run, in Markdown: its front as a table, and a link that compares its runs."""
+def note(
+    sweep: SweepRun, best: Sequence[tuple[str, TrialRecord]], experiment_id: str, names: SettingNames, trials_view: str
+) -> str:
+    """The description of the sweep's run, in Markdown: its front as a table, and links to the view of all its trials
+    and to a comparison of the front's runs.
+    """
     objectives = [goal.name for goal in sweep.identity.objectives]
+    all_trials = f"[All trials]({view_link(trials_view, experiment_id)}) as one table."
     if not best:
-        return "No trial is on the front yet."
+        return f"{all_trials} No trial is on the front yet."
     link = compare_link([run_id for run_id, _ in best], experiment_id)
     trials = f"{len(best)} trial{'' if len(best) == 1 else 's'}"
     lines = [
-        f"The front has {trials}: [compare their runs]({link}), or filter this experiment's runs by "
+        f"{all_trials} The front has {trials}: [compare their runs]({link}), or filter this experiment's runs by "
         f'`tags.{PARETO} = "true"`.',
         "",
         f"| trial | {' | '.join(objectives)} |",

@@ -15,6 +15,8 @@ _TAG = "mlflow.sharedViewState."
 _PARAMS = ("drafter.kind", "tree.policy", "acceptance.neighbourhood", "acceptance.schedule")
 _MAX_RUNS = 1000  # in a chart
 _FRONT = "front"  # a section of charts
+_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"  # MLflow's ids of columns that are always there
+_NAME_WIDTH = 400  # pixels, for some 55 characters; other columns have MLflow's widths
 
 
 def trials_view(sweep: SweepRun) -> str:
@@ -35,7 +37,10 @@ def view_tags(sweep: SweepRun) -> dict[str, str]:
 
 
 def _view(sweep: SweepRun, condition: str) -> dict[str, Any]:
-    """The trials' objectives and errors beside what names their settings, best first; and the charts of the front."""
+    """The trials' objectives and errors beside what names their settings, best first; and the charts of the front.
+
+    MLflow lists runs below their parents, which are closed at first, unless there is a filter and an order by a metric.
+    """
     objectives = sweep.identity.objectives
     names = [axis.name for axis in objectives]
     columns = [f"metrics.`{name}`" for name in (*names, *(ERROR + name for name in names))]
@@ -50,7 +55,8 @@ def _view(sweep: SweepRun, condition: str) -> dict[str, Any]:
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
         "selectedColumns": columns,
-        "columnOrder": columns,
+        "columnOrder": [_NAME, _CREATED, *columns],
+        "columnWidths": {_NAME: _NAME_WIDTH},
         "runsHiddenMode": "SHOW_ALL",
         "isAccordionReordered": True,  # else MLflow sorts the sections by name
         "compareRunSections": [

@@ -141,12 +141,15 @@ def test_the_front_is_of_feasible_complete_trials(sweep: runs.SweepRun) -> None:
 
 def test_the_description_shows_the_front_and_takes_names_literally(sweep: runs.SweepRun) -> None:
     names = SettingNames(sweep.identity.sampling)
-    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7", names)
+    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7", names, "trials-x")
     assert r"a\|b \<i\>\[x\](y): eagle" in text
     assert "(#/experiments/7/runs/r1?" in text
     assert "| 2 | 4 |" in text
     assert runs.compare_link(["r1"], "7") in text
-    assert runs.note(sweep, [], "7", names) == "No trial is on the front yet."
+    assert f"[All trials]({runs.view_link('trials-x', '7')})" in text
+    empty = runs.note(sweep, [], "7", names, "trials-x")
+    assert runs.view_link("trials-x", "7") in empty
+    assert empty.endswith("No trial is on the front yet.")
 
 
 def test_links_lead_to_the_runs() -> None:

@@ -27,6 +27,8 @@ def test_both_views_show_the_objectives_first(tmp_path: Path) -> None:
         assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
         assert f"= '{sweep.id}'" in view["searchFilter"]
         assert [view["compareRunCharts"][0][axis]["key"] for axis in ("xaxis", "yaxis")] == ["speedup", "fid"]
+        assert view["columnWidths"].keys() <= set(view["columnOrder"]), "MLflow applies widths in that order"
+        assert view["columnWidths"]["attributes.`Run Name`"] > 300, "names in full"
     assert "pareto" in views[front_view(sweep)]["searchFilter"]
     assert "pareto" not in views[trials_view(sweep)]["searchFilter"]
     assert f"viewStateShareKey={front_view(sweep)}" in runs.view_link(front_view(sweep), "7", charts=True)
