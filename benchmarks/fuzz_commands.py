@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "compare": Command(
         ("compare", *_SWEEP, "sweeps/second"),
-        ("--by", "--x", "--y", "--z", "--where", "--subject-to", "--reference-point"),
+        ("--by", "--x", "--y", "--z", "--where", "--subject-to", "--reference-point", "--html"),
     ),
     "report": Command(("report", *_SWEEP, "--out", "new.html"), ("--out",)),
     "reference": Command(

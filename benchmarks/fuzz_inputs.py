@@ -210,7 +210,8 @@ def fuzz_inputs(pristine: Pristine, count: int, seed: int, processes: int = 0) -
         place.mkdir(parents=True)
         set_up(pristine, place)
         command = sorted(COMMANDS)[number % len(COMMANDS)]
-        words = file_case(rng, place) if number % 3 == 0 else option_case(rng, command)
+        round_number = number // len(COMMANDS)  # every command gets options in two rounds of three
+        words = file_case(rng, place) if round_number % 3 == 0 else option_case(rng, command)
         before = digests(place.parents[1])
         with chdir(place):
             got = timed(partial(run, words))

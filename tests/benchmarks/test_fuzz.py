@@ -30,6 +30,7 @@ def test_hostile_inputs_are_refused_and_leave_nothing(pristine: Pristine) -> Non
     tallies = fuzz_inputs(pristine, INPUTS, SEED)
     assert [example for tally in tallies.values() for example in tally.examples] == []
     assert sum(tally.verdicts["refused"] for tally in tallies.values()) > INPUTS / 2
+    assert all(tally.cases for tally in tallies.values())
 
 
 def test_the_judge_tells_them_apart() -> None:
