@@ -17,7 +17,7 @@ import ray
 from orchestrator.run import pool as pool_module
 from orchestrator.run import pool_worker
 from orchestrator.run.cluster import alive_nodes, connected
-from orchestrator.run.placement import ANYWHERE, Placement, Slots
+from orchestrator.run.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
 from orchestrator.run.tasks import PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
@@ -163,6 +163,27 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: p
         wait(pool, 2)
         assert cpus() == 2
         collect(pool, 4)
+
+
+@pytest.mark.skipif(
+    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1", reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it"
+)
+@pytest.mark.parametrize(("gpus", "kind"), [(0.0, "a10g"), (1.0, "h100")])
+def test_an_autoscaler_starts_the_nodes_that_workers_ask_for(gpus: float, kind: str) -> None:
+    """While there are none, the number of GPUs must be given: the autoscaler takes silence for workers on CPUs."""
+    cpu = {"CPU": 1, "object_store_memory": 80 << 20}
+    types = {
+        "small": {"resources": cpu, "labels": A10G, "min_workers": 0, "max_workers": 1},
+        "large": {"resources": cpu | {"GPU": 1}, "labels": H100, "min_workers": 0, "max_workers": 1},
+    }
+    with autoscaling_cluster(types, idle_s=60.0) as address, connected(address, Slots(1), 1) as slots:
+        assert slots.gpus == 0.0
+        with pytest.raises(PoolError, match="--gpus-per-worker"):
+            check_demand(Slots(1), alive_nodes())
+        check_demand(Slots(1, 1.0, gpus), alive_nodes())
+        with closing(Pool({}, Slots(1, 1.0, gpus))) as pool:
+            wait(pool, 1)
+            assert {label for node in alive_nodes() if (label := node.labels.get("gpu"))} == {kind}
 
 
 @pytest.mark.parametrize(
