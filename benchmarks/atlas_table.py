@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.results.store import Direction
+from orchestrator.results.axes import Direction
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.captions import read_captions
 from workers.data.records import FEATURES, features_of, read_shard

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import Direction
+from orchestrator.results.axes import Direction
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner

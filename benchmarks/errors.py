@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors, critical_t
 from orchestrator.results.pareto import Floats
-from orchestrator.results.store import Axis, read_sweep_yaml
+from orchestrator.results.store import read_sweep_yaml
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.captions import read_captions

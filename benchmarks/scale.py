@@ -42,7 +42,8 @@ import torch
 
 from benchmarks.driver import ask_and_tell
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
-from orchestrator.results.store import EVENTS, SHARDS, Direction
+from orchestrator.results.axes import Direction
+from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool_worker
 from orchestrator.run.cluster import connected
 from orchestrator.run.driver import Driver

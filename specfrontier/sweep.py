@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from orchestrator.results import sweep as results
+from orchestrator.results.axes import Axis
 from orchestrator.results.fronts import Candidate
 from orchestrator.results.query import QueryError
-from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Front, front_of
 from orchestrator.results.text import counted, measured, percent
 from orchestrator.results.trials import Measured

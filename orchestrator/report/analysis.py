@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
-from orchestrator.results.store import Axis, read_sweep_yaml
+from orchestrator.results.store import read_sweep_yaml
 from orchestrator.results.sweep import Front, Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space

@@ -25,13 +25,14 @@ from orchestrator.report.facts import NOTES, facts, searched
 from orchestrator.report.heat_maps import heat_data
 from orchestrator.report.thumbnails import Note, OwnedTrial, embed_thumbnails, ignore
 from orchestrator.report.trial_entries import image_key, trial_entries, trial_id
+from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
 from orchestrator.results.describe import VANILLA, describe_duration
 from orchestrator.results.joint import critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
-from orchestrator.results.store import REPORT, Axis, read_sweep_text, read_sweep_yaml
+from orchestrator.results.store import REPORT, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from search_spaces.trial import DecodingConfig

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.joint import JointErrors, block_effects
-from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.results.axes import COUNTS, TIMINGS, Axis
 from orchestrator.results.describe import describe
 from orchestrator.results.fronts import directions
 from orchestrator.results.indicators import (
@@ -21,8 +22,7 @@ from orchestrator.results.indicators import (
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.query import QueryError
-from orchestrator.results.speed_check import is_time
-from orchestrator.results.store import COUNTS, TIMINGS, Axis, Identity
+from orchestrator.results.store import Identity
 from search_spaces.trial import DecodingConfig
 
 FEATURES, REFERENCE, BASELINE, SCORE = "features", "reference", "baseline", "score."
@@ -193,7 +193,7 @@ def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
 
 def _is_time(identities: Sequence[Identity], metric: str) -> bool:
     """Whether the metric is a time, which holds for one machine only, rather than a ratio of two times."""
-    return any(is_time(identity.metrics[metric]) for identity in identities if metric in identity.metrics)
+    return any(identity.metrics[metric].is_time for identity in identities if metric in identity.metrics)
 
 
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:

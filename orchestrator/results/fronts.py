@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from orchestrator.results.axes import Axis, Direction
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats, front_confidence, nondominated
-from orchestrator.results.store import Axis, Direction, Identity
+from orchestrator.results.store import Identity
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.trial import DecodingConfig
 

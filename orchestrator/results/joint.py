@@ -23,8 +23,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.pareto import DRAWS, LEVEL, Bools, Floats
-from orchestrator.results.store import Axis, Identity
+from orchestrator.results.store import Identity
 from orchestrator.results.trials import Measured, TrialRecord
 
 _MISSING = Measured(np.nan, None, 0)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.fronts import values_of
-from orchestrator.results.store import Axis
 from orchestrator.results.sweep import Front
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats
-from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.constraints import Constraint
 from search_spaces.overrides import config_keys

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.results.store import OWN_TIMINGS, TIMINGS, Axis, Identity
+from orchestrator.results.axes import OWN_TIMINGS, TIMINGS, Axis
+from orchestrator.results.store import Identity
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.shards import TimingShard, shard_kind
 
-_TIME_UNITS = {"s", "ms", "min", "h"}
 LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
 
 
@@ -33,14 +33,9 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
     return [f"{sentence} (p = {p:.1g}): speed-ups of its shape are less certain than stated" for sentence, p in found]
 
 
-def is_time(axis: Axis) -> bool:
-    """Whether a metric's values are times or rates, such as s/image: of one machine, in the minutes of the timing."""
-    return TIMINGS in axis.needs and not _TIME_UNITS.isdisjoint(axis.unit.split("/"))
-
-
 def _is_ratio(axis: Axis) -> bool:
     """Whether its values compare each trial with vanilla, timed in turn with it or with a trial of its shape."""
-    return TIMINGS in axis.needs and OWN_TIMINGS not in axis.needs and not is_time(axis)
+    return TIMINGS in axis.needs and OWN_TIMINGS not in axis.needs and not axis.is_time
 
 
 def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> list[str]:
@@ -49,7 +44,7 @@ def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> li
     """
     axes = {name: axis for identity in identities for name, axis in identity.metrics.items()}
     names = dict.fromkeys(word for text in expressions for word in re.findall(r"^\s*(\w+)", text))
-    times = [name for name in names if name in axes and is_time(axes[name])]
+    times = [name for name in names if name in axes and axes[name].is_time]
     ratios = [name for name, axis in axes.items() if _is_ratio(axis)]
     if not times:
         return []

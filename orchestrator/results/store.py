@@ -18,8 +18,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
@@ -36,49 +37,6 @@ ARTIFACTS = "artifacts"  # of the study: links to pictures
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
-
-Direction = Literal["maximize", "minimize"]
-TIMINGS, OWN_TIMINGS = "timings", "own_timings"
-# metric inputs that need no neural network
-COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
-_SPEEDS = frozenset({"speedup", "speedup_timed", "latency"})
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A metric as an objective: which direction is better, its unit, what it means, and what it is computed from
-    (`workers.metrics.metric.Metric.needs`)."""
-
-    name: str
-    direction: Direction
-    unit: str = ""
-    about: str = ""
-    needs: tuple[str, ...] = ()
-
-    @property
-    def error(self) -> str:
-        """Name of the column with the metric's standard errors."""
-        return f"{self.name}_error"
-
-    @property
-    def is_of_counts(self) -> bool:
-        """Whether it is computed from counts and times alone, and so says nothing about the images' quality."""
-        return COUNTS.issuperset(self.needs)
-
-    @property
-    def better(self) -> str:
-        """What a better trial is in words: `faster` in a speed, else `better fid`."""
-        return "faster" if self.name in _SPEEDS else f"better {self.name}"
-
-    @property
-    def best(self) -> str:
-        """What the best trial is in words: `fastest` in a speed, else `best fid`."""
-        return "fastest" if self.name in _SPEEDS else f"best {self.name}"
-
-    @property
-    def best_lossless(self) -> str:
-        """What the best lossless trial is in words: `fastest lossless`, else `lossless with the best target_passes`."""
-        return "fastest lossless" if self.name in _SPEEDS else f"lossless with the {self.best}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, require_comparable
 from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, rows_passing, values_of
 from orchestrator.results.image_table import image_table
@@ -23,7 +24,7 @@ from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import Axis, Identity, find_sweep, load_identity, read_trials
+from orchestrator.results.store import Identity, find_sweep, load_identity, read_trials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig

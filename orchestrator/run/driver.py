@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Any
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.names import SettingNames
-from orchestrator.results.store import Axis, write_trial
+from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.damaged_shards import DamagedShards
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.results.store import Axis
+from orchestrator.results.axes import Axis
 from orchestrator.results.trials import FAILED, STOPPED, EarlyStop, Measured, TrialRecord
 from orchestrator.run.racing import Race, Scores
 from search_spaces.constraints import Constraint

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.store import Axis, write_trial
+from orchestrator.results.store import write_trial
 from orchestrator.results.trials import COMPLETE, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import at_full_size
 from orchestrator.run.pending import PendingTrial

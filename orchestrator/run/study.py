@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from orchestrator.results.store import Direction
+from orchestrator.results.axes import Direction
 from orchestrator.results.trials import FAILED, TrialRecord
 from orchestrator.run.rounding import RoundingSampler
 from orchestrator.run.settings_pool import ERRORS, SETTING, SettingsPool

@@ -16,8 +16,8 @@ from optuna.samplers import RandomSampler
 from optuna.study import Study, create_study
 from optuna.trial import Trial, TrialState, create_trial
 
+from orchestrator.results.axes import Direction
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import Direction
 from orchestrator.results.trials import STOPPED, TrialRecord
 from orchestrator.run.study import Proposal, objective_values
 from orchestrator.run.study_names import short_names

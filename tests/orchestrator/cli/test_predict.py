@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.results.store import Axis, Identity, write_identity, write_trial
+from orchestrator.results.axes import Axis
+from orchestrator.results.store import Identity, write_identity, write_trial
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import Comparison, cautions, compare, obstacles
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Floats
-from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from tests.fakes.synthetic_sweeps import METRICS, identity
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors, critical_t, degrees_of_freedom, standard_error
 from orchestrator.results.pareto import Floats
-from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.metric import POSITION, TIMING_KEYS, MetricInputs, Rows

@@ -7,8 +7,8 @@ import math
 import pyarrow as pa
 import pytest
 
+from orchestrator.results.axes import Axis
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 
 TABLE = pa.table(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.results import speed_check
+from orchestrator.results.axes import Axis
 from orchestrator.results.speed_check import LEVEL, time_notes
-from orchestrator.results.store import Axis
 from orchestrator.results.trials import Measured, TrialRecord
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.registry import registered_metrics
@@ -111,7 +111,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
 )
 def test_a_metrics_unit_and_needs_make_it_a_time(unit: str, needs: list[str], is_time: bool, is_ratio: bool) -> None:
     axis = Axis("mine", "minimize", unit, "", tuple(needs))
-    assert (speed_check.is_time(axis), speed_check._is_ratio(axis)) == (is_time, is_ratio)
+    assert (axis.is_time, speed_check._is_ratio(axis)) == (is_time, is_ratio)
 
 
 def test_a_plugins_rate_is_noted_as_well_as_latency() -> None:

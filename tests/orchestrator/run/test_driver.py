@@ -16,7 +16,8 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import Direction, read_trials, write_trial
+from orchestrator.results.axes import Direction
+from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner

@@ -13,7 +13,8 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import Axis, read_trials
+from orchestrator.results.axes import Axis
+from orchestrator.results.store import read_trials
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals

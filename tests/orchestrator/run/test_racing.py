@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from orchestrator.results.store import Direction
+from orchestrator.results.axes import Direction
 from orchestrator.run.racing import Race, Scores, Stop
 
 RACE = Race(("minimize", "minimize"), 0.05, 3)

@@ -18,8 +18,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 
+from orchestrator.results.axes import Direction
 from orchestrator.results.indicators import hypervolume
-from orchestrator.results.store import Direction
 from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
 from orchestrator.run.settings_pool import Floats, SettingsPool
 from orchestrator.run.study_storage import open_storage

@@ -15,8 +15,8 @@ import pytest
 from optuna.trial import TrialState
 
 from benchmarks.instant import plausible
+from orchestrator.results.axes import Direction
 from orchestrator.results.pareto import nondominated
-from orchestrator.results.store import Direction
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.run.predicted_pool import random_settings
 from orchestrator.run.settings_pool import SettingsPool
