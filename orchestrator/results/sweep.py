@@ -127,9 +127,8 @@ class Sweep:
         feasible: bool = True,
         everything: bool = False,
     ) -> pyarrow.Table:
-        """The front of two or three metrics (see `front_of`) as a table (columns: see `Front.table`).
-
-        everything: all measured candidates, not only the front.
+        """The front of two or three metrics (see `front_of`), or all measured candidates with `everything`, as a table
+        (columns: see `Front.table`).
         """
         front = front_of([self], x, y, z, where, subject_to, feasible=feasible)
         return front.table(front.candidates if everything else front.members).drop_columns(["sweep"])

@@ -175,16 +175,15 @@ class Driver:
     def _add_shard(self, pending: PendingTrial, result: TaskResult) -> None:
         task, output = result.task, result.output
         assert output is not None
-        worker = output.get("worker")
         if output["name"] != task.name:
-            problem = f"{worker} wrote {output['name']} instead of {task.name}: its models or captions differ"
+            problem = f"{output['worker']} wrote {output['name']} instead of {task.name}: its models or captions differ"
             self._fail(pending, problem, permanent=False)
             return
         for trial in (pending, *self._pending):  # trials of one shape wait for the same timing shards
             trial.missing.discard(task.name)
         pending.seconds += output["seconds"]
         self.shards.add(task.name)
-        facts = {"images": output["images"], "seconds": output["seconds"], "worker": worker}
+        facts = {"images": output["images"], "seconds": output["seconds"], "worker": output["worker"]}
         self.emit({"event": "shard", "trial": pending.number, "kind": task.kind, **facts})
 
     def _fail(self, pending: PendingTrial, cause: str, *, permanent: bool = True) -> None:
