@@ -40,6 +40,10 @@ class Outcome:
     seconds: float = 0.0
 
 
+class _TooLong(BaseException):
+    """No command handles it, as it would handle a TimeoutError."""
+
+
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder."""
     return {str(path): sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -49,7 +53,7 @@ def timed(run: Callable[[], tuple[int, str, Any]]) -> Outcome:
     """Run a command in this process; a traceback, or more than `MAX_SECONDS`, is an outcome too."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"longer than {MAX_SECONDS:g} s")
+        raise _TooLong(f"longer than {MAX_SECONDS:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
 EPILOG = """\b
@@ -29,17 +30,30 @@ Plan = Annotated[
 BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="For --models: images drawn at once.")]
 Gpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="For --plan. Default: this machine's, else 1.")]
 GpuMemory = Annotated[
-    float | None, typer.Option(metavar="GIB", min=1.0, help="Of each GPU. Default: this machine's, else 80.")
+    float | None,
+    typer.Option(
+        metavar="GIB", min=1.0, max=1e6, callback=o.finite, help="Of each GPU. Default: this machine's, else 80."
+    ),
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option("--gpu-bandwidth", metavar="GB/S", help="Default: typical for a GPU with that memory.")
-]
+    float | None,
+    typer.Option(
+        "--gpu-bandwidth", metavar="GB/S", min=1e-3, callback=o.finite,
+        help="Default: typical for a GPU with that memory.",
+    ),
+]  # fmt: skip
 Compute = Annotated[
     float | None,
-    typer.Option("--gpu-compute", metavar="TFLOP/S", help="In 16 bits. Default: typical for a GPU with that memory."),
-]
+    typer.Option(
+        "--gpu-compute", metavar="TFLOP/S", min=1e-3, callback=o.finite,
+        help="In 16 bits. Default: typical for a GPU with that memory.",
+    ),
+]  # fmt: skip
 Accepted = Annotated[
-    float, typer.Option("--accepted-length", metavar="X", min=1.0, help="Mean accepted length that --plan assumes.")
+    float,
+    typer.Option(
+        "--accepted-length", metavar="X", min=1.0, callback=o.finite, help="Mean accepted length that --plan assumes."
+    ),
 ]
 
 

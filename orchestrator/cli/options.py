@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_SEED = 2**63 - 1  # as in a sweep's file
+_MAX_THREADS = 4096
 
 Models = Annotated[
     str | None,
@@ -33,6 +35,13 @@ def say_on_terminal(text: str) -> None:
         typer.echo(text, err=True)
 
 
+def finite(value: float | None) -> float | None:
+    """A callback for options: refuses nan, which no range excludes, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"must be a finite number, got {value}")
+    return value
+
+
 def _use_threads(count: int | None) -> int | None:
     if count is not None:
         use_threads(count)
@@ -44,6 +53,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        max=_MAX_THREADS,
         callback=_use_threads,
         help="CPU threads. Default: OMP_NUM_THREADS, else the cores free at the start; of a worker: its cores.",
     ),

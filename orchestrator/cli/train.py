@@ -48,7 +48,9 @@ Count = Annotated[int | None, typer.Option(metavar="N", min=2, help="Number of c
 Batch = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Examples per step, over all workers. Default: 16.")
 ]
-Rate = Annotated[float | None, typer.Option(metavar="X", min=0.0, help="Peak learning rate. Default: 0.0001.")]
+Rate = Annotated[
+    float | None, typer.Option(metavar="X", min=0.0, callback=o.finite, help="Peak learning rate. Default: 0.0001.")
+]
 SaveEvery = Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps between checkpoints. Default: 1000.")]
 Workers = Annotated[
     int, typer.Option(metavar="N", min=1, help="Processes that train together on Ray, each with a GPU or a core.")

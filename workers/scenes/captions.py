@@ -46,6 +46,7 @@ _FILLERS = frozenset(("a", "an", "the", "one", "of", "and", "with", "is", "are",
 _RELATION = re.compile(
     r"\b(?:(?:to|on) the )?(left|right) of\b|\b(above|over|on top of)\b|\b(below|under|beneath|underneath)\b"
 )
+_MAX_LENGTH = 1000  # the patterns take time that grows with its square
 _BACKGROUND = re.compile(
     r"(?:\b(?:on|over|against|before|with|in front of) )?(?:(?:a|an|the) )?((?:\w+ ){0,3}?)background\b"
 )
@@ -74,8 +75,13 @@ def parse(text: str) -> tuple[int, ...]:
     the background smooth grey. "A right of B" and "A below B" are turned into spatial order.
 
     Raises:
-        ValueError: an unknown word (the known ones are listed), a missing shape or colour, or a contradiction.
+        ValueError: an unknown word (the known ones are listed), a missing shape or colour, a contradiction, more than
+            1,000 characters.
     """
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(
+            f"caption {text[:40]!r}...: {len(text)} characters; a caption of a scene has at most {_MAX_LENGTH}"
+        )
     words = " ".join(_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+", text.lower()))
     chosen = {"background": "smooth", "background_colour": "grey", "relation": "alone", "position": "centre"}
     if found := _BACKGROUND.search(words):

@@ -41,6 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(70):
         (tmp_path / "images" / f"{number}.png").write_bytes(bomb())
     (tmp_path / "file").write_text("x")
+    (tmp_path / "long.txt").write_text("a" * 3_000_000)
     return tmp_path
 
 
@@ -56,6 +57,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("generate", CAPTION, "--seed", "-1"), ("--seed",)),
         (("generate", CAPTION, "--seed", str(10**23)), ("--seed",)),
         (("generate", CAPTION, "--samples", str(10**12)), ("--samples",)),
+        (("generate", CAPTION, "--threads", str(10**23)), ("--threads",)),
+        (("generate", "--captions", "long.txt"), ("1000", "characters")),
+        (("doctor", "--plan", "quickstart", "--gpu-memory", "1e400"), ("--gpu-memory",)),
+        (("doctor", "--plan", "quickstart", "--gpu-memory", "nan"), ("--gpu-memory",)),
+        (("doctor", "--plan", "quickstart", "--gpu-bandwidth", "0"), ("--gpu-bandwidth",)),
+        (("doctor", "--plan", "quickstart", "--gpu-compute", "-0.0"), ("--gpu-compute",)),
+        (("doctor", "--plan", "quickstart", "--accepted-length", "inf"), ("--accepted-length", "finite")),
         (("generate", CAPTION, "--out", ""), ("--out is empty",)),
         (("generate", CAPTION, "--out", "/proc/there"), ("/proc", "--out")),
         (("generate", CAPTION, "--out", "file/there"), ("file", "--out")),
