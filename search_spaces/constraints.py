@@ -44,7 +44,9 @@ class Constraint:
             raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
         metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
         if match["op"] in ("<", ">"):
-            raise ConfigError((), f"limits are inclusive; write '{metric} {match['op']}= {match['bound'].strip()}'")
+            bound = match["bound"].strip()
+            hint = f"write '{metric} {match['op']}= {bound}'" if _BOUND.fullmatch(bound) else _FORMS
+            raise ConfigError((), f"limits are inclusive; {hint}")
         if op is None:
             raise ConfigError((), f"{text!r} compares by {match['op']}; use <= or >=")
         bound = _BOUND.fullmatch(match["bound"].strip())

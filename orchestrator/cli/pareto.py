@@ -127,7 +127,8 @@ def _choose(front: Front, limits: list[str], *, lossless: bool, knee: bool) -> d
         if not axis.is_of_counts:
             problem = f"--lossless: lossless trials differ in {axis.name} by chance; add --x speedup"
             raise CommandError(problem, WRONG_USAGE)
-        raise CommandError(f"--lossless: no lossless trial is {axis.better} than vanilla", FAILED)
+        problem = f"--lossless: no lossless trial among these {len(front.candidates)} is {axis.better} than vanilla"
+        raise CommandError(problem, FAILED)
     if limits:
         marks["best"] = front.best(limits)
         if marks["best"] is None:

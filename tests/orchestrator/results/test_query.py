@@ -116,6 +116,7 @@ def test_constraints(text: str, within: list[bool]) -> None:
     [
         ("fdi<=4", "unknown metric; did you mean 'fid'? known metrics: fid, drift"),
         ("fid<4", "write 'fid <= 4'"),
+        ("fid<1.2 vanilla", "fid <= vanilla + 0.5"),
         ("fid", "not a constraint"),
         ("drift<=vanilla+1", "has not measured vanilla's drift"),
     ],
