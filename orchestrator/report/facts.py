@@ -35,6 +35,8 @@ NOTES = (
     "they run alone on a worker, next to vanilla decoding of the same captions. Trials whose settings differ only in "
     "the rule's numbers share these costs and their noise. speedup_timed is the ratio of the times themselves, on the "
     "few captions of a trial that was timed itself. All hold for that machine and batch size.",
+    "speedup compares a setting with vanilla in the same minutes. latency does not, so on a busy machine the latencies "
+    "of trials that were timed in different minutes may contradict their speed-ups.",
 )
 
 
