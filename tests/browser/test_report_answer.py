@@ -68,6 +68,15 @@ def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None
         assert f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
 
 
+def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Path) -> None:
+    page = open_page(folder, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#lossless").get_by_role("button", name="Copy command").click()
+    pareto, generate = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert "--lossless --config exact.yaml" in pareto
+    assert "--config exact.yaml" in generate
+    assert "--config fast.yaml" in page.locator("#fastest .command").inner_text()
+
+
 def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
     page, trial = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid").best_lossless()
     assert trial is not None

@@ -15,8 +15,12 @@ function barValue() {
   const vanilla = several ? null : trialOf.get(DATA.sweeps[0].vanilla);
   return vanilla ? state.bar * vanilla.metrics[ANSWER.metric][0] : null;
 }
+// Each choice is written to a file of its own.
+const FILES = { "--lossless": "exact.yaml", "--knee": "knee.yaml" };
 function command(option) {
-  return `${ANSWER.commands.pareto} ${option} --config ${ANSWER.commands.config}\n${ANSWER.commands.generate}`;
+  const { pareto, generate, config } = ANSWER.commands,
+    file = FILES[option] || config;
+  return `${pareto} ${option} --config ${file}\n${generate.replace(` --config ${config}`, ` --config ${file}`)}`;
 }
 
 function drawAnswer() {
