@@ -93,7 +93,7 @@ def pareto(
         facts = _volume(front, corner) if hypervolume and front.candidates else {}
         marks = _choose(front, best or [], lossless=lossless, knee=knee)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
-        warnings = _warnings(front, where or (), [*(subject_to or ()), *(best or ())])
+        warnings = _warnings(front, where or (), [*(subject_to or ()), *(best or ())]) + _unlimited(front, best or [])
         facts |= confidences(front, marks, best or []) | {"warnings": warnings}
     chosen = marks.get("best") or (marks["best_lossless"] if lossless else marks.get("knee"))
     rows = front.candidates if everything else front.members
@@ -177,6 +177,18 @@ def _warnings(front: Front, where: Sequence[str], limits: Sequence[str]) -> list
         for text in (*unmatched(sweep.table, where), *speed_warnings(sweep.records, sweep.identity.timing))
     ]
     return [*own, *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
+
+
+def _unlimited(front: Front, limits: Sequence[str]) -> list[str]:
+    """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
+    from search_spaces.constraints import Constraint
+
+    first, second = (axis.name for axis in front.axes[:2])
+    if not limits or any(Constraint.parse(text).metric != first for text in limits):
+        return []
+    return [
+        f"--best limits {first} alone, whatever {second}; for the best {second} within {limits[0]} add --x {second}"
+    ]
 
 
 def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:

@@ -269,7 +269,10 @@ def test_a_time_is_said_to_depend_on_the_minutes_of_its_timing(one: Path, words:
     (note,) = data(pareto, one, *words)["warnings"]
     assert note.startswith("latency ")
     assert "speedup" in note
-    assert data(pareto, one, "--y", "drift", "--best", "speedup >= 1")["warnings"] == []
+    assert data(pareto, one, "--y", "drift", "--best", "drift <= 9")["warnings"] == []
+    (hint,) = data(pareto, one, "--y", "drift", "--best", "speedup >= 1")["warnings"]
+    assert "--x drift" in hint
+    assert data(pareto, one, "--y", "drift", "--best", "speedup >= 1", "--best", "drift <= 9")["warnings"] == []
     assert "note: latency " in run(pareto, one, *words).out
 
 
