@@ -167,6 +167,7 @@ class Resumed:
     def summary(self) -> dict[str, float]:
         return {
             "preflight_done_s": self.first(lambda event: event["event"] == "launch"),
+            "ray_started_s": self.first(lambda event: event.get("phase") == "loading the models"),
             "first_worker_s": self.first(lambda event: event["event"] == "identity"),
             "hands_out_work_s": self.first(lambda event: event["event"] == "trial_started"),
             "first_shard_s": self.first(lambda event: event["event"] == "shard"),

@@ -18,8 +18,7 @@ from orchestrator.results.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.results.axes import Axis
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.results.sweep import Front, Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.run.launch import LaunchOptions
     from orchestrator.tracking.tracker import SweepTracker
@@ -174,18 +173,19 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
         reason += f"(specfrontier pareto {storage.display_name} --stopped)"
     lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {storage.locate(REPORT)}", f"plot     {storage.locate(FRONT_PLOT)}"]
-    lines += _choice(sweep, found.axes[1])
+    lines += _choice(found, sweep)
     return safe_text([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
 
 
-def _choice(sweep: Sweep, quality: Axis) -> list[str]:
-    """The command that chooses a setting within a quality bar, and writes it to a file."""
-    from orchestrator.report.answer import location
+def _choice(front: Front, sweep: Sweep) -> list[str]:
+    """The command that chooses a setting within the report's default bar, and writes it to a file."""
+    from orchestrator.report.answer import DEFAULT_FACTORS, has_positive_vanilla, location
 
-    if sweep.vanilla is None or quality.name not in sweep.vanilla.metrics:
+    quality = front.axes[1]
+    if not front.candidates or not has_positive_vanilla(front, front.candidates[0].sweep):
         return []
-    bar = "<= 1.2" if quality.direction == "minimize" else ">= 0.9"
-    limit = shlex.quote(f"{quality.name} {bar} * vanilla")
+    relation = "<=" if quality.direction == "minimize" else ">="
+    limit = shlex.quote(f"{quality.name} {relation} {DEFAULT_FACTORS[quality.direction]} * vanilla")
     return [f"choose   specfrontier pareto {location(sweep.storage)} --best {limit} --config fast.yaml"]
 
 

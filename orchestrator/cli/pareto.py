@@ -39,7 +39,7 @@ Best = Annotated[
 ]
 Knee = Annotated[bool, typer.Option("--knee", help="Show the trial furthest from the line between the ends.")]
 Lossless = Annotated[
-    bool, typer.Option("--lossless", help="Choose the best trial that leaves the distribution of images as it is.")
+    bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
 ]
 Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
 Config = Annotated[
@@ -130,9 +130,10 @@ def _choose(front: Front, limits: list[str], *, lossless: bool, knee: bool) -> d
         problem = f"--lossless: no lossless trial among these {len(front.candidates)} is {axis.better} than vanilla"
         raise CommandError(problem, FAILED)
     if limits:
-        marks["best"] = front.best(limits)
+        marks["best"] = front.best(limits, lossless=lossless)
         if marks["best"] is None:
-            raise CommandError(f"none of {len(front.candidates)} trials is within {' and '.join(limits)}", FAILED)
+            trials = f"none of {len(front.candidates)} trials is {'lossless and ' if lossless else ''}within"
+            raise CommandError(f"{trials} {' and '.join(limits)}", FAILED)
     return marks
 
 

@@ -15,7 +15,7 @@ from workers.data.storage import Storage
 
 _STEPS = 150  # of the slider, about
 _LEAST_STEP = 1e-3  # times the bar: of a slider in the metric's unit
-_DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.9}  # times vanilla's value
+DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.9}  # times vanilla's value
 _CONFIG_FILE = "fast.yaml"
 _PLACEHOLDER = "PROMPT"  # without images in the store
 
@@ -32,7 +32,7 @@ def answer(front: Front) -> dict[str, Any]:
         return {}
     quality = front.axes[1]
     relation = "<=" if quality.direction == "minimize" else ">="
-    relative = all(_has_positive_vanilla(front, name) for name in {c.sweep for c in front.candidates})
+    relative = all(has_positive_vanilla(front, name) for name in {c.sweep for c in front.candidates})
     slider = _slider(*_ends(front, relative), quality.direction, relative)
     places, steps, knee = slider["places"], [], front.knee()
     lossless = front.best_lossless()
@@ -61,7 +61,7 @@ def answer(front: Front) -> dict[str, Any]:
     }
 
 
-def _has_positive_vanilla(front: Front, name: str) -> bool:
+def has_positive_vanilla(front: Front, name: str) -> bool:
     """Whether vanilla's value of the second metric is positive in all draws from its error."""
     vanilla, quality = front.sweeps[name].vanilla, front.axes[1]
     if vanilla is None or quality.name not in vanilla.metrics or vanilla.metrics[quality.name].value <= 0:
@@ -94,7 +94,7 @@ def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str
     ends = [outward(low / step) * step, outward(high / step) * step]
     if relative:
         ends = [max(end, step) for end in ends]  # no constraint multiplies vanilla by 0
-    start = _DEFAULT_FACTORS[direction] if relative else sum(ends) / 2
+    start = DEFAULT_FACTORS[direction] if relative else sum(ends) / 2
     start = min(max(round(start / step) * step, ends[0]), ends[1])
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     low, high, start, step = (round(number, places) for number in (*ends, start, step))

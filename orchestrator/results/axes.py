@@ -9,7 +9,7 @@ Direction = Literal["maximize", "minimize"]
 TIMINGS, OWN_TIMINGS = "timings", "own_timings"
 # metric inputs that need no neural network
 COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
-_TIME_UNITS, _TIMES_AS_FAST = {"s", "ms", "min", "h"}, "x"
+_TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,19 @@ class Axis:
     @property
     def is_speed(self) -> bool:
         """Whether a better value is faster."""
-        return self.is_time or (TIMINGS in self.needs and self.unit == _TIMES_AS_FAST)
+        return self.is_time or (TIMINGS in self.needs and self.unit == _RATIO_UNIT)
 
     @property
     def better(self) -> str:
-        """What a better trial is in words: `faster` in a speed, else `better fid`."""
+        """What to call a better trial: `faster` for a speed, else `better fid`."""
         return "faster" if self.is_speed else f"better {self.name}"
 
     @property
     def best(self) -> str:
-        """What the best trial is in words: `fastest` in a speed, else `best fid`."""
+        """What to call the best trial: `fastest` for a speed, else `best fid`."""
         return "fastest" if self.is_speed else f"best {self.name}"
 
     @property
     def best_lossless(self) -> str:
-        """What the best lossless trial is in words: `fastest lossless`, else `lossless with the best target_passes`."""
+        """What to call the best lossless trial: `fastest lossless`, else `lossless with the best target_passes`."""
         return "fastest lossless" if self.is_speed else f"lossless with the {self.best}"

@@ -198,7 +198,7 @@ class Pool:
             if task is None or worker.is_copied or worker.is_obsolete or seconds < self._durations.deadline(task.kind):
                 continue
             worker.is_copied = True
-            self._warn(f"a {task.kind} shard takes long ({worker.name}: {seconds:.0f} s); another worker runs it too")
+            self._warn(f"a {task.kind} task takes long ({worker.name}: {seconds:.0f} s); another worker runs it too")
             self.submit(task)
         can_time = any(worker.times for worker in self._workers)
         if self._untimed.begins(not can_time and self._waiting.has(TimingShard.kind), self._clock.now):

@@ -171,6 +171,8 @@ def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
     assert found["best_lossless"]["number"] == trial.record.number
     assert 0 < found["best_lossless_gain_confidence"] <= 1
     assert DecodingConfig.from_mapping(yaml.safe_load(file.read_text())) == trial.config
+    both = data(pareto, one, "--best", "fid <= 1000", "--lossless")["best"]
+    assert both["number"] == trial.record.number != data(pareto, one, "--best", "fid <= 1000")["best"]["number"]
     assert "lossless:" not in run(pareto, one, "--where", "lossless=false").out
     assert data(pareto, one, "--where", "lossless=false")["best_lossless"] is None
 

@@ -19,7 +19,7 @@ import yaml
 
 from orchestrator.cli.launch import _peak_bytes
 from orchestrator.cli.launch_plan import describe_plan
-from orchestrator.cli.launch_run import _finish, only_vanilla_ran
+from orchestrator.cli.launch_run import _finish, _summary, only_vanilla_ran
 from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
@@ -27,7 +27,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.real_sweeps import ROOT
-from tests.fakes.synthetic_sweeps import identity
+from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.captions import captions_hash, read_captions
 from workers.data.storage import Storage
 
@@ -444,3 +444,14 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
 def test_the_peak_is_that_of_the_largest_batch() -> None:
     small, large = (SweepConfig.read("quickstart", {"quality.batch": batch}) for batch in (8, 48))
     assert 0 < _peak_bytes(small) < _peak_bytes(large)
+
+
+def test_the_summary_has_a_command_that_chooses_a_setting(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "demo", 6, failed=())
+    lines = _summary(Storage(tmp_path / "demo"), None, "trials").splitlines()
+    (line,) = (line for line in lines if line.startswith("choose "))
+    words = shlex.split(line.removeprefix("choose"))
+    words[words.index("--config") + 1] = str(tmp_path / "fast.yaml")
+    ran = specfrontier(*words[1:])
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "fast.yaml").exists()
