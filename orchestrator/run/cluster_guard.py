@@ -22,6 +22,7 @@ from pathlib import Path
 
 MARK = "SPECFRONTIER_CLUSTER"  # the variable; its value is the cluster's folder
 _KILL_TIMEOUT_S = 5.0
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # in the guard: schedulers send them to all processes
 _MAX_ROOT_LENGTH = 27  # of the parent folder: sockets lie deep in a cluster's folder, and their paths have a limit
 
 
@@ -37,13 +38,17 @@ class ClusterGuard:
             root = "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=root))
         read_end, self._write_end = os.pipe()  # the kernel closes it when this process dies
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(self.folder)],
-            stdin=read_end,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C and the end of a terminal do not reach it
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # inherited: from its first moment on
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(self.folder)],
+                stdin=read_end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C and the end of a terminal do not reach it
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(read_end)
 
     @property
@@ -86,8 +91,6 @@ def _marked(folder: Path) -> list[int]:
 
 
 def _wait_and_kill(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # schedulers send them to all processes
-        signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read(1)
     kill_cluster(folder)
 

@@ -66,6 +66,17 @@ def test_nothing_of_a_cluster_outlives_its_driver(end: str, tmp_path: Path) -> N
     os.kill(int(unmarked), signal.SIGKILL)  # still there
 
 
+def test_a_signal_does_not_end_a_guard_that_is_still_starting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    guard = ClusterGuard()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        guard._guard.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        guard._guard.wait(0.5)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    guard.close()
+
+
 def test_a_guard_that_is_killed_is_not_needed_for_a_clean_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     guard = ClusterGuard()
