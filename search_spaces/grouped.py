@@ -16,7 +16,7 @@ from search_spaces.neighbourhoods import (
     chunks,
     exact_residual,
 )
-from search_spaces.params import Range
+from search_spaces.params import Range, Symbol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,10 +43,18 @@ class Grouped(Neighbourhood):
     never_stricter: ClassVar[bool] = False
     reads_codebook: ClassVar[bool] = True
     reads_ranking: ClassVar[bool] = True
-    below: Annotated[int, "ranks under the token, towards the less likely, that its window spans", Range(0)] = 7
-    above: Annotated[int, "ranks over the token, towards the more likely, that its window spans", Range(0)] = 6
-    tolerance: Annotated[float, "largest difference of probs within a group; 0 is exact", Range(0, 1)] = 0.15
-    radius: Annotated[float, "largest squared distance of codes within a group; 0 is exact", Range(0)] = 0.5
+    below: Annotated[
+        int, "ranks under the token, towards the less likely, that its window spans", Range(0), Symbol("b")
+    ] = 7
+    above: Annotated[
+        int, "ranks over the token, towards the more likely, that its window spans", Range(0), Symbol("a")
+    ] = 6
+    tolerance: Annotated[float, "largest difference of probs within a group; 0 is exact", Range(0, 1), Symbol("t")] = (
+        0.15
+    )
+    radius: Annotated[float, "largest squared distance of codes within a group; 0 is exact", Range(0), Symbol("r")] = (
+        0.5
+    )
 
     @property
     def exact(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Key, Params, Range
+from search_spaces.params import Key, Params, Range, Symbol
 from search_spaces.plugins import Registry
 
 if TYPE_CHECKING:
@@ -198,8 +198,10 @@ class Additive(CodebookNeighbourhood):
     """
 
     kind: ClassVar[str] = "additive"
-    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
-    delta: Annotated[float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1)]
+    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
+    delta: Annotated[
+        float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1), Symbol("d", "δ")
+    ]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
     proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
 
@@ -220,9 +222,13 @@ class Multiplicative(CodebookNeighbourhood):
     """LANTERN++: the whole set's mass stays below lambda r(x), that is C < (lambda - 1) r(x)."""
 
     kind: ClassVar[str] = "multiplicative"
-    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1)]
+    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
     lam: Annotated[
-        float, "bound on the set's mass as a multiple of the token's own; 1 is exact", Range(1), Key("lambda")
+        float,
+        "bound on the set's mass as a multiple of the token's own; 1 is exact",
+        Range(1),
+        Key("lambda"),
+        Symbol("l", "λ"),
     ]
     proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
 

@@ -87,8 +87,17 @@ class Choices(tuple[str, ...]):
 
 
 @dataclass(frozen=True, slots=True)
+class Symbol:
+    """What stands for a field's key in front of its value. name: in names of settings, such as `d`. words: in their
+    descriptions, such as `δ`; None is the key and a space."""
+
+    name: str
+    words: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ParamField:
-    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default.
+    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default, symbol.
 
     number: int or float for a numeric field. is_list: its values are lists.
     """
@@ -100,6 +109,7 @@ class ParamField:
     range: Range
     choices: tuple[str, ...]
     default: Any
+    symbol: Symbol
 
     @property
     def required(self) -> bool:
@@ -220,9 +230,9 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
             key = str(by_type.get(Key, field.name))
             literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            found[key] = ParamField(
-                field.name, key, kind, about, by_type.get(Range, Range()), by_type.get(Choices, literal), default
-            )
+            allowed, choices = by_type.get(Range, Range()), by_type.get(Choices, literal)
+            symbol = by_type.get(Symbol, Symbol(key))
+            found[key] = ParamField(field.name, key, kind, about, allowed, choices, default, symbol)
     return found
 
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from search_spaces.params import ConfigError, Params, Range
+from search_spaces.params import ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
 
 
@@ -52,7 +52,9 @@ class Constant(Schedule):
     """omega_i = budget: 1 is the exact rule, a budget above 1 is UniformRSD."""
 
     kind: ClassVar[str] = "constant"
-    budget: Annotated[float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True)] = 1.0
+    budget: Annotated[
+        float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True), Symbol("b", "ω")
+    ] = 1.0
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         return (self.budget,) * _checked(levels)
@@ -68,8 +70,10 @@ class Linear(Schedule):
     """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less (Cool-SD)."""
 
     kind: ClassVar[str] = "linear"
-    budget: Annotated[float, "mean relaxation budget over the draft positions", Range(0, open_low=True)] = 1.1
-    slope: Annotated[float, "decrease of the budget from one draft position to the next", Range(0)] = 0.1
+    budget: Annotated[
+        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
+    ] = 1.1
+    slope: Annotated[float, "decrease of the budget from one draft position to the next", Range(0), Symbol("s")] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         last = self.budget - self.slope * (_checked(levels) - 1) / 2
@@ -93,8 +97,10 @@ class Exponential(Schedule):
     """omega_i = budget L exp(-nu i) / sum_j exp(-nu j): the annealing of Cool-SD."""
 
     kind: ClassVar[str] = "exponential"
-    budget: Annotated[float, "mean relaxation budget over the draft positions", Range(0, open_low=True)] = 1.1
-    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10)] = 0.1
+    budget: Annotated[
+        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
+    ] = 1.1
+    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10), Symbol("n", "ν")] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]  # i from 0, not 1: the shift cancels

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Choices, ConfigError, Params, Range
+from search_spaces.params import Choices, ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
 from search_spaces.static_trees import NAMED_TREES, Paths, StaticTree
 
@@ -70,7 +70,7 @@ class Chain(TreePolicy):
 
     kind: ClassVar[str] = "chain"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
-    length: Annotated[int, "number of drafted tokens", _LEVELS]
+    length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("", "")]
     children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
     @property
@@ -120,9 +120,9 @@ class Dynamic(TreePolicy):
 
     kind: ClassVar[str] = "dynamic"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
-    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS]
-    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS]
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES]
+    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d", "d")]
+    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w", "w")]
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n", "n")]
 
     @property
     def bounds(self) -> TreeBounds:
@@ -153,21 +153,21 @@ class Adjacency(TreePolicy):
     initialisation: Annotated[
         Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
     ] = "horizontal"
-    beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0)] = 1.0
-    depth_step: Annotated[int, "change of depth per round", Range(0)] = 1
-    width_step: Annotated[int, "change of width per round", Range(0)] = 3
-    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS] = (2, 10)
-    width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS] = (4, 13)
-    start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS] = 5
-    start_width: Annotated[int, "width where there is no neighbour", _WIDTHS] = 10
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES] = 58
+    beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b", "β")] = 1.0
+    depth_step: Annotated[int, "change of depth per round", Range(0), Symbol("ds")] = 1
+    width_step: Annotated[int, "change of width per round", Range(0), Symbol("ws")] = 3
+    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS, Symbol("d")] = (2, 10)
+    width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS, Symbol("w")] = (4, 13)
+    start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS, Symbol("sd")] = 5
+    start_width: Annotated[int, "width where there is no neighbour", _WIDTHS, Symbol("sw")] = 10
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n", "n")] = 58
     numerator: Annotated[
         Literal["accepted", "tokens"], "alpha counts the accepted drafts, or all emitted tokens (one more)"
     ] = "accepted"
     alpha: Annotated[Literal["previous", "neighbour"], "alpha is the previous round's or the neighbour's"] = "previous"
-    radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1)] = 3.0
-    fixed_depth: Annotated[int | None, "depth in levels that every tree starts from, instead of a neighbour's"] = None
-    fixed_width: Annotated[int | None, "width that every tree starts from, instead of a neighbour's"] = None
+    radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1), Symbol("r")] = 3.0
+    fixed_depth: Annotated[int | None, "levels that every tree starts from, not a neighbour's", Symbol("fd")] = None
+    fixed_width: Annotated[int | None, "width that every tree starts from, not a neighbour's", Symbol("fw")] = None
 
     def check(self) -> None:
         for key in ("depth", "width"):

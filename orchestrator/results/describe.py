@@ -12,19 +12,6 @@ from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 
 VANILLA = "vanilla"
-_SYMBOLS = {
-    "delta": "δ",
-    "lambda": "λ",
-    "nu": "ν",
-    "beta": "β",
-    "budget": "ω",
-    "temperature": "T",
-    "k": "k",
-    "depth": "d",
-    "width": "w",
-    "nodes": "n",
-    "length": "",
-}
 
 
 def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: int | None = None) -> str:
@@ -85,7 +72,8 @@ def _field(field: ParamField, value: Any, digits: int | None) -> str:
         if isinstance(value, tuple)
         else format_number(value, digits)
     )
-    return f"{_SYMBOLS.get(field.key, field.key.replace('_', ' ') + ' ')}{text}"
+    words = field.symbol.words
+    return f"{field.key.replace('_', ' ')} {text}" if words is None else f"{words}{text}"
 
 
 def format_number(value: float, digits: int | None) -> str:

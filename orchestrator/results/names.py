@@ -25,12 +25,6 @@ NO_SETTING = "invalid setting"  # of a trial for which the search proposed an in
 _HASH = 6  # hex digits
 _DIGITS = 4  # significant digits of the numbers in a description
 _EXACT_DIGITS = 6  # significant digits of a number that is not rounded; those of a search have more
-SYMBOLS = {
-    "delta": "d", "lambda": "l", "slope": "s", "nu": "n", "budget": "b", "below": "b", "above": "a", "tolerance": "t",
-    "radius": "r", "depth": "d", "width": "w", "nodes": "n", "length": "", "beta": "b", "depth_step": "ds",
-    "width_step": "ws", "depth_range": "d", "width_range": "w", "start_depth": "sd", "start_width": "sw",
-    "fixed_depth": "fd", "fixed_width": "fw", "temperature": "T",
-}  # fmt: skip
 ABBREVIATIONS = {
     "independent": "indep", "dynamic": "dyn", "adjacency": "adj", "static": "stat", "additive": "add",
     "multiplicative": "mul", "grouped": "grp", "constant": "const", "linear": "lin", "exponential": "exp",
@@ -148,7 +142,7 @@ def _value(field: ParamField, value: Any, digits: int, *, short: bool) -> str:
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
         return f"n{len(value)}"  # the paths of a tree's nodes
     entries = value if isinstance(value, tuple) else (value,)
-    return SYMBOLS.get(field.key, field.key) + "..".join(format_number(entry, digits) for entry in entries)
+    return field.symbol.name + "..".join(format_number(entry, digits) for entry in entries)
 
 
 def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.names import ABBREVIATIONS, MAX_NAME, NO_SETTING, SYMBOLS, SettingNames
+from orchestrator.results.names import ABBREVIATIONS, MAX_NAME, NO_SETTING, SettingNames
 from orchestrator.run.rounding import RoundingSampler
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.presets import CATALOGUE
@@ -94,7 +94,8 @@ def test_the_documentation_explains_every_symbol() -> None:
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     kinds = {f"`{kind}`": kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds}
     for part, params in (kinds | {"sampling": Sampling}).items():
-        symbols = ", ".join(f"`{SYMBOLS[key]}` {key}" for key in params.fields() if SYMBOLS.get(key))
+        letters = {key: field.symbol.name for key, field in params.fields().items()}
+        symbols = ", ".join(f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key))
         assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
     words = " ".join(text.split())
     assert all(f"`{short}` {word}" in words for word, short in ABBREVIATIONS.items())
@@ -103,7 +104,7 @@ def test_the_documentation_explains_every_symbol() -> None:
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
     for params in [Sampling, *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds)]:
         for kept in ("number", "is_list"):
-            symbols = [SYMBOLS.get(key, key) for key, field in params.fields().items() if getattr(field, kept)]
+            symbols = [field.symbol.name for field in params.fields().values() if getattr(field, kept)]
             assert len(set(symbols)) == len(symbols)
 
 
