@@ -63,6 +63,16 @@ class Constraint:
     def relative_to_vanilla(self) -> bool:
         return self.factor != 0
 
+    def check_vanilla(self, value: float) -> None:
+        """Check that the bound means something if this is vanilla's value.
+
+        Raises:
+            ConfigError: it is a multiple of 0; without a path.
+        """
+        if value == 0 and self.factor not in (0.0, 1.0) and not self.offset:
+            fix = f"{self.metric} {self.op} vanilla {'+' if self.op == '<=' else '-'} X"
+            raise ConfigError((), f"vanilla's {self.metric} is 0, and so is every multiple of it; write {fix!r}")
+
     @property
     def text(self) -> str:
         """The constraint in its canonical form; `parse` reads it back."""

@@ -15,7 +15,7 @@ from orchestrator.run.preflight_models import CheckedModels, prefix_errors
 from orchestrator.run.study import Search
 from orchestrator.run.study_storage import check_storage
 from orchestrator.run.tasks import PoolError
-from search_spaces.params import unknown_choice
+from search_spaces.params import ConfigError, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -69,6 +69,8 @@ def preflight(
             )
         models.check_reference(sweep, model)
         _check_available(sweep, model, captions)
+        if identity is None:  # an older version let such a sweep start
+            _check_constraints(sweep)
         _check_image_count(sweep, model, len(captions))
         resolved = sweep.resolve(model.capabilities.sampling)
         models.check_configs(resolved, model.capabilities)
@@ -172,6 +174,22 @@ def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Ca
             raise ValueError(
                 f"{section}: {name} is not available: {reasons[name]}; add what is missing, or remove the metric"
             )
+
+
+def _check_constraints(sweep: SweepConfig) -> None:
+    """Check that no constraint multiplies a value of vanilla that is 0 by definition.
+
+    Raises:
+        ValueError: names the constraint and the fix.
+    """
+    metrics = registered_metrics()
+    for constraint in sweep.constraints:
+        vanilla = metrics[constraint.metric].vanilla
+        try:
+            if vanilla is not None:
+                constraint.check_vanilla(vanilla)
+        except ConfigError as error:
+            raise ValueError(f"constraints: {constraint.text!r}: {error}") from error
 
 
 def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:

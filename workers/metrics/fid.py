@@ -41,7 +41,7 @@ def fid_debiased(inputs: MetricInputs) -> Estimate:
     return replace(estimate, value=estimate.debiased, replicates=tuple(v - bias for v in estimate.replicates))
 
 
-@register_metric("drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE))
+@register_metric("drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE), vanilla=0.0)
 def drift(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to those of the baseline's images of the same captions."""
     features, vanilla = inputs.column(FEATURES), inputs.baseline_column(FEATURES)
@@ -50,7 +50,9 @@ def drift(inputs: MetricInputs) -> Estimate:
     return distance_between(features, vanilla, inputs.blocks)
 
 
-@register_metric("fid_gain", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE, BASELINE))
+@register_metric(
+    "fid_gain", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE, BASELINE), vanilla=0.0
+)
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""
     features, vanilla, reference = inputs.column(FEATURES), inputs.baseline_column(FEATURES), _reference(inputs)

@@ -172,7 +172,7 @@ class MetricInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS,
-    CLASSIFIER.
+    CLASSIFIER. `vanilla`: vanilla's value, where it is so by definition.
 
     `compute` raises MetricUnavailable when the inputs do not suffice.
     """
@@ -183,10 +183,11 @@ class Metric:
     about: str
     needs: tuple[str, ...]
     compute: Callable[[MetricInputs], Estimate]
+    vanilla: float | None = None
 
     @property
     def description(self) -> dict[str, Any]:
-        """Everything but `compute`, as plain data, for processes without torch."""
+        """What the results depend on, as plain data, for processes without torch."""
         return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)}
 
 
@@ -195,7 +196,7 @@ Compute = TypeVar("Compute", bound=Callable[[MetricInputs], Estimate])
 
 
 def register_metric(
-    name: str, *, direction: Direction, unit: str, needs: tuple[str, ...]
+    name: str, *, direction: Direction, unit: str, needs: tuple[str, ...], vanilla: float | None = None
 ) -> Callable[[Compute], Compute]:
     """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
 
@@ -205,7 +206,9 @@ def register_metric(
 
     def register(compute: Compute) -> Compute:
         about = " ".join((compute.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
-        metric = Metric(name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute)
+        metric = Metric(
+            name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute, vanilla=vanilla
+        )
         METRICS.add(name, metric, module=compute.__module__)
         return compute
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +18,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from orchestrator.errors import explain
+from orchestrator.run import preflight as preflight_module
 from orchestrator.run.launch import worker_spec
 from orchestrator.run.preflight import preflight
 from search_spaces.sweep import SweepConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
+from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 from workers.loading.models_yaml import Entry
 from workers.metrics.extractors import Extractors
@@ -74,6 +77,14 @@ def assert_contains(message: str, parts: Words) -> None:
         assert part in message
 
 
+def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its constraints are part of it: what is refused today in a new sweep must not strand a half-finished one."""
+    started = SimpleNamespace(format=FORMAT, captions={"hash": "of these captions"})
+    monkeypatch.setattr(preflight_module, "read_identity", lambda _: started)
+    monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
+    assert_passes(constraints=["drift <= 1.1 * vanilla"])
+
+
 def test_a_valid_sweep_passes() -> None:
     assert_passes()
     assert_passes(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
@@ -109,6 +120,7 @@ def test_a_valid_sweep_passes() -> None:
             {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
             ("constraints: drift needs more images",),
         ),
+        ({"constraints": ["drift <= 1.1 * vanilla"]}, ("constraints:", "vanilla's drift is 0", "drift <= vanilla + X")),
         ({"racing": {"rungs": [24, 72]}}, ("racing.rungs: fid", "24 captions", "at least 72")),
         ({"racing": {"rungs": [90]}}, ("racing.rungs: 90", "multiples of 24")),
         (

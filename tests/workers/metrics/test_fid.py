@@ -15,7 +15,7 @@ from tests.fakes import metric_inputs
 from workers.metrics.estimate import BLOCKS, Estimate
 from workers.metrics.frechet import Gaussian, difference, distance_between
 from workers.metrics.metric import FEATURES, MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.registry import compute_metrics
+from workers.metrics.registry import compute_metrics, registered_metrics
 
 
 def numpy_fid(a: Tensor, b: Tensor) -> float:
@@ -35,11 +35,14 @@ def test_fid_drift_and_gain_equal_numpy_on_the_stored_features() -> None:
     assert estimates["fid_gain"].error < estimates["fid"].error  # pairs share their captions' difficulty
 
 
-def test_the_drift_of_the_baseline_is_exactly_zero() -> None:
+def test_a_value_of_vanilla_by_definition_is_exact() -> None:
     """Rounding alone would make it a tiny number of either sign, which a front would take for a difference."""
     inputs = metric_inputs.trial_inputs()
     assert inputs.baseline is not None
-    estimates, _ = compute_metrics(replace(inputs, images=inputs.baseline), ["drift"])
+    known = {name: metric.vanilla for name, metric in registered_metrics().items() if metric.vanilla is not None}
+    assert known.keys() == {"drift", "fid_gain"}
+    estimates, _ = compute_metrics(replace(inputs, images=inputs.baseline), known)
+    assert {name: estimate.value for name, estimate in estimates.items()} == known
     assert estimates["drift"] == Estimate(0.0, 0.0, inputs.baseline.count, (0.0,) * BLOCKS)
 
 
