@@ -195,7 +195,7 @@ class Racing(Params):
         """Raises ConfigError if a rung is not below the number of captions."""
         for index, rung in enumerate(self.rungs):
             if rung >= count:
-                problem = f"must be below the number of captions, {count}, got {rung}; lower it, or remove it"
+                problem = f"must be below the number of captions, {count}, got {rung}; lower it, or set racing: null"
                 raise ConfigError(("racing", "rungs", f"[{index}]"), problem)
 
 

@@ -185,7 +185,7 @@ BROKEN = [
      "f:4: racing.rungs[2]: must be more than 96, the rung before it, got 96; give rising numbers of captions"),
     (SHORT + "racing: {rungs: [1, 48]}\n", "f:3: racing.rungs: must be at least 2, got 1"),
     (SHORT + "captions: {count: 96}\nracing: {rungs: [48, 96]}\n",
-     "f:4: racing.rungs[1]: must be below the number of captions, 96, got 96; lower it, or remove it"),
+     "f:4: racing.rungs[1]: must be below the number of captions, 96, got 96; lower it, or set racing: null"),
     *((SHORT + f"racing: {{rungs: [48], error_rate: {rate}}}\n",
        f"f:3: racing.error_rate: must be above 0 and below 1, got {rate}; 0.05 is usual, "
        "without `racing` nothing stops")
