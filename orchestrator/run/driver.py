@@ -17,7 +17,7 @@ from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.damaged_shards import DamagedShards
 from orchestrator.run.early_stopping import EarlyStopping, at_full_size, with_constraints
-from orchestrator.run.events import finished_event, started_event, trial_event
+from orchestrator.run.events import finished_event, resumed_event, started_event
 from orchestrator.run.limits import Limits, seconds_taken
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
@@ -286,11 +286,11 @@ class Driver:
     def _resume(self, record: TrialRecord) -> PendingTrial:
         """Start the next rung of a stopped trial."""
         pending = resume(record)
-        self.emit(trial_event("trial_resumed", record, self._names))
         tasks = self.planner.plan(pending, self.shards)
         while pending.rung_images <= record.images:
             tasks = self.planner.advance(pending, self.shards)
         self._submit(tasks + self._timings.assign(pending))
+        self.emit(resumed_event(pending, self._names))
         self._pending.append(pending)
         self._submit_ready()
         return pending

@@ -17,13 +17,24 @@ def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) 
 
 
 def started_event(pending: PendingTrial, existing: Collection[str], names: SettingNames) -> dict[str, Any]:
-    """The event of a trial that starts, with its images and the number of shards that are not among the `existing`
-    files. Racing may stop it before the last.
+    """The event of a trial that starts, with the number of its shards that are not among the `existing` files. Racing
+    may stop it before the last.
     """
-    files = {*pending.files["quality"], *pending.files["own_timing"]}
-    shards = sum(name not in existing for name in files)
-    facts = {"images": pending.images, "shards": shards, "config": pending.config.flat()}
-    return trial_event("trial_started", pending.proposal, names) | facts
+    return _event_with_work("trial_started", pending, _own_shards(pending).difference(existing), names)
+
+
+def resumed_event(pending: PendingTrial, names: SettingNames) -> dict[str, Any]:
+    """The event of a stopped trial that goes on, with the number of shards that its next rung lacks."""
+    return _event_with_work("trial_resumed", pending, pending.missing, names)
+
+
+def _event_with_work(event: str, pending: PendingTrial, shards: Collection[str], names: SettingNames) -> dict[str, Any]:
+    work = {"images": pending.images, "shards": len(shards), "total_shards": len(_own_shards(pending))}
+    return trial_event(event, pending.proposal, names) | work | {"config": pending.config.flat()}
+
+
+def _own_shards(pending: PendingTrial) -> set[str]:
+    return {*pending.files["quality"], *pending.files["own_timing"]}
 
 
 def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict[str, Any]:

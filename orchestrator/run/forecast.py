@@ -2,26 +2,30 @@
 
 A trial costs worker seconds. Trials in flight are expected to cost the mean of finished trials of their kind (drafter
 and tree), shrunk to that of all; trials to come cost what those that the search proposed did, stopped ones included.
-Seconds of work become wall clock by the workers' number and by the share of their time that went into shards so far.
-Until three trials have finished, an image is expected to cost what those drawn so far did. Measurements, and stopped
-trials that go on at the end, are not forecast: then the estimate is 0.
+Until three trials have finished, those in flight count by their shards. Seconds of work become wall clock by the pace
+of the last minutes: the time between a worker's shards, over what such shards cost in the whole run. So the forecast
+follows a machine that becomes busy or free. Workers count while they are up, not while they load their models.
+Measurements, and stopped trials that will go on at the end, are not forecast: then the estimate is 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple
 
 from orchestrator.run.tasks import Event
 
 RANGE = 0.9  # probability of the stated range
-_MIN_TRIALS = 3  # finished, before their costs are used
+_MIN_TRIALS = 3  # finished, before those in flight are left out of the mean cost, and before its spread is known
 _EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
 _PRIOR_TRIALS = 1.0  # weight of all trials' mean in that of a kind
 _MAX_SHARE = 0.99  # measurements, and stopped trials that go on, follow the last shard of the budget
+_PACE_S, _PACE_SHARDS = 60.0, 8  # the pace is that of this time, and of this number of shards at least
+_OVERRUN = 0.1  # of its time so far, that a shard beyond its expected end still takes
 
 Kind = tuple[object, object]  # drafter, tree
 
@@ -40,25 +44,53 @@ class _Trial:
     is_proposed: bool  # by the search, not enqueued
     planned: int  # images
     shards: int  # to draw and to time; racing may stop the trial before the last
+    total_shards: int  # with those that the store had when the trial started
     seconds: float = 0.0
-    images: int = 0
-    finished: int = 0  # shards
+    finished: list[_ShardKind] = field(default_factory=list)
 
     @property
     def unfinished(self) -> int:
-        return max(self.shards - self.finished, 0)
+        return max(self.shards - len(self.finished), 0)
 
     @property
     def share(self) -> float:
         """The share that is done. The measurement after the last shard counts as a shard."""
-        return min(self.finished, self.shards) / (self.shards + 1)
+        return (self.total_shards - self.unfinished) / (self.total_shards + 1)
 
-    def rest(self, expected: float) -> float:
-        """Worker seconds that it costs from now on. Beyond those `expected` in all, it goes on at its own rate."""
-        if not self.unfinished:
-            return 0.0
-        rest = expected - self.seconds
-        return rest if rest > 0 else self.unfinished * self.seconds / max(self.finished, 1)
+    @property
+    def weight(self) -> float:
+        """The share of its shards whose seconds are known: an earlier run may have drawn others."""
+        return min(len(self.finished) / self.total_shards, 1.0)
+
+
+class _ShardKind(NamedTuple):
+    """Shards of one cost."""
+
+    trial: Kind | None
+    kind: str  # quality or timing
+    images: int
+
+    @property
+    def of_any_trial(self) -> _ShardKind:
+        return self._replace(trial=None)
+
+
+@dataclass
+class _Cost:
+    seconds: float = 0.0
+    shards: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.shards += 1
+
+
+class _Span(NamedTuple):
+    """From the end of a worker's shard to the end of its next."""
+
+    shard: _ShardKind
+    seconds: float
+    end: float
 
 
 @dataclass
@@ -71,40 +103,52 @@ class Forecast:
     images: int | None = None
     workers: int = 0
     _done: int = 0  # trials, those of earlier runs included
-    _images_done: int = 0
+    _images: list[int] = field(default_factory=list)  # of each of them that has any
     _running: dict[int, _Trial] = field(default_factory=dict)
     _finished: list[_Trial] = field(default_factory=list)
-    _start: float | None = None  # of the first trial
-    _busy: dict[str, float] = field(default_factory=dict)  # seconds of shards by worker
-    _last: dict[str, float] = field(default_factory=dict)  # end of each worker's last shard
+    _costs: dict[_ShardKind, _Cost] = field(default_factory=dict)  # also of all trials' shards of one kind
+    _recent: deque[_Span] = field(default_factory=deque)
+    _last: dict[str, float] = field(default_factory=dict)  # end of each worker's last shard, the earliest end first
 
     def update(self, event: Event, now: float) -> None:
         kind = event["event"]
-        if kind == "launch":  # the driver emits every trial again
-            self._done = self._images_done = 0
+        if kind == "launch":  # workers start once more, and the driver emits every trial again
+            self._done = self.workers = 0
+            self._images.clear()
             self._running.clear()
-        elif kind == "trial_started":
+        elif kind in ("trial_started", "trial_resumed"):
             config: Mapping[str, Any] = event.get("config") or {}
             trial_kind = config.get("drafter.kind"), config.get("tree.policy")
             is_proposed = not event.get("label")
-            self._running[event["trial"]] = _Trial(trial_kind, is_proposed, event["images"], event["shards"])
-            self._start = now if self._start is None else self._start
+            work = event["images"], event["shards"], event["total_shards"]
+            self._running[event["trial"]] = _Trial(trial_kind, is_proposed, *work)
         elif kind == "shard":
-            trial = self._running.get(event["trial"])
-            if trial is not None:
-                trial.seconds += event["seconds"]
-                trial.finished += 1
-                trial.images += event["images"] * (event["kind"] == "quality")
-            self._busy[event["worker"]] = self._busy.get(event["worker"], 0.0) + event["seconds"]
-            self._last[event["worker"]] = now
-        elif kind == "trial_finished":
-            self._done += 1
-            self._images_done += event["images"]
+            self._add_shard(event, now)
+        elif kind in ("trial_finished", "trial_revived", "revival_failed"):
             trial = self._running.pop(event["trial"], None)
-            if trial is not None and event["new"] and trial.seconds:
-                self._finished.append(trial)
+            if kind == "trial_finished":
+                self._done += 1
+                self._images += [event["images"]] if event["images"] else []
+                if trial is not None and event["new"] and trial.seconds:
+                    trial.total_shards -= trial.unfinished
+                    self._finished.append(trial)
         elif kind == "workers":
             self.workers = event["alive"]
+        while len(self._last) > self.workers:  # a replacement has another name: the one silent for longest is gone
+            del self._last[next(iter(self._last))]
+
+    def _add_shard(self, event: Event, now: float) -> None:
+        seconds, worker, trial = event["seconds"], event["worker"], self._running.get(event["trial"])
+        shard = _ShardKind(trial.kind if trial else None, event["kind"], event["images"])
+        if trial is not None:
+            trial.seconds += seconds
+            trial.finished.append(shard)
+        for known in {shard, shard.of_any_trial}:
+            self._costs.setdefault(known, _Cost()).add(seconds)
+        self._recent.append(_Span(shard, max(now - self._last.pop(worker, now), seconds), now))
+        self._last[worker] = now
+        while len(self._recent) > _PACE_SHARDS and self._recent[0].end < now - _PACE_S:
+            self._recent.popleft()
 
     def remaining(self, now: float) -> Range | None:
         """Seconds until the sweep ends; 0 if what is left cannot be forecast; None without a budget of trials or
@@ -115,25 +159,26 @@ class Forecast:
             return None
         if not to_come and not self._running:
             return Range(0.0, 0.0, 0.0)
-        if len(self._finished) < _MIN_TRIALS:
-            return self._early(to_come, now)
-        proposed = [trial.seconds for trial in self._finished if trial.is_proposed]
-        costs = proposed if len(proposed) >= _MIN_TRIALS else [trial.seconds for trial in self._finished]
-        mean, n = fmean(costs), len(costs)
-        variance = sum((cost - mean) ** 2 for cost in costs) / (n - 1)
-        expected = {trial.kind: self._mean_of_kind(trial.kind) for trial in self._running.values()}
-        in_flight = sum(trial.rest(expected[trial.kind]) for trial in self._running.values())
-        # of a sum of costs to come, and of the mean that is estimated
-        error = math.sqrt(variance * ((len(self._running) + to_come) + to_come**2 / n))
-        z = NormalDist().inv_cdf((1 + RANGE) / 2)
-        work, efficiency = in_flight + to_come * mean, self._efficiency()
+        is_early = len(self._finished) < _MIN_TRIALS
+        trials = [*self._finished, *(self._running.values() if is_early else ())]
+        if not any(shard.kind == "quality" for trial in trials for shard in trial.finished):
+            return None
+        proposed = [trial for trial in self._finished if trial.is_proposed]
+        costs = proposed if len(proposed) >= _MIN_TRIALS else trials
+        in_flight = sum(self._rest(trial, trials) for trial in self._running.values())
         shards = sum(trial.unfinished for trial in self._running.values())
         busy = min(self.workers, shards)  # the last shards leave workers idle: here those without a shard for longest
-        begun = sum(sorted(now - last for last in self._last.values())[:busy]) * efficiency
-        begun = min(begun, in_flight * busy / max(shards, 1))  # a shard that takes longer is not the work of others
+        begun, each = [now - last for last in reversed(self._last.values())][:busy], in_flight / max(shards, 1)
+        pace = self._pace(begun, each)
+        work = pace * (in_flight + to_come * _mean(costs))
+        work -= sum(pace * each - max(pace * each - elapsed, _OVERRUN * elapsed) for elapsed in begun)
         lanes = self.workers if to_come else max(busy, 1)
-        bounds = (work, work - z * error, work + z * error)
-        return Range(*(max(bound - begun, 0.0) / (lanes * efficiency) for bound in bounds))
+        if is_early:
+            low, high = (bound * work for bound in _EARLY_RANGE)
+        else:
+            error = pace * NormalDist().inv_cdf((1 + RANGE) / 2) * self._error(costs, to_come)
+            low, high = work - error, work + error
+        return Range(*(max(bound, 0.0) / lanes for bound in (work, low, high)))
 
     def share_done(self) -> float | None:
         """The share of the budget's trials, or images, that is done; None without such a budget. It stays below 1: a
@@ -143,42 +188,51 @@ class Forecast:
         if self.trials:
             shares.append((self._done + sum(trial.share for trial in running)) / self.trials)
         if self.images:
-            shares.append((self._images_done + sum(trial.share * trial.planned for trial in running)) / self.images)
+            shares.append((sum(self._images) + sum(trial.share * trial.planned for trial in running)) / self.images)
         return min(max(shares), _MAX_SHARE) if shares else None
-
-    def _early(self, to_come: float, now: float) -> Range | None:
-        """From the cost of an image so far, timings included."""
-        trials = [*self._finished, *self._running.values()]
-        drawn, planned = sum(trial.images for trial in trials), [trial.planned for trial in trials if trial.planned]
-        if not drawn or not planned:
-            return None
-        left = to_come * fmean(planned)
-        left += sum(max(trial.planned - trial.images, 0) for trial in self._running.values())
-        work = left * sum(trial.seconds for trial in trials) / drawn
-        longest = sum(self._busy.values()) / len(self._busy)  # a shard that runs now is not expected to take longer
-        begun = sum(min(now - last, longest) for last in self._last.values())
-        seconds = max(work - begun, 0.0) / self.workers
-        return Range(seconds, *(factor * seconds for factor in _EARLY_RANGE))
 
     def _trials_to_come(self) -> float | None:
         """Trials that have not started."""
         left = []
         if self.trials is not None:
             left.append(float(self.trials - self._done - len(self._running)))
-        if self.images is not None and self._finished:
-            each = fmean(trial.images for trial in self._finished)
-            if each:
-                left.append((self.images - self._images_done) / each - len(self._running))
+        if self.images is not None and self._images:
+            left.append((self.images - sum(self._images)) / fmean(self._images) - len(self._running))
         return max(min(left), 0.0) if left else None
 
-    def _mean_of_kind(self, kind: Kind) -> float:
-        """Expected worker seconds of a trial."""
-        overall = fmean(trial.seconds for trial in self._finished)
-        same = [trial.seconds for trial in self._finished if trial.kind == kind]
-        return (sum(same) + _PRIOR_TRIALS * overall) / (len(same) + _PRIOR_TRIALS)
+    def _rest(self, trial: _Trial, trials: Sequence[_Trial]) -> float:
+        """Worker seconds that a trial costs from now on. Beyond what its kind does, it goes on at its own rate."""
+        if not trial.unfinished:
+            return 0.0
+        overall, same = _mean(trials), [other for other in trials if other.kind == trial.kind]
+        weight = sum(other.weight for other in same)
+        expected = (sum(other.seconds for other in same) + _PRIOR_TRIALS * overall) / (weight + _PRIOR_TRIALS)
+        expected *= min(trial.shards / fmean(other.total_shards for other in trials), 1.0)  # it may lack few
+        done = sum(map(self._cost, trial.finished))
+        return expected - done if expected > done else trial.unfinished * trial.seconds / max(len(trial.finished), 1)
 
-    def _efficiency(self) -> float:
-        """The share of the workers' time that went into shards, each until its last shard."""
-        assert self._start is not None
-        spans = sum(last - self._start for last in self._last.values())
-        return min(sum(self._busy.values()) / spans, 1.0) if spans > 0 else 1.0
+    def _error(self, costs: Sequence[_Trial], to_come: float) -> float:
+        """The standard error of a sum of costs to come, and of the mean that is estimated, in worker seconds."""
+        variance = stdev(trial.seconds / trial.weight for trial in costs) ** 2
+        return math.sqrt(variance * ((len(self._running) + to_come) + to_come**2 / len(costs)))
+
+    def _cost(self, shard: _ShardKind) -> float:
+        """Mean seconds of such shards, shrunk to those of all trials."""
+        own, overall = self._costs[shard], self._costs[shard.of_any_trial]
+        return (own.seconds + overall.seconds / overall.shards) / (own.shards + 1)
+
+    def _pace(self, begun: Sequence[float], each: float) -> float:
+        """Time between the last shards, each worker's own, over what such shards cost in the whole run.
+
+        begun: seconds since the start of shards that run now; those that took longer than expected count, too. each:
+        their expected cost.
+        """
+        seconds, expected = sum(span.seconds for span in self._recent), sum(self._cost(s.shard) for s in self._recent)
+        late = [elapsed for elapsed in begun if elapsed * expected > each * seconds]
+        return (seconds + sum(late)) / (expected + each * len(late)) if expected else 1.0
+
+
+def _mean(trials: Iterable[_Trial]) -> float:
+    """Mean seconds of a whole trial."""
+    trials = list(trials)
+    return sum(trial.seconds for trial in trials) / sum(trial.weight for trial in trials)

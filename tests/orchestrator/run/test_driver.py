@@ -195,14 +195,18 @@ def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_starts_says_how_many_shards_it_lacks(tmp_path: Path) -> None:
-    config, events = sweep(tmp_path), list[Event]()
+    config, events, whole = sweep(tmp_path), list[Event](), list[Event]()
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "cut", Dying(37))
     run(config, tmp_path / "cut", InstantWorkers(), emit=events.append)
+    run(config, tmp_path / "whole", InstantWorkers(), emit=whole.append)
     started = {event["trial"]: event["shards"] for event in events if event["event"] == "trial_started"}
+    total = {event["trial"]: event["total_shards"] for event in events if event["event"] == "trial_started"}
     drawn = Counter(event["trial"] for event in events if event["event"] == "shard")
     assert started == {number: drawn[number] for number in started}
     assert len(set(started.values())) > 1, "the first ones had shards already"
+    at_once = Counter(event["trial"] for event in whole if event["event"] == "shard")
+    assert total == {number: at_once[number] for number in total}
 
 
 def test_a_duplicate_config_is_not_run_again(tmp_path: Path) -> None:

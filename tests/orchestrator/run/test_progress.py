@@ -36,8 +36,8 @@ OBJECTIVES = {
 
 
 def started(trial: int, setting: str = "", images: int = 8) -> dict[str, Any]:
-    facts = {"label": "", "setting": setting or f"chain {trial}", "images": images, "shards": 1, "config": {}}
-    return {"event": "trial_started", "trial": trial, **facts}
+    facts = {"label": "", "setting": setting or f"chain {trial}", "images": images, "config": {}}
+    return {"event": "trial_started", "trial": trial, "shards": 1, "total_shards": 1, **facts}
 
 
 def shard(trial: int, images: int = 8, kind: str = "quality") -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_what_happens_now_is_said_in_every_state() -> None:
     assert progress.activity == "waiting for the next trial"
     progress.update(finished(1, state="stopped", feasible=False, cause="trial 0 is better"))
     assert progress.activity == "all trials are done"
-    progress.update({"event": "trial_resumed", "trial": 1, "label": "", "setting": "chain 1"})
+    progress.update(started(1) | {"event": "trial_resumed"})
     assert progress.activity == "running: 1 chain 1", "a stopped trial goes on"
     progress.update({"event": "revival_failed", "trial": 1, "note": "trial 1 stays stopped"})
     assert progress.activity == "all trials are done"
