@@ -62,8 +62,8 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         ),
     )
     pairs = (
-        f"{timing.direct} trials of each shape, {timing.images} captions x at most {timing.repetitions}, batch "
-        f"{timing.batch}, paired with vanilla{_on(timing.nodes)}"
+        f"{counted(timing.direct, 'trial')} of each shape, {timing.images} captions x at most {timing.repetitions}, "
+        f"batch {timing.batch}, paired with vanilla{_on(timing.nodes)}"
     )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:

@@ -17,7 +17,9 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from search_spaces.trial import DecodingConfig
+from orchestrator.results.names import SettingNames
+from orchestrator.results.text import counted
+from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 from workers.data.pictures import (
     INK,
     LINE,
@@ -109,7 +111,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     ]
     gallery = Gallery(options.folder, config.digest(), options.seed)
     with ends_with(WRONG_USAGE):
-        _remove_previous(options.folder)
+        replaced = _remove_previous(options.folder)
     with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
         seconds = _draw(engine, requests, gallery)
     header = {
@@ -121,6 +123,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "cuda_graphs": engine.uses_graphs,
         "kernels": implementation(engine.device.type),
         "preset": options.preset,
+        "setting": SettingNames(Sampling()).name(config),
         "config": config.to_mapping(),
         "digest": gallery.digest,
         "seed": options.seed,
@@ -129,20 +132,23 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     }
     with ends_with(FAILED):
         statistics = _write_report(gallery, target.grid, header, seconds)
-    return json.dumps(statistics, indent=2, ensure_ascii=False) if as_json else _summary(statistics, options.folder)
+    if as_json:
+        return json.dumps(statistics, indent=2, ensure_ascii=False)
+    return _summary(statistics, options.folder, replaced)
 
 
-def _remove_previous(folder: Path) -> None:
-    """Remove the pictures that the statistics.json of the previous run names, so that a folder holds one run."""
+def _remove_previous(folder: Path) -> int:
+    """Remove the pictures that the statistics.json of the previous run names, so that a folder holds one run; returns
+    how many there were."""
     statistics = folder / _STATISTICS
     try:
         names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no previous run, or another program's file
-    for name in names:
-        if _PICTURE_NAME.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
-    statistics.unlink()
+        return 0  # no previous run, or another program's file
+    pictures = [folder / name for name in names if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()]
+    for path in [*pictures, statistics]:
+        path.unlink(missing_ok=True)
+    return len(pictures)
 
 
 def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
@@ -235,7 +241,7 @@ def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_sec
     statistics = {**header, "overall": _overall(rows, wall_seconds), "accepted_length_by_cell": cells, "images": rows}
     sheet = contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows])
     sheet.save(folder / "contact_sheet.png")
-    mean, images = statistics["overall"]["mean_accepted_length"], _count_images(len(rows))
+    mean, images = statistics["overall"]["mean_accepted_length"], counted(len(rows), "image")
     # rounds that accept more cover more cells, so the mean over cells exceeds the mean over rounds
     title = f"accepted length of each cell's round, {images} (mean over rounds {mean:.2f})"
     heat_map(cells, title).save(folder / "heatmap.png")
@@ -269,19 +275,20 @@ def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, s
     return sheet
 
 
-def _summary(statistics: dict[str, Any], folder: Path) -> str:
-    """The statistics in four lines."""
-    means = statistics["overall"]
-    images = _count_images(means["images"])
+def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
+    """The setting, its speed and its passes of the target, in words, and the files. replaced: images of the
+    last run."""
+    means, config = statistics["overall"], statistics["config"]
+    images, speed = means["images"], f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}"
+    tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
+    passes = f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} tokens"
+    drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
     return "\n".join(
         [
-            f"{images} in {means['wall_seconds']:.2f} s, {means['latency']:.3f} s each at batch {statistics['batch']}",
-            ", ".join(f"{name.replace('_', ' ')} {means[name]:.2f}" for name in _MEANS),
-            "seconds: " + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in means["seconds"].items()),
+            f"{statistics['setting']}, target {statistics['target']} on {statistics['device']}",
+            f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
+            passes + (drafts if config["drafter"]["kind"] != NoDrafter.kind else ""),
             f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
+            *([f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"] if replaced else []),
         ]
     )
-
-
-def _count_images(images: int) -> str:
-    return f"{images} image{'' if images == 1 else 's'}"
