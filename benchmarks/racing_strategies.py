@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution, IntDistribution
 
 from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
-from benchmarks.search import Problem, Purchases, Strategy, reference_point
+from benchmarks.search_problem import Problem, Purchases, Strategy, reference_point
 from orchestrator.run.racing import Race, Scores
 from orchestrator.run.replay_sampler import ReplaySampler
 from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool

@@ -19,7 +19,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.racing_strategies import MODELLED_STRATEGIES, OWN_STRATEGIES
-from benchmarks.search import Purchases, Strategy
+from benchmarks.search_problem import Purchases, Strategy
 from orchestrator.results.pareto import nondominated
 from orchestrator.run.study import ParameterTPESampler
 from search_spaces.params import ConfigError
