@@ -57,14 +57,15 @@ class ImageEngine:
     def config(self) -> DecodingConfig:
         return self.decoder.config
 
-    def draw(self, captions: Sequence[str], samples: int = 1) -> list[DrawnImage]:
+    def draw(self, captions: str | Sequence[str], samples: int = 1) -> list[DrawnImage]:
         """One image for each caption and sample, in that order. Seed, place in the list and sample determine an image.
+        The images have the target's own size.
 
         Raises:
             ValueError: the model cannot read a caption.
             DecodingError: a model computed numbers that are not finite.
         """
-        target = self.decoder.target
+        target, captions = self.decoder.target, [captions] if isinstance(captions, str) else captions
         target.check(captions)
         requests = [Request(index, text, sample) for index, text in enumerate(captions) for sample in range(samples)]
         images = {}
@@ -114,6 +115,8 @@ def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sa
         return setting if setting.sampling is not None else setting.with_sampling(sampling)
     if isinstance(setting, Mapping):
         return DecodingConfig.from_mapping(setting, sampling)
-    document = read_document(Path(setting).read_bytes(), str(setting))
+    if not (path := Path(setting)).is_file():
+        raise FileNotFoundError(f"{path}: no such file; `Trial.save` and `specfrontier pareto --config` write one")
+    document = read_document(path.read_bytes(), str(path))
     with document.locate_errors():
         return DecodingConfig.from_mapping(document.data, sampling)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from orchestrator.results import sweep as results
 from orchestrator.results.axes import Axis
-from orchestrator.results.fronts import Candidate
+from orchestrator.results.choices import KNEE, Choice, choice_of
+from orchestrator.results.plots import marked_choices
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, front_of
-from orchestrator.results.text import counted, measured, percent
+from orchestrator.results.text import counted, measured, percent, signed_percent
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from workers.data.storage import Storage
+
+
+_LEFT = 'style="text-align: left"'  # notebooks align cells to the right
 
 
 class LaunchOptions(TypedDict, total=False):
@@ -55,9 +60,9 @@ class Trial:
     """A measured trial.
 
     setting: its label and config in short. metrics: values with standard errors by name. objectives: the names of the
-    metrics by which it was chosen. probability: that it is the knee, or within the limits that it was asked for; None
-    if it was chosen by its number. gain_probability: that it is better than vanilla in the first objective; None for
-    vanilla.
+    metrics by which it was chosen. choice: what it was chosen for. probability: that this holds; None where it is
+    certain. gain_probability: that it is better than vanilla in the first objective; None for vanilla. changes: of the
+    other objectives against vanilla, in per cent with standard errors, by name.
     """
 
     number: int
@@ -67,6 +72,8 @@ class Trial:
     objectives: tuple[str, ...] = ()
     probability: float | None = None
     gain_probability: float | None = None
+    choice: str = ""
+    changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __getitem__(self, metric: str) -> float:
         """A metric's value. Raises KeyError, with the nearest name, for one that was not measured."""
@@ -75,20 +82,44 @@ class Trial:
         return self.metrics[metric].value
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name} {_text(self.metrics[name])}" for name in self.objectives)
-        return f"Trial {self.number}, {self.setting}{f' ({values})' if values else ''}"
+        values = []
+        for name in self.objectives:
+            against = f", {self.change(name)} against vanilla" if name in self.changes else ""
+            values.append(f"{name} {_text(self.metrics[name])}{against}")
+        return f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else "")
 
     def _repr_html_(self) -> str:
-        chances = {"probability": self.probability, "better than vanilla": self.gain_probability}
-        shown = [(name, percent(chance)) for name, chance in chances.items() if chance is not None]
-        rows = [*((name, _text(self.metrics[name])) for name in self.objectives), *shown]
-        return f"<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
+        rows = [(name, _text(self.metrics[name])) for name in self.objectives]
+        rows += [(f"{name} against vanilla", self.change(name)) for name in self.changes]
+        chances = {"holds": self.probability, "better than vanilla": self.gain_probability}
+        rows += [(name, f"in {percent(chance)} of draws") for name, chance in chances.items() if chance is not None]
+        heading = f"{escape(self.choice)}: " if self.choice else ""
+        return f"{heading}<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
+
+    def change(self, metric: str) -> str:
+        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`; empty for one without."""
+        return signed_percent(*self.changes[metric]) if metric in self.changes else ""
 
     def save(self, path: str | Path) -> Path:
         """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read."""
         path = Path(path)
         path.write_text(write_document(self.config.to_mapping()), "utf-8")
         return path
+
+
+@dataclass(frozen=True)
+class _Analysis:
+    """A front, and what it recommends."""
+
+    front: Front
+
+    @cached_property
+    def choices(self) -> dict[str, Choice]:
+        return marked_choices(self.front)
+
+    @property
+    def recommended(self) -> list[Trial]:
+        return [_trial(self.front, choice) for choice in self.choices.values()]
 
 
 class Sweep(results.Sweep):
@@ -130,11 +161,15 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
-        front = front_of([self], x, y)
+        front = self._analysis(x, y).front
         found = front.best(limits, lossless=lossless)
         if found is None:
             raise QueryError(f"sweep {self.name}: none of {counted(len(front.candidates), 'trial')} meets {limits}")
-        return _trial(front, found, front.limit_confidence(found, limits) if limits else None)
+        heading = front.axes[0].best_lossless if lossless else front.axes[0].best
+        heading += f" within {' and '.join(limits)}" if limits else ""
+        is_certain = not limits or front.is_vanilla(found)
+        confidence = None if is_certain else front.limit_confidence(found, limits)
+        return _trial(front, choice_of(front, found, heading, confidence))
 
     def knee(self, x: str | None = None, y: str | None = None) -> Trial:
         """The trial at the knee of the front.
@@ -142,11 +177,10 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: the front has fewer than three trials, or is a line.
         """
-        front = front_of([self], x, y)
-        found = front.knee()
-        if found is None:
+        analysis = self._analysis(x, y)
+        if KNEE not in analysis.choices:
             raise QueryError(f"sweep {self.name}: the front has no knee")
-        return _trial(front, found, front.knee_confidence(found))
+        return _trial(analysis.front, analysis.choices[KNEE])
 
     def trial(self, number: int) -> Trial:
         """A measured trial by its number.
@@ -158,10 +192,10 @@ class Sweep(results.Sweep):
         found = next((candidate for candidate in front.candidates if candidate.record.number == number), None)
         if found is None:
             raise QueryError(f"sweep {self.name}: no measured trial {number}")
-        return _trial(front, found)
+        return _trial(front, choice_of(front, found))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per finished trial (columns: see `orchestrator.results.trials.trial_table`)."""
+        """One row per finished trial (columns: see `trials`)."""
         return self.trials().to_pandas()
 
     def plot(
@@ -170,11 +204,12 @@ class Sweep(results.Sweep):
         """Draw the front with error bars on matplotlib axes (by default on a new figure); returns them."""
         from matplotlib import pyplot
 
-        from orchestrator.results.plots import draw_front
+        from orchestrator.results.plots import FIGURE_SIZE, draw_front
 
         if ax is None:
-            _, ax = pyplot.subplots(figsize=(7.6, 5.2), layout="constrained")
-        draw_front(ax, front_of([self], x, y, where=where), self.name)
+            _, ax = pyplot.subplots(figsize=FIGURE_SIZE, layout="constrained")
+        analysis = self._analysis(x, y, where)
+        draw_front(ax, analysis.front, self.name, analysis.choices)
         return ax
 
     def plot_interactive(
@@ -183,33 +218,58 @@ class Sweep(results.Sweep):
         """The front as a Plotly figure, with each trial's setting on hover. Needs `pip install plotly`."""
         from specfrontier.interactive import front_figure
 
-        return front_figure(front_of([self], x, y, where=where), self.name)
+        analysis = self._analysis(x, y, where)
+        return front_figure(analysis.front, analysis.choices, self.name)
 
     def __repr__(self) -> str:
-        front = front_of([self])
-        axes = " and ".join(axis.name for axis in front.axes)
-        on_front = f"{len(front.members)} on the front of {axes}"
-        return f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})"
+        choices = [f"{trial.choice}: {trial!r}" for trial in self._default.recommended]
+        return "\n  ".join([self._headline(self._default.front), *choices])
 
     def _repr_html_(self) -> str:
-        front = front_of([self])
-        head = ["trial", "setting", *map(_heading, front.axes), "on front"]
-        rows = [
+        front = self._default.front
+        chosen = [
+            (
+                trial.choice,
+                str(trial.number),
+                trial.setting,
+                *(_text(trial.metrics[axis.name]) for axis in front.axes),
+                *(trial.change(axis.name) for axis in front.axes[1:]),
+            )
+            for trial in self._default.recommended
+        ]
+        heads = [*map(_heading, front.axes), *(f"{axis.name} against vanilla" for axis in front.axes[1:])]
+        choices = _html_table(["recommended", "trial", "setting", *heads], chosen) if chosen else ""
+        members = [
             (
                 member.name,
                 member.title,
                 *(_text(member.record.metrics[axis.name]) for axis in front.axes),
-                f"{member.confidence:.0%}",
+                percent(member.confidence),
             )
             for member in front.members
         ]
-        return f"<p>{escape(repr(self))}</p>{_html_table(head, rows)}"
+        table = _html_table(["trial", "setting", *map(_heading, front.axes), "on front"], members)
+        return f"<p>{escape(self._headline(front))}</p>{choices}{table}"
+
+    @cached_property
+    def _default(self) -> _Analysis:
+        """Of the sweep's own objectives. Records never change, so it is made once."""
+        return _Analysis(front_of([self]))
+
+    def _analysis(self, x: str | None, y: str | None, where: Iterable[str] = ()) -> _Analysis:
+        return _Analysis(front_of([self], x, y, where=where)) if x or y or where else self._default
+
+    def _headline(self, front: Front) -> str:
+        axes = " and ".join(axis.name for axis in front.axes)
+        on_front = f"{len(front.members)} on the front of {axes}"
+        return f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})"
 
 
-def _trial(front: Front, candidate: Candidate, probability: float | None = None) -> Trial:
-    record, names = candidate.record, tuple(axis.name for axis in front.axes)
-    gain = front.gain_confidence(candidate)
-    return Trial(record.number, candidate.title, candidate.config, record.metrics, names, probability, gain)
+def _trial(front: Front, choice: Choice) -> Trial:
+    candidate, record, (first, *others) = choice.trial, choice.trial.record, (axis.name for axis in front.axes)
+    changes = {name: choice.changes[name] for name in others if name in choice.changes}
+    facts = choice.confidence, choice.gain_confidence, choice.heading, changes
+    return Trial(record.number, candidate.title, candidate.config, record.metrics, (first, *others), *facts)
 
 
 def _place(storage: Storage) -> str:
@@ -228,7 +288,7 @@ def _heading(axis: Axis) -> str:
 
 def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     def line(cells: Iterable[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag} {_LEFT}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
     heading = line(head, "th") if (head := list(head)) else ""
     return f"<table>{heading}{''.join(line(row, 'td') for row in rows)}</table>"

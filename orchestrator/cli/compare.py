@@ -173,10 +173,13 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
 
 def _part_kinds(part: str, config: DecodingConfig) -> str:
-    """The kinds of a part of a setting, without numbers: `additive exponential, optimal`."""
-    from orchestrator.results.describe import family
+    """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla` for all of its."""
+    from orchestrator.results.describe import VANILLA, family
     from search_spaces.acceptance import EXACT
+    from search_spaces.trial import NoDrafter
 
+    if isinstance(config.drafter, NoDrafter):
+        return VANILLA
     if part != "acceptance":
         return config.policy.kind if part == "tree" else config.drafter.kind
     resampling = config.acceptance.resampling

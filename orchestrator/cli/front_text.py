@@ -1,17 +1,18 @@
-"""A front as lines of text: its table, its knee and best trial, and what the errors leave open.
+"""A front as lines of text: its table, what it recommends, and what the errors leave open.
 
 The lines have names from a sweep's files: print them with `safe_text`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.tables import shown_table, table_fits
-from orchestrator.results.text import counted, measured, percent
+from orchestrator.cli.tables import heading, shown_table, table_fits
+from orchestrator.results.text import counted, measured, percent, signed_percent
 
 if TYPE_CHECKING:
+    from orchestrator.results.choices import Choice
     from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front
     from orchestrator.results.trials import TrialRecord
@@ -21,13 +22,11 @@ def describe_front(
     front: Front,
     rows: list[Candidate],
     facts: dict[str, Any],
-    marks: dict[str, Candidate | None],
-    limits: list[str],
+    choices: Iterable[Choice],
     *,
     long: bool = False,
 ) -> list[str]:
-    """The front as lines of text. marks: the trials found by --knee and --best, and the best lossless one. long:
-    settings in words."""
+    """The front as lines of text. facts: of `pareto`, those that it was asked for. long: settings in words."""
     axes = " against ".join(
         f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
     )
@@ -51,36 +50,38 @@ def describe_front(
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         volume = measured(facts["hypervolume"], facts["hypervolume_error"])
         lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
-    lines += [*_choice_lines(front, facts, marks, limits), *notes]
+    lines += [*notes, *choice_lines(front, choices)]
     return lines if lines[-1] else lines[:-1]
 
 
-def _choice_lines(
-    front: Front, facts: dict[str, Any], marks: dict[str, Candidate | None], limits: list[str]
-) -> list[str]:
-    """A line for each marked trial, with the shares of draws in which it is what the line says."""
-    best = front.axes[0]
-    titles = {
-        "knee": ("knee", "the knee"),
-        "best": (f"best {best.name} within {' and '.join(limits)}", "within it"),
-        "best_lossless": (best.best_lossless, ""),
-    }
-    lines = []
-    for mark, (heading, claim) in titles.items():
-        trial = marks.get(mark)
-        if trial is not None:
-            shares = {claim: facts.get(f"{mark}_confidence")}
-            shares[f"{best.better} than vanilla"] = facts.get(f"{mark}_gain_confidence")
-            sure = [f"{words} in {percent(share)}" for words, share in shares.items() if share is not None]
-            lines.append(f"{heading}: {describe_trial(front, trial)}; {' and '.join(sure)} of draws")
-        elif mark == "knee" and mark in marks:
-            lines.append(f"{heading}: the front has none")
+def choice_lines(front: Front, choices: Iterable[Choice]) -> list[str]:
+    """What a front recommends; a trial that is recommended twice is described once."""
+    lines, described = list[str](), set[str]()
+    for choice in choices:
+        lines += _choice_lines(front, choice, described)
+        described.add(choice.trial.name)
     return lines
 
 
-def describe_trial(front: Front, trial: Candidate) -> str:
-    """A trial in one line."""
-    return f"trial {trial.name}, {trial.title} ({_describe_values(front, trial.record)})"
+def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[str]:
+    """A choice: its trial, with each objective against vanilla's. known: trials that are described above it."""
+    sure = "" if choice.confidence is None else f" (holds in {percent(choice.confidence)} of draws)"
+    trial = choice.trial
+    if trial.name in known or front.is_vanilla(trial):
+        what = "vanilla itself" if front.is_vanilla(trial) else "see above"
+        return [heading(f"{choice.heading}{sure}: trial {trial.name}, {what}")]
+    lines = [heading(f"{choice.heading}{sure}"), f"  trial {trial.name}, {trial.title}"]
+    is_lossless = trial.record.is_lossless(front.sweeps[trial.sweep].identity.sampling)
+    for axis in front.axes:
+        entry = trial.record.metrics[axis.name]
+        line = f"  {axis.name} {measured(entry.value, entry.error)}"
+        if axis is front.axes[0] and choice.gain_confidence is not None:
+            line += f", {axis.better} than vanilla in {percent(choice.gain_confidence)} of draws"
+        elif axis is not front.axes[0] and axis.name in choice.changes:
+            line += f", {signed_percent(*choice.changes[axis.name])} against vanilla"
+            line += " by chance" if is_lossless and not axis.is_of_counts else ""
+        lines.append(line)
+    return lines
 
 
 def _describe_values(front: Front, record: TrialRecord) -> str:
@@ -95,7 +96,7 @@ def front_table(front: Front, rows: Sequence[Candidate], *, long: bool = False) 
     """
     head, cells = ["trial", "setting", *(axis.name for axis in front.axes), "front"], []
     for row in rows:
-        share = f"{'' if row.on_front else 'no, '}{100 * row.confidence:.0f} %"
+        share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
         entries = [row.record.metrics[axis.name] for axis in front.axes]
         values = [measured(entry.value, entry.error) for entry in entries]
         cells.append([row.name, row.description if long else row.setting, *values, share])

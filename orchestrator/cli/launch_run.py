@@ -18,7 +18,7 @@ from orchestrator.results.text import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.run.launch import LaunchOptions
     from orchestrator.tracking.tracker import SweepTracker
@@ -153,51 +153,40 @@ def _resume_command() -> str:
 
 
 def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
-    """The front, and where to find report, plot and MLflow runs."""
+    """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
-    from orchestrator.cli.pareto import confidences
+    from orchestrator.results.choices import choose, default_limit
     from orchestrator.results.speed_check import time_notes
-    from orchestrator.results.store import FRONT_PLOT, REPORT
+    from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep, front_of
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    marks = {"best_lossless": found.best_lossless(), "knee": found.knee()}
-    notes = time_notes([sweep.identity], [axis.name for axis in found.axes])
-    front = describe_front(found, found.members, confidences(found, marks, []) | {"warnings": notes}, marks, [])
+    limit, notes = default_limit(found), time_notes([sweep.identity], [axis.name for axis in found.axes])
+    choices = choose(found, [limit] if limit else [])
+    front = describe_front(found, found.members, {"warnings": notes}, choices.values())
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)
         reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
-        reason += f"(specfrontier pareto {storage.display_name} --stopped)"
+        reason += f"({command(storage, 'pareto', '--stopped')})"
     lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
-    lines += [f"report   {storage.locate(REPORT)}", f"plot     {storage.locate(FRONT_PLOT)}"]
-    lines += _choice(found, sweep)
+    lines += [f"report   {near_path(storage, REPORT)}", f"plot     {near_path(storage, FRONT_PLOT)}"]
+    if limit:
+        lines.append(f"choose   {command(storage, 'pareto', '--best', limit, '--config', 'fast.yaml')}")
     return safe_text([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
 
 
-def _choice(front: Front, sweep: Sweep) -> list[str]:
-    """The command that chooses a setting within the report's default bar, and writes it to a file."""
-    from orchestrator.report.answer import DEFAULT_FACTORS, has_positive_vanilla, location
-
-    quality = front.axes[1]
-    if not front.candidates or not has_positive_vanilla(front, front.candidates[0].sweep):
-        return []
-    relation = "<=" if quality.direction == "minimize" else ">="
-    limit = shlex.quote(f"{quality.name} {relation} {DEFAULT_FACTORS[quality.direction]} * vanilla")
-    return [f"choose   specfrontier pareto {location(sweep.storage)} --best {limit} --config fast.yaml"]
-
-
 def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
-    """How to open the sweep in MLflow."""
-    from orchestrator.tracking.server import LOCAL_SERVER, find_location
+    """How to open the sweep in MLflow: the command that serves it and prints its links; those of a server."""
+    from orchestrator.results.store import command
+    from orchestrator.tracking.server import find_location
 
-    sweep_location = sweep.storage.display_name
-    location = find_location(sweep.storage, sweep.records, tracker.uri)
-    if location.trials < len(sweep.records):
-        missing = counted(len(sweep.records) - location.trials, "trial")
-        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: specfrontier sync {sweep_location}"]
-    base = tracker.public_uri if location.has_server else LOCAL_SERVER
-    opening = [] if location.has_server else [f"MLflow   specfrontier ui {sweep_location}    then, while it runs:"]
-    return [*opening, *(f"{name:<8} {link}" for name, link in location.links(base).items() if name != "mlflow")]
+    found = find_location(sweep.storage, sweep.records, tracker.uri)
+    if found.trials < len(sweep.records):
+        missing = counted(len(sweep.records) - found.trials, "trial")
+        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: {command(sweep.storage, 'sync')}"]
+    if not found.has_server:
+        return [f"MLflow   {command(sweep.storage, 'ui')}"]
+    return [f"{name:<8} {link}" for name, link in found.links(tracker.public_uri).items() if name != "mlflow"]

@@ -1,4 +1,4 @@
-"""`specfrontier pareto`: the front of one or more sweeps, its knee, and the best config within limits."""
+"""`specfrontier pareto`: the front of one or more sweeps, and the settings that it recommends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.results.text import clean, counted
 from search_spaces.documents import write_document
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from orchestrator.results.choices import Choice
     from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front
 
@@ -32,6 +34,10 @@ Examples:
   specfrontier pareto mine --stopped
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
+
+BEST, LOSSLESS, KNEE = "best", "best_lossless", "knee"  # kinds of `choices`, whose import takes a part of a second
+
+_NO_KNEE = "the front has no knee: no trial is on the better side of the line between its ends"
 
 Best = Annotated[
     list[str] | None,
@@ -52,6 +58,8 @@ Everything = Annotated[bool, typer.Option("--all", help="Also list trials that a
 Stopped = Annotated[
     bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
 ]
+
+_MAX_LISTED = 10  # trials in a note
 
 
 def pareto(
@@ -75,27 +83,29 @@ def pareto(
     long: o.Long = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Show the front: the configs that no other dominates, with their confidence.
+    """Show the front: the configs that no other dominates; and the best one within a limit, the best lossless one and
+    the knee.
 
     "front" is the share of draws from the measured errors in which a trial stays on the front. Trials are "within error
-    of" each other if they differ significantly in no objective (5 % level, paired Student's t). --knee, --best and
-    --hypervolume say how sure they are, too; --knee and --best also in how many draws the trial is better than vanilla
-    in the first objective.
+    of" each other if they differ significantly in no objective (5 % level, paired Student's t). A choice says in how
+    many draws it holds, and in how many it is better than vanilla in the first objective.
     """
     if config is not None and not (best or lossless or knee):
         raise CommandError("--config: add --best LIMIT, --lossless or --knee to choose the config", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
+    from orchestrator.results.choices import choices_mapping, default_limit
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
         front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
         corner = o.read_point(reference_point, len(front.axes))
         facts = _volume(front, corner) if hypervolume and front.candidates else {}
-        marks = _choose(front, best or [], lossless=lossless, knee=knee)
+        limits = best or ([default] if (default := default_limit(front)) else [])
+        choices = _choose(front, limits, best or [], lossless=lossless)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
         warnings = _warnings(front, where or (), [*(subject_to or ()), *(best or ())]) + _unlimited(front, best or [])
-        facts |= confidences(front, marks, best or []) | {"warnings": warnings}
-    chosen = marks.get("best") or (marks["best_lossless"] if lossless else marks.get("knee"))
+        warnings += [_NO_KNEE] if knee and KNEE not in choices else []
+        facts |= {"warnings": warnings} | choices_mapping(choices, limits)
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
         if plot is not None:
@@ -104,37 +114,35 @@ def pareto(
             Path(plot).write_bytes(front_png(front, ", ".join(front.sweeps)))
         if csv_file is not None:
             _write_csv(front.table(rows), csv_file)
-        if config is not None and chosen is not None:
-            Path(config).write_text(write_document(chosen.config.to_mapping()), encoding="utf-8")
+        if config is not None:
+            _write_config(choices.get(BEST if best else LOSSLESS if lossless else KNEE), config)
     if as_json:
-        marked = {name: None if trial is None else trial.to_mapping() for name, trial in marks.items()}
-        typer.echo(json.dumps(_to_mapping(front, rows) | facts | marked, indent=2))
+        typer.echo(json.dumps(_to_mapping(front, rows) | facts, indent=2, allow_nan=False))
     else:
-        typer.echo(safe_text(describe_front(front, rows, facts, marks, best or [], long=long)))
+        typer.echo(safe_text(describe_front(front, rows, facts, choices.values(), long=long)))
         if config is not None:
             typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
 
 
-def _choose(front: Front, limits: list[str], *, lossless: bool, knee: bool) -> dict[str, Candidate | None]:
-    """The best lossless trial, and those of --best and --knee if they were asked for.
+def _choose(front: Front, limits: list[str], given: list[str], *, lossless: bool) -> dict[str, Choice]:
+    """What the front recommends. limits: of --best, or the default bar. given: those of --best.
 
     Raises:
-        CommandError: no trial is within the limits, or --lossless found none.
+        CommandError: it has no trial within the limits of --best, or none for --lossless.
     """
-    marks = {"best_lossless": front.best_lossless()} | ({"knee": front.knee()} if knee else {})
-    if lossless and marks["best_lossless"] is None:
-        axis = front.axes[0]
+    from orchestrator.results.choices import choose
+
+    found = choose(front, limits, lossless=lossless and bool(given))
+    axis, trials = front.axes[0], counted(len(front.candidates), "trial")
+    if lossless and LOSSLESS not in found:
         if not axis.is_of_counts:
             problem = f"--lossless: lossless trials differ in {axis.name} by chance; add --x speedup"
             raise CommandError(problem, WRONG_USAGE)
-        problem = f"--lossless: no lossless trial among these {len(front.candidates)} is {axis.better} than vanilla"
-        raise CommandError(problem, FAILED)
-    if limits:
-        marks["best"] = front.best(limits, lossless=lossless)
-        if marks["best"] is None:
-            trials = f"none of {len(front.candidates)} trials is {'lossless and ' if lossless else ''}within"
-            raise CommandError(f"{trials} {' and '.join(limits)}", FAILED)
-    return marks
+        raise CommandError(f"--lossless: no lossless trial among these {trials} is {axis.better} than vanilla", FAILED)
+    if given and BEST not in found:
+        within = f"{'lossless and ' if lossless else ''}within {' and '.join(given)}"
+        raise CommandError(f"none of {trials} is {within}", FAILED)
+    return found
 
 
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
@@ -177,7 +185,29 @@ def _warnings(front: Front, where: Sequence[str], limits: Sequence[str]) -> list
         for sweep in sweeps
         for text in (*unmatched(sweep.table, where), *speed_warnings(sweep.records, sweep.identity.timing))
     ]
-    return [*own, *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
+    return [*own, *_unmeasured(front), *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
+
+
+def _unmeasured(front: Front) -> list[str]:
+    """A note on each objective that complete trials lack, with their numbers."""
+    from orchestrator.results.axes import OWN_TIMINGS
+    from orchestrator.results.trials import COMPLETE
+
+    notes = []
+    for name, sweep in front.sweeps.items():
+        complete = [record for record in sweep.records if record.state == COMPLETE and record.duplicate_of is None]
+        for axis in front.axes:
+            missing = [str(record.number) for record in complete if axis.name not in record.metrics]
+            trials = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
+            why = (
+                "; timing.direct is how many trials of a shape are timed themselves"
+                if OWN_TIMINGS in axis.needs
+                else ""
+            )
+            whose = f" of {name}" if len(front.sweeps) > 1 else ""
+            if missing:
+                notes.append(f"{axis.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{why}")
+    return notes
 
 
 def _unlimited(front: Front, limits: Sequence[str]) -> list[str]:
@@ -192,20 +222,6 @@ def _unlimited(front: Front, limits: Sequence[str]) -> list[str]:
     ]
 
 
-def confidences(front: Front, marks: dict[str, Candidate | None], limits: list[str]) -> dict[str, float]:
-    """Shares of draws from the errors: `knee_confidence`, with this knee; `best_confidence`, within the limits; for
-    each mark, such as `knee_gain_confidence`, better than vanilla in the first objective."""
-    found = {}
-    if (knee := marks.get("knee")) is not None:
-        found["knee_confidence"] = front.knee_confidence(knee)
-    if (best := marks.get("best")) is not None:
-        found["best_confidence"] = front.limit_confidence(best, limits)
-    for mark, trial in marks.items():
-        if trial is not None and (gain := front.gain_confidence(trial)) is not None:
-            found[f"{mark}_gain_confidence"] = gain
-    return found
-
-
 def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
@@ -215,6 +231,14 @@ def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
         "left_out": dict(front.left_out),
         "rows": [row.to_mapping() for row in rows],
     }
+
+
+def _write_config(chosen: Choice | None, path: str) -> None:
+    """Raises CommandError if nothing was chosen: --best and --lossless find a trial, --knee may not."""
+    if chosen is None:
+        raise CommandError(f"--config: {_NO_KNEE}", FAILED)
+    trial, origin = chosen.trial, f"{chosen.heading}: trial {chosen.trial.record.number} of {chosen.trial.sweep}"
+    Path(path).write_text(f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}", encoding="utf-8")
 
 
 def _write_csv(table: pyarrow.Table, path: str) -> None:

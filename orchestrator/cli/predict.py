@@ -106,9 +106,9 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
 
     pq.write_table(predicted.table(), folder / TABLE)
     points = [(s.values["speedup"].value, s.values["excess"].value) for s in predicted.settings]
-    kinds = [(family(s.config), s.config.policy.kind) for s in predicted.settings]
+    families = [family(s.config) for s in predicted.settings]
     labels = ("predicted speedup [x]", "predicted excess acceptance per token")
-    (folder / PLOT).write_bytes(scatter_png(points, kinds, labels))
+    (folder / PLOT).write_bytes(scatter_png(points, families, labels))
 
 
 def _describe(predicted: PredictedSpace, folder: Path) -> str:

@@ -36,7 +36,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="FILTER",
-        help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless=true', "
+        help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', "
         "'acceptance.k in 10,100'. Repeatable.",
     ),
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.front_text import describe_trial, front_table
+from orchestrator.cli.front_text import choice_lines, front_table
 from orchestrator.cli.tables import safe_text
 
 if TYPE_CHECKING:
@@ -25,23 +25,24 @@ Examples:
 def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -> None:
     """Show a sweep's progress: trials finished, failed and running, images, the front so far, the latest events."""
     (opened,) = o.open_sweeps([sweep])
+    from orchestrator.results.choices import choices_mapping, choose, default_limit
     from orchestrator.results.status import sweep_status
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
         now = sweep_status(opened)
         front = front_of([opened])
-    best = front.best()
+        limits = [limit] if (limit := default_limit(front)) else []
+        choices = choose(front, limits)
     if as_json:
         facts: dict[str, Any] = asdict(now)
         facts["front"] = [member.to_mapping() for member in front.members]
-        facts["best"] = None if best is None else best.to_mapping()
-        typer.echo(json.dumps(facts, indent=2))
+        facts |= choices_mapping(choices, limits)
+        typer.echo(json.dumps(facts, indent=2, allow_nan=False))
         return
     lines = _describe(now)
-    if best is not None:
-        lines += ["", *front_table(front, front.members, long=long), ""]
-        lines.append(f"best {front.axes[0].name}: {describe_trial(front, best)}")
+    if front.candidates:
+        lines += ["", *front_table(front, front.members, long=long), "", *choice_lines(front, choices.values())]
     typer.echo(safe_text(lines))
 
 

@@ -45,6 +45,7 @@ def sync(
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
+    from orchestrator.results.store import command
     from orchestrator.tracking.client import public_uri, resolve_uri
     from orchestrator.tracking.server import LOCAL_SERVER, find_location
     from orchestrator.tracking.tracker import sync
@@ -59,7 +60,6 @@ def sync(
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}")
-    if not found.has_server:
-        typer.echo(f"specfrontier ui {sweep}    then, while it runs:")
-    for name, link in links.items():
-        typer.echo(f"{name:<7} {link}")
+    shown = links if found.has_server else {"MLflow": command(opened.storage, "ui")}
+    for name, text in shown.items():
+        typer.echo(f"{name:<7} {text}")

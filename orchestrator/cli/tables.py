@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Literal
 from orchestrator.results.text import clean
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
 _ANY_WIDTH = 100_000  # of a table that is not shown on a terminal
 _GAP = 2  # spaces between columns
 
 
-class ShownTable(str):
-    """A table as text. Its cells are clean; it may have a terminal's colours."""
+class Shown(str):
+    """Text for standard output. Names in it are clean; it may have a terminal's colours."""
 
     __slots__ = ()
 
 
 def safe_text(lines: Iterable[str]) -> str:
     """Lines of text and tables for output: names in a sweep's files cannot control the terminal."""
-    return "\n".join(line if isinstance(line, ShownTable) else clean(line) for line in lines)
+    return "\n".join(line if isinstance(line, Shown) else clean(line) for line in lines)
 
 
 def terminal_width() -> int:
@@ -38,13 +39,12 @@ def table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     return sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP <= terminal_width()
 
 
-def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> ShownTable:
+def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> Shown:
     """Aligned columns for standard output: folded to a terminal's width, else as wide as needed and without colours.
 
     right: indices of right-aligned columns, which are never folded.
     """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     is_terminal = sys.stdout.isatty()
@@ -55,10 +55,23 @@ def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Co
         table.add_column(_cell(name), justify=justify, overflow="fold", no_wrap=column in right)
     for row in rows:
         table.add_row(*map(_cell, row))
-    buffer = io.StringIO()
+    return _printed(table)
+
+
+def heading(text: str) -> Shown:
+    """A line that a terminal shows bold."""
+    from rich.text import Text
+
+    return _printed(Text(clean(text), style="bold", no_wrap=True, overflow="ignore"))
+
+
+def _printed(content: Table | Text) -> Shown:
+    from rich.console import Console
+
+    buffer, is_terminal = io.StringIO(), sys.stdout.isatty()
     width = terminal_width() if is_terminal else _ANY_WIDTH
-    Console(file=buffer, force_terminal=is_terminal, width=width).print(table)
-    return ShownTable("\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")))
+    Console(file=buffer, force_terminal=is_terminal, width=width, highlight=False).print(content)
+    return Shown("\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")))
 
 
 def _cell(text: str) -> Text:

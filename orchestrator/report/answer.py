@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from pathlib import Path
 from typing import Any
 
-from orchestrator.results.query import limit_draws
-from orchestrator.results.store import SWEEP, SWEEPS, read_sweep_yaml, read_table
+from orchestrator.results.choices import DEFAULT_FACTORS, gain_confidence, has_positive_vanilla
+from orchestrator.results.store import location, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Front, Sweep
-from workers.data.storage import Storage
 
 _STEPS = 150  # of the slider, about
 _LEAST_STEP = 1e-3  # times the bar: of a slider in the metric's unit
-DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.9}  # times vanilla's value
 _CONFIG_FILE = "fast.yaml"
 _PLACEHOLDER = "PROMPT"  # without images in the store
 
@@ -32,7 +29,7 @@ def answer(front: Front) -> dict[str, Any]:
         return {}
     quality = front.axes[1]
     relation = "<=" if quality.direction == "minimize" else ">="
-    relative = all(has_positive_vanilla(front, name) for name in {c.sweep for c in front.candidates})
+    relative = has_positive_vanilla(front)
     slider = _slider(*_ends(front, relative), quality.direction, relative)
     places, steps, knee = slider["places"], [], front.knee()
     lossless = front.best_lossless()
@@ -43,7 +40,7 @@ def answer(front: Front) -> dict[str, Any]:
         best = front.best(limits)
         steps.append([None, 0.0] if best is None else [best.name, round(front.limit_confidence(best, limits), 4)])
         chosen |= {} if best is None else {best.name: best}
-    gains = {name: front.gain_confidence(trial) for name, trial in chosen.items()}
+    gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
     return {
         "metric": quality.name,
         "relation": relation,
@@ -59,14 +56,6 @@ def answer(front: Front) -> dict[str, Any]:
         "knee": None if knee is None else {"id": knee.name, "confidence": front.knee_confidence(knee)},
         "commands": _commands(front),
     }
-
-
-def has_positive_vanilla(front: Front, name: str) -> bool:
-    """Whether vanilla's value of the second metric is positive in all draws from its error."""
-    vanilla, quality = front.sweeps[name].vanilla, front.axes[1]
-    if vanilla is None or quality.name not in vanilla.metrics or vanilla.metrics[quality.name].value <= 0:
-        return False
-    return bool((limit_draws(vanilla, None, [quality])[0] > 0).all())
 
 
 def _ends(front: Front, relative: bool) -> tuple[float, float]:
@@ -92,10 +81,10 @@ def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str
     step = max(step, 0.01 if relative else 10.0 ** math.floor(math.log10(size * _LEAST_STEP)))
     outward = math.ceil if direction == "minimize" else math.floor
     ends = [outward(low / step) * step, outward(high / step) * step]
-    if relative:
-        ends = [max(end, step) for end in ends]  # no constraint multiplies vanilla by 0
-    start = DEFAULT_FACTORS[direction] if relative else sum(ends) / 2
-    start = min(max(round(start / step) * step, ends[0]), ends[1])
+    start = round(sum(ends) / 2 / step) * step
+    if relative:  # the default bar is within reach; and no constraint multiplies vanilla by 0
+        start = DEFAULT_FACTORS[direction]
+        ends = [max(min(ends[0], start), step), max(ends[1], start)]
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     low, high, start, step = (round(number, places) for number in (*ends, start, step))
     return {"low": low, "high": high, "start": start, "step": step, "places": places}
@@ -107,30 +96,24 @@ def _commands(front: Front) -> dict[str, str]:
     words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
     if sweeps[0].identity.objectives != front.axes:
         words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
-    prompt = _first_caption(sweeps[0])
+    prompt = _short_caption(sweeps[0])
     draw = ["specfrontier", "generate", *_models(sweeps[0]), "--config", _CONFIG_FILE]
     draw[2:2] = [] if prompt.startswith("-") else [prompt]
     draw += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
 
 
-def _first_caption(sweep: Sweep) -> str:
-    """The caption of the sweep's first image, on one line; a placeholder if no image can be read."""
+def _short_caption(sweep: Sweep) -> str:
+    """The shortest caption of the sweep's first shard, on one line; a placeholder if no image can be read."""
     shard = next((shard for record in sweep.records for shard in record.image_shards), None)
     try:
-        table = None if shard is None else read_table(sweep.storage, shard, ["caption_id", "caption"], fix="")
+        table = None if shard is None else read_table(sweep.storage, shard, ["caption"], fix="")
     except ValueError:  # the comparer notes it
         table = None
     if table is None or not table.num_rows:
         return _PLACEHOLDER
-    return " ".join(str(table.sort_by("caption_id")["caption"][0].as_py()).split()) or _PLACEHOLDER
-
-
-def location(storage: Storage) -> str:
-    """How a command names the sweep: by its bare name below ./sweeps, else by its place."""
-    file = storage.path(SWEEP)
-    is_near = file is not None and file.parent.parent == Path(SWEEPS).absolute()
-    return file.parent.name if file is not None and is_near else storage.display_name
+    captions = (" ".join(str(text).split()) for text in table["caption"].to_pylist())
+    return min(captions, key=lambda text: (len(text), text)) or _PLACEHOLDER
 
 
 def _models(sweep: Sweep) -> list[str]:

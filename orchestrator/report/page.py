@@ -120,7 +120,13 @@ def page_data(
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {
-                axis.name: {"direction": axis.direction, "unit": axis.unit, "about": axis.about}
+                axis.name: {
+                    "direction": axis.direction,
+                    "unit": axis.unit,
+                    "about": axis.about,
+                    "quality": not axis.is_of_counts,
+                    "of_vanilla": axis.is_of_vanilla,
+                }
                 for axis in map(first.axis, names)
             },
             "keys": keys,

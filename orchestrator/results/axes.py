@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["maximize", "minimize"]
-TIMINGS, OWN_TIMINGS = "timings", "own_timings"
+TIMINGS, OWN_TIMINGS, BASELINE = "timings", "own_timings", "baseline"
 # metric inputs that need no neural network
 COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
 _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
@@ -32,6 +32,11 @@ class Axis:
     def is_of_counts(self) -> bool:
         """Whether it is computed from counts and times alone, and so says nothing about the images' quality."""
         return COUNTS.issuperset(self.needs)
+
+    @property
+    def is_of_vanilla(self) -> bool:
+        """Whether it compares a trial's images with vanilla's, so that vanilla's own value is one by construction."""
+        return BASELINE in self.needs
 
     @property
     def is_time(self) -> bool:

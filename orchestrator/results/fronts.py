@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from orchestrator.results.pareto import Bools, Floats, front_confidence, nondomi
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import Measured, TrialRecord
 from search_spaces.trial import DecodingConfig
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,14 @@ def values_of(records: Sequence[TrialRecord], axes: Sequence[Axis]) -> tuple[Flo
     errors = np.array([[entry.error for entry in row] for row in entries], dtype=np.float64)  # None becomes NaN
     shape = (len(records), len(axes))
     return values.reshape(shape), errors.reshape(shape)
+
+
+def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Sequence[Axis]) -> pyarrow.Table:
+    """A table of trials, a row for each record, with a column `front`: whether the trial is on the front of those that
+    meet their constraints."""
+    values, _ = values_of(records, axes)
+    values[[not record.feasible or record.duplicate_of is not None for record in records]] = np.nan
+    return table.append_column("front", [nondominated(values, directions(axes)) if axes else [False] * len(records)])
 
 
 def joint_errors(

@@ -82,22 +82,38 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
     cost = costs(front, directions)
     if len(cost) == 0 or np.isnan(cost).any():
         return None
-    low, high = cost.min(axis=0), cost.max(axis=0)
-    if (low == high).any():
-        return None
-    distance = (1 - ((cost - low) / (high - low)).sum(axis=1)) / np.sqrt(cost.shape[1])
-    best = int(distance.argmax())
-    return best if distance[best] > 1e-9 else None
+    (found,) = _knees(cost[None], np.ones((1, len(cost)), dtype=np.bool_))
+    return None if found < 0 else int(found)
 
 
 def knee_confidence(drawn: Floats, directions: Sequence[str], row: int) -> float:
     """The share of samples [draws, n, m] on whose front this point is the knee."""
-    rows, count = possible_front(drawn, directions), 0
-    for sample in drawn[:, rows]:
-        members = np.flatnonzero(nondominated(sample, directions))
-        found = knee(sample[members], directions)
-        count += found is not None and rows[members[found]] == row
-    return count / len(drawn)
+    cost, measured = _drawn_costs(drawn, directions)
+    rows = _minimal_somewhere(cost)
+    if row not in measured[rows]:
+        return 0.0
+    count, size = 0, max(1, _BLOCK // (len(rows) * cost.shape[2]))
+    for start in range(0, len(cost), size):
+        samples = cost[start : start + size, rows]
+        knees = _knees(samples, _minimal(samples))
+        count += int((measured[rows[knees[knees >= 0]]] == row).sum())
+    return count / len(cost)
+
+
+def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
+    """The knee of each set of costs [sets, n, m], by index in the set; -1: it has none. on_front: [sets, n], at least
+    one in each set.
+    """
+    sets, members = np.nonzero(on_front)
+    starts, points = np.flatnonzero(np.diff(sets, prepend=-1)), cost[sets, members]
+    low = np.minimum.reduceat(points, starts)
+    span = np.maximum.reduceat(points, starts) - low
+    scaled = (points - low[sets]) / np.where(span > 0, span, 1.0)[sets]
+    distance = (1 - scaled.sum(axis=1)) / np.sqrt(cost.shape[2])
+    top = np.maximum.reduceat(distance, starts)
+    farthest = np.flatnonzero(distance == top[sets])
+    first = farthest[np.searchsorted(farthest, starts)]
+    return np.where((span > 0).all(axis=1) & (top > 1e-9), members[first], -1)
 
 
 def _drawn_costs(drawn: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 _ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}  # functions of pyarrow.compute
 _MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
-# Between two conditions; not inside quotes, nor in a value such as `red and blue`.
-_AND = re.compile(r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s))(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
+# Between two conditions; not inside quotes, nor in a value such as `red and blue`. {}: a true/false column
+_AND = (
+    r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+and\s|\s*$))"""
+    r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
+)
+_FLAG = re.compile(r"\s*(not\s+)?(\S+)\s*")
 _FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)in\s|(?<=\s)not\s+in\s)\s*(.*?)\s*")
 
 
@@ -39,28 +43,37 @@ def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """Which rows of the table pass all filters: bool [rows].
 
     A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with values between commas;
-    quotes around a value are dropped; `and` joins several. A row without a value in the column passes only `!=` and
-    `not in`; the value `null` means no value.
+    quotes around a value are dropped; `and` joins several. The name of a true/false column alone is a filter, too, such
+    as `lossless` or `not lossless`. A row without a value in the column passes only `!=` and `not in`; the value `null`
+    means no value.
 
     Raises:
         QueryError: a filter has another form, names an unknown column, or its value or relation does not suit the
             column's type.
     """
     mask = np.ones(table.num_rows, dtype=np.bool_)
-    for text in _conditions(where) if table.num_rows else ():
+    for text in _conditions(table, where):
         mask &= _passing_one(table, text)[1]
     return mask
 
 
-def _conditions(where: Iterable[str]) -> list[str]:
-    """The filters, those that `and` joins one by one."""
-    return [condition for text in where for condition in _AND.split(text)]
+def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
+    """The filters, those that `and` joins one by one; none for an empty table, which lacks columns."""
+    between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
+    return [condition for text in where for condition in between.split(text)] if table.num_rows else []
+
+
+def _flags(table: pyarrow.Table) -> list[str]:
+    """The true/false columns."""
+    import pyarrow as pa
+
+    return [field.name for field in table.schema if pa.types.is_boolean(field.type)]
 
 
 def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
     """A sentence for each filter that no row passes on its own: which values its column has."""
     notes = []
-    for text in _conditions(where) if table.num_rows else ():
+    for text in _conditions(table, where):
         name, passed = _passing_one(table, text)
         if not passed.any():
             notes.append(f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}")
@@ -69,13 +82,16 @@ def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
 
 def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
     """A filter's column, and which rows pass it. Raises QueryError (see `passing`)."""
-    match = _FILTER.fullmatch(text)
-    if match is None:
+    flag, match = _FLAG.fullmatch(text), _FILTER.fullmatch(text)
+    if flag is not None and flag[2] in _flags(table):
+        name, sign, rest = flag[2], "=", "false" if flag[1] else "true"
+    elif match is not None:
+        name, sign, rest = match.groups()
+    else:
         raise QueryError(
             f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as tree.depth>=4 or "
-            "'acceptance.k in 10,100'"
+            f"'acceptance.k in 10,100'; only true/false columns stand alone: {', '.join(_flags(table))}"
         )
-    name, sign, rest = match.groups()
     relation = " ".join(sign.split())
     values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
     try:
@@ -123,13 +139,14 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
         raise ValueError(" holds text, which has no order; use =, != or in")
     if relation in _ORDER and values == [_NULL]:
         raise ValueError(f": {_NULL} has no order; use = or !=")
+    if is_bool and (wrong := [value for value in values if value.lower() not in ("true", "false", _NULL)]):
+        raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
     kind = pa.bool_() if is_bool else pa.float64() if is_number else pa.string()
     try:
         wanted = pa.array([None if value == _NULL else value for value in values], pa.string()).cast(kind)
     except pa.ArrowInvalid:
         hint = "; --subject-to takes limits relative to vanilla" if any("vanilla" in value for value in values) else ""
-        kind_text = "numbers" if is_number else "true or false"
-        raise ValueError(f" holds {kind_text}, got {', '.join(values)!r}{hint}") from None
+        raise ValueError(f" holds numbers, got {', '.join(values)!r}{hint}") from None
     column = column.cast(kind)
     found: Any
     if relation in _ORDER:
@@ -146,10 +163,13 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measure
     metrics: the known ones. vanilla: vanilla's results.
 
     Raises:
-        QueryError: it cannot be read, names an unknown metric, or needs a value that vanilla lacks.
+        QueryError: it cannot be read, names an unknown metric, needs a value that vanilla lacks, or multiplies a value
+            that is 0.
     """
     try:
         constraint = Constraint.parse(text)
+        if constraint.metric in vanilla:
+            constraint.check_vanilla(vanilla[constraint.metric].value)
     except ConfigError as error:
         raise QueryError(f"limit {text!r}: {error}") from error
     name = constraint.metric

@@ -14,6 +14,7 @@ store.id, *.lock            checks that all workers see this store, and that one
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
@@ -143,6 +144,24 @@ def find_sweep(location: str | Path) -> Storage:
         return Storage(str(location))
     except ValueError as error:
         raise NoSweepError(str(error)) from error
+
+
+def location(storage: Storage) -> str:
+    """How a command names the sweep: by its bare name below ./sweeps if `find_sweep` finds it so, else by its place."""
+    file = storage.path(SWEEP)
+    name = "" if file is None else file.parent.name
+    return name if name and find_sweep(name).uri == storage.uri else storage.display_name
+
+
+def command(storage: Storage, name: str, *options: str) -> str:
+    """A command on this sweep, for a shell."""
+    return shlex.join(["specfrontier", name, location(storage), *options])
+
+
+def near_path(storage: Storage, name: str) -> str:
+    """The place of a file, relative to the working directory if it is inside."""
+    place = Path(storage.locate(name))
+    return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else storage.locate(name)
 
 
 def load_identity(storage: Storage) -> Identity:

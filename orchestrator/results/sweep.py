@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, require_comparable
-from orchestrator.results.fronts import Candidate, directions, joint_errors, mark_front, rows_passing, values_of
+from orchestrator.results.fronts import (
+    Candidate,
+    directions,
+    joint_errors,
+    mark_front,
+    rows_passing,
+    values_of,
+    with_front,
+)
 from orchestrator.results.image_table import image_table
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
@@ -105,12 +113,13 @@ class Sweep:
         return tuple(self.axis(name) for name in names)
 
     def trials(self, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row per finished trial, failed ones included, by number (columns: see `trial_table`).
+        """One row per finished trial, by number. Columns: see `trial_table`; `front`: on the front of the objectives.
 
         Raises:
             QueryError: an invalid filter, or an unknown column.
         """
-        table = self.table.filter(passing(self.table, where))
+        table = with_front(self.table, self.records, self.identity.objectives)
+        table = table.filter(passing(table, where))
         for name in columns or ():
             if name not in table.column_names:
                 raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, table.column_names, 'column')}")
@@ -212,24 +221,16 @@ class Front:
         """The best lossless candidate; None if it is vanilla, or if the first objective is of quality, in which
         lossless settings differ by chance alone."""
         best = self.best(lossless=True) if self.axes[0].is_of_counts else None
-        return None if best is None or self._is_vanilla(best) else best
+        return None if best is None or self.is_vanilla(best) else best
 
     def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float:
         """The share of draws in which a trial meets all limits (see `query.limit_confidence`)."""
         sweep = self.sweeps[trial.sweep]
         return limit_confidence(trial.record, sweep.vanilla, limits, sweep.identity.metrics)
 
-    def gain_confidence(self, trial: Candidate) -> float | None:
-        """The share of draws in which a trial's first objective is better than its own sweep's vanilla; None for
-        vanilla itself, and where vanilla lacks the objective."""
-        axis, vanilla = self.axes[0], self.sweeps[trial.sweep].vanilla
-        if vanilla is None or self._is_vanilla(trial) or axis.name not in vanilla.metrics:
-            return None
-        return self.limit_confidence(trial, [f"{axis.name} {'>=' if axis.direction == 'maximize' else '<='} vanilla"])
-
-    def _is_vanilla(self, trial: Candidate) -> bool:
-        vanilla = self.sweeps[trial.sweep].vanilla
-        return vanilla is not None and vanilla.number == trial.record.number
+    def is_vanilla(self, trial: Candidate) -> bool:
+        """Whether it is the vanilla of its own sweep."""
+        return trial.record is self.sweeps[trial.sweep].vanilla
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the axes' units; computed from all complete trials, without filters."""
@@ -294,7 +295,6 @@ def front_of(
     candidates, names = [], SettingNames.across(sweep.identity.sampling for sweep in sweeps)
     for row in rows:
         name, record = owned[row]
-        label = f"{name}#{record.number}" if len(named) > 1 else str(record.number)
-        setting = record.config
+        setting, label = record.config, f"{name}#{record.number}" if len(named) > 1 else str(record.number)
         candidates.append(Candidate(row, name, label, names.name(setting), names.describe(setting), record))
     return Front(named, axes, mark_front(candidates, axes, {n: s.identity for n, s in named.items()}), left_out, trials)

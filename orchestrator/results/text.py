@@ -21,10 +21,13 @@ def measured(value: float | None, error: float | None = None) -> str:
 
 
 def percent(share: float) -> str:
-    """`87 %`; a share that is not exactly 0 or 1 is never shown as 0 % or 100 %."""
-    if 0.99 < share < 1 or 0 < share < 0.01:
-        return "> 99 %" if share > 0.5 else "< 1 %"
-    return f"{100 * share:.0f} %"
+    """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain."""
+    return ">99 %" if share > 0.99 else "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
+
+
+def signed_percent(value: float, error: float) -> str:
+    """`+2.3 ± 5.9 %`, from a change in per cent and its standard error."""
+    return f"{'+' if value >= 0 else ''}{measured(value, error)} %"
 
 
 def counted(number: int, noun: str) -> str:

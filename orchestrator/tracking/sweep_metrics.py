@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from orchestrator.results.choices import DEFAULT_FACTORS
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import Floats, costs, knee, nondominated
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 
-BAR = 0.1  # a trial within the bar is worse than vanilla by at most this share, in every objective but the first
 _MAX_OBJECTIVES = 3  # of a hypervolume
 
 
 def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int) -> dict[int, dict[str, float]]:
     """Metrics by the number of trials, of which `since` have been logged. records: by number.
 
-    `knee` is the number of a trial. `best/speedup` is the best first objective among the feasible trials within the bar
-    (see BAR). Hypervolumes have the reference point of `reference`.
+    `knee` is the number of a trial. `best/speedup` is the best first objective among the feasible trials within the
+    default bar (`DEFAULT_FACTORS`) in every other one. Hypervolumes have the reference point of `reference`.
     """
     axes = identity.objectives
     toward, vanilla = directions(axes), _vanilla_values(records, identity)
@@ -40,7 +40,10 @@ def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int
         if vanilla is not None and len(now):
             if len(axes) <= _MAX_OBJECTIVES:
                 found[count]["hypervolume"] = hypervolume(now, reference(vanilla, toward), toward)
-            limits = costs(vanilla[None] + BAR * np.abs(vanilla) * _worse(toward), toward)[0]
+            if (vanilla[1:] <= 0).any():  # a multiple of it is no bar
+                continue
+            shares = np.array([DEFAULT_FACTORS[direction] - 1 for direction in toward])
+            limits = costs((vanilla + np.abs(vanilla) * shares)[None], toward)[0]
             within = now[(costs(now, toward) <= limits)[:, 1:].all(axis=1), 0]
             if len(within):
                 best = within.max() if toward[0] == "maximize" else within.min()

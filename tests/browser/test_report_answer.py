@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
+from orchestrator.results.choices import gain_confidence
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
 from orchestrator.results.text import percent
@@ -53,7 +54,7 @@ def test_the_slider_moves_the_recommendation_as_pareto_best_does(open_page: Open
         assert chosen(page) == str(expected["best"]["number"])
         share = page.locator("#fastest meter").first.evaluate("meter => Number(meter.getAttribute('value'))")
         assert share == pytest.approx(expected["best_confidence"], abs=0.01)
-        assert f"--best 'fid <= {bar:.2f} * vanilla'" in page.locator(".command pre").inner_text()
+        assert f"--best 'fid <= {bar:.2f} * vanilla'" in page.locator(".command").inner_text()
         seen.add(chosen(page))
     assert len(seen) > 2
 
@@ -63,7 +64,7 @@ def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None
     for part in ("#fastest", "#lossless", "#knee"):
         number = page.locator(f"{part} .chosen").get_attribute("data-trial")
         trial = next(candidate for candidate in front.candidates if candidate.name == number)
-        share = front.gain_confidence(trial)
+        share = gain_confidence(front, trial)
         assert share is not None
         assert f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
 
@@ -181,7 +182,7 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
     page = open_page(folder, viewport=viewport)
     headings = ("#answer h2", "#fastest h3", "#lossless h3", "#knee h3")
     values = ("#bar", "#fastest .headline", "#fastest .sure", "#lossless .headline", "#knee .headline")
-    for part in (*headings, *values, ".command", "#chart > svg"):
+    for part in (*headings, *values, "#fastest .copy", "#chart > svg", *([".command"] if viewport is DESK else [])):
         frame = page.locator(part).first.bounding_box()
         assert frame is not None
         assert frame["y"] >= 0
@@ -189,6 +190,16 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
         assert frame["x"] >= 0
         assert frame["x"] + frame["width"] <= viewport["width"], part
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
+
+def test_the_whole_command_is_legible(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    assert page.locator(".command").evaluate("box => box.scrollHeight <= box.clientHeight")
+    assert page.locator("button, a").evaluate_all("""all => {
+        const box = document.querySelector(".command").getBoundingClientRect();
+        return all.map((one) => one.getBoundingClientRect()).every((one) =>
+          one.bottom <= box.top || one.top >= box.bottom || one.right <= box.left || one.left >= box.right);
+    }""")
 
 
 def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:

@@ -126,13 +126,17 @@ def test_differences_are_those_of_the_pixels(open_page: Open, folder: Path) -> N
     page = open_page(folder)
     painted(page, "side")
     vanilla, own = pixels(page, 0), pixels(page, 1)
+    assert "3 times as strong" not in page.locator("#image-note").inner_text()
     page.get_by_role("button", name="difference").click()
     painted(page, "difference")
+    assert "3 times as strong" in page.locator("#image-note").inner_text()
     expected = [
         255 if i % 4 == 3 else min(255, 3 * abs(a - b)) for i, (a, b) in enumerate(zip(own, vanilla, strict=True))
     ]
     assert pixels(page, 1) == expected
     assert pixels(page, 0) == vanilla
+    page.get_by_role("button", name="side by side").click()
+    assert "3 times as strong" not in page.locator("#image-note").inner_text()
 
 
 def test_zoom(open_page: Open, folder: Path) -> None:

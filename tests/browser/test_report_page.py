@@ -94,13 +94,27 @@ def test_pinned_trials_are_compared(open_page: Open, folder: Path) -> None:
         assert f"{record.metrics['speedup'].value:.3f} ± " in text
     assert "acceptance." in text or "tree." in text, "the keys in which the settings differ"
     assert page.locator("#pins td strong", has_text=f"{last.metrics['speedup'].value:.3f}").count() == 1
-    for record in front[1:3]:
-        point(page, record.number).press("Enter")
-    page.mouse.move(5, 5)
-    assert page.locator("#pins thead th").count() == 3, "the oldest pin was released"
-    assert page.locator(f'#pins [data-trial="{first.number}"]').count() == 0
+    order = [text.casefold() for text in page.locator("#pins .group, #pins .part").all_inner_texts()]
+    assert order[:2] == ["speedup", "fid"]
+    assert order.index("drift") < order.index("parameters that differ") < order.index("latency")
     page.keyboard.press("Escape")
     assert page.locator("#pins").is_hidden()
+
+
+def test_a_fourth_pin_is_refused(open_page: Open, folder: Path) -> None:
+    page, front = open_page(folder), front_of(folder, "speedup", "fid")
+    for record in front[:4]:
+        point(page, record.number).press("Enter")
+    assert "release one" in page.locator("#card").inner_text()
+    assert "release one" in page.locator("#announcement[aria-live=polite]").inner_text()
+    assert point(page, front[3].number).get_attribute("aria-pressed") == "false"
+    page.locator("h1").click()
+    heads = [head.get_attribute("data-trial") for head in page.locator("#pins thead th").all()]
+    assert heads == [str(record.number) for record in front[:3]]
+    page.locator("#pins thead .close").first.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.trial") == heads[0], "the focus is not lost with the button"
+    point(page, front[3].number).press("Enter")
+    assert point(page, front[3].number).get_attribute("aria-pressed") == "true"
 
 
 def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
@@ -126,6 +140,25 @@ def test_the_front_is_that_of_the_sweep_on_any_axes(open_page: Open, folder: Pat
     up.select_option(y)
     expected = [record.number for record in front_of(folder, x, y)]
     assert on_front(page) == set(expected)
+
+
+def test_a_distance_to_vanillas_images_has_the_lossless_trials_level(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    assert page.locator(".level, .level-note").count() == 0
+    page.locator("#controls select").nth(1).select_option("drift")
+    sweep = Sweep.open(folder)
+    rows = sweep.front("speedup", "drift", where=["lossless"], everything=True, feasible=False).to_pylist()
+    rows = [row for row in rows if row["number"] != 0]
+    values = sorted(row["drift"] for row in rows)
+    assert len(values) > 1
+    note, band = page.locator(".level-note").inner_text(), page.locator(".level").bounding_box()
+    assert f"lossless trials: {values[0]:.2f} to {values[-1]:.2f}" in note
+    assert band is not None
+    for row in rows:
+        middle = point(page, row["number"]).locator(".halo").bounding_box()
+        assert middle is not None
+        y = middle["y"] + middle["height"] / 2
+        assert band["y"] <= y <= band["y"] + band["height"]
 
 
 def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(open_page: Open, folder: Path) -> None:
@@ -186,7 +219,8 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     [
         "tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100",
         "drift<1.2", "lossless=true", "feasible=false", "tree.policy=dynamic and fid<5", "label=vanilla",
-        "acceptance.k in 50,100 and drift<=1.5 and feasible=true",
+        "acceptance.k in 50,100 and drift<=1.5 and feasible=true", "lossless", "not lossless and front", "not front",
+        "front and lossless=false and fid<9", "not feasible and number>3", "feasible in true and tree.policy=chain",
     ],
 )  # fmt: skip
 def test_the_table_filters_as_the_commands_do(open_page: Open, folder: Path, query: str) -> None:
@@ -220,6 +254,10 @@ def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path
         ("fid<vanilla", ["fid", "<= or >="]),
         ("fid<=2*vanilla*3", ["fid", "1.2*vanilla"]),
         ("fid<=0*vanilla", ["fid", "1.2*vanilla"]),
+        ("drift<=1.1*vanilla", ["drift", "0", "vanilla+X"]),
+        ("lossless=maybe", ["lossless", "true or false", "maybe"]),
+        ("lossless=1", ["lossless", "true or false", "1"]),
+        ("not drafted", ["not", "lossless", "front"]),
     ],
 )
 def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, parts: list[str]) -> None:
@@ -256,6 +294,21 @@ def test_columns_are_chosen(open_page: Open, folder: Path) -> None:
     assert column(page, "acceptance.k")[2] == str(record.config.flat()["acceptance.k"])
     assert column(page, "acceptance.k")[0] == "–"
     assert page.locator('#table th[data-key="drafter"]').count() == 0
+
+
+def test_the_table_fits_or_scrolls_beside_its_first_columns(open_page: Open, folder: Path) -> None:
+    page = open_page(folder, viewport={"width": 1280, "height": 800})
+    table, first = page.locator("#table"), page.locator("#table tbody th").first
+    assert table.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
+    assert page.locator("#table.goes-on").count() == 0
+    page.locator(".columns summary").click()
+    for name in ("latency", "drift", "step_compression", "drafter"):
+        page.locator(f'input[data-column="{name}"]').set_checked(True)
+    page.locator("#table.goes-on").wait_for()
+    before = first.bounding_box()
+    table.evaluate("frame => { frame.scrollLeft = frame.scrollWidth; }")
+    page.locator("#table:not(.goes-on)").wait_for()
+    assert first.bounding_box() == before
 
 
 def test_a_row_leads_to_its_point(open_page: Open, folder: Path) -> None:
@@ -380,17 +433,49 @@ def test_on_a_phone(open_page: Open, folder: Path) -> None:
     assert speeds is not None
     assert speeds["x"] + speeds["width"] <= PHONE["width"], "beside the settings, without scrolling"
     point(page, record.number).tap()
-    frame = page.locator("#aside").bounding_box()
+    frame, chart = page.locator("#aside").bounding_box(), page.locator("#chart").bounding_box()
     assert frame is not None
+    assert chart is not None
     assert frame["x"] >= 0
     assert frame["x"] + frame["width"] <= PHONE["width"]
+    assert chart["y"] + chart["height"] <= frame["y"] + 1, "the plot stays in sight"
     assert frame["y"] + frame["height"] <= PHONE["height"]
+
+
+def test_a_tap_shows_a_trial_and_a_second_one_pins_it(open_page: Open, folder: Path) -> None:
+    page = open_page(folder, viewport=PHONE, has_touch=True, is_mobile=True)
+    first, second = (record.number for record in front_of(folder, "speedup", "fid")[:4:3])
+    aside = page.locator("#aside")
+    point(page, first).tap()
+    assert "click" not in aside.inner_text().lower()
+    assert point(page, first).get_attribute("aria-pressed") == "false"
+    close = aside.locator("#card .close")
+    frame = close.bounding_box()
+    assert frame is not None
+    assert min(frame["width"], frame["height"]) >= 44
+    close.tap()
+    assert aside.is_hidden()
+    assert page.evaluate("document.activeElement.dataset.trial") == str(first)
+    point(page, first).tap()
+    aside.get_by_role("button", name="Tap to pin").tap()
+    assert point(page, first).get_attribute("aria-pressed") == "true"
+    point(page, second).tap()
+    assert page.locator("#card").get_attribute("data-trial") == str(second)
+    point(page, second).tap()
+    assert page.locator("#pins thead th").count() == 2
+    page.evaluate("window.scrollTo(0, 0)")
+    page.locator("#bar").evaluate("bar => { bar.value = 1.3; bar.dispatchEvent(new Event('input')); }")
+    assert page.evaluate("window.scrollY") == 0, "only a tap moves the page"
+    page.keyboard.press("Escape")
+    assert aside.is_hidden()
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_labels_do_not_cover_each_other(open_page: Open, folder: Path, viewport: ViewportSize) -> None:
     page = open_page(folder, viewport=viewport)
-    frames = page.locator(".labels text").evaluate_all("all => all.map((one) => one.getBoundingClientRect().toJSON())")
+    frames = page.locator(".labels text, .bar-name").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().toJSON())"
+    )
     assert len(frames) >= 5
     for i, a in enumerate(frames):
         for b in frames[i + 1 :]:

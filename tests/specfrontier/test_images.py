@@ -51,8 +51,10 @@ def test_every_form_of_a_setting(engine: ImageEngine, tmp_path: Path) -> None:
 def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="lantern"):
         load_engine("lantren", device="cpu")
+    with pytest.raises(FileNotFoundError, match=r"missing\.yaml: .*Trial\.save"):
+        load_engine("missing.yaml", device="cpu")
     with pytest.raises(ValueError, match="unknown"):
-        load_engine("vanilla", device="cpu").draw(["a dragon"])
+        load_engine("vanilla", device="cpu").draw("a dragon")
 
 
 def test_idle_threads_sleep_as_those_of_the_commands_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 
 import specfrontier
+from orchestrator.results.sweep import front_of
+from orchestrator.results.text import percent
 from search_spaces.trial import DecodingConfig
 from specfrontier import CommandError, QueryError, Sweep
 from tests.fakes.local_pool import local_launches
@@ -37,6 +40,7 @@ def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
     assert 0.9 < best.gain_probability <= 1
     assert "better than vanilla" in best._repr_html_()
     assert sweep.trial(0).gain_probability is None
+    assert sweep.best("speedup <= vanilla", "speedup >= vanilla").probability is None, "vanilla is certain"
     assert best["speedup"] < sweep.best()["speedup"], "without limits the fastest of all"
     assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
     with pytest.raises(QueryError, match="fid <= 0"):
@@ -74,21 +78,50 @@ def test_a_config_is_saved_as_generate_reads_it(sweep: Sweep, tmp_path: Path) ->
 
 def test_a_repr_says_where_the_sweep_is_from_here(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(sweep.storage.display_name)
-    assert repr(sweep).endswith(f"({folder})")
+    assert f"({folder})" in repr(sweep)
     monkeypatch.chdir(folder.parent)
-    assert repr(sweep).endswith(f"({folder.name})")
+    assert f"({folder.name})" in repr(sweep)
 
 
-def test_reprs_are_short_and_html_is_escaped(sweep: Sweep) -> None:
-    assert len(repr(sweep)) < 200
-    assert repr(sweep.best()).startswith(f"Trial {sweep.best().number}, ")
+def test_a_sweep_shows_what_it_recommends(sweep: Sweep) -> None:
+    headline, *choices = repr(sweep).split("\n")
+    assert len(headline) < 200
+    best, lossless, knee = sweep.best("fid <= 1.2 * vanilla"), sweep.best(lossless=True), sweep.knee()
+    for line, trial in zip(choices, (best, lossless, knee), strict=True):
+        assert line == f"  {trial.choice}: {trial!r}"
+        assert f"{trial.change('fid')} against vanilla" in line
     html = sweep._repr_html_()
     assert "&lt;b&gt;mine" in html
     assert "<b>mine" not in html
-    assert html.count("<tr>") == 1 + sweep.front().num_rows
-    knee = sweep.knee()._repr_html_()
-    assert "probability" in knee
-    assert "<tr></tr>" not in knee
+    assert html.count("<tr>") == 2 + 3 + sweep.front().num_rows
+    assert best.change("fid") in html
+    assert "100 %" not in html, "draws make nothing certain"
+
+
+def test_the_default_front_is_made_once(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    fresh = sweep.reload()
+    with mock.patch("specfrontier.sweep.front_of", wraps=front_of) as made:
+        shown = repr(fresh), fresh._repr_html_(), fresh.best().number, fresh.knee().number
+        fresh.plot(), fresh.plot_interactive()
+        assert made.call_count == 1
+        assert fresh.best(x="latency", y="drift").objectives == ("latency", "drift")
+        assert made.call_count == 2
+        assert fresh.reload().knee().number == shown[-1]
+        assert made.call_count == 3
+
+
+def test_a_trial_shows_its_change_against_vanilla(sweep: Sweep) -> None:
+    best, vanilla = sweep.best("fid <= 1.2 * vanilla"), sweep.trial(0)
+    value, error = best.changes["fid"]
+    assert value == pytest.approx(100 * (best["fid"] / vanilla["fid"] - 1))
+    assert error > 0
+    assert "speedup" not in best.changes, "it is relative to vanilla already"
+    assert not vanilla.changes
+    html = best._repr_html_()
+    assert best.choice.replace("<", "&lt;") in html
+    assert f"{percent(best.probability or 0).replace('>', '&gt;')} of draws" in html
+    assert "<tr></tr>" not in html
 
 
 def test_reload_sees_new_trials(tmp_path: Path) -> None:
@@ -105,14 +138,12 @@ def test_plots_show_every_candidate(sweep: Sweep, monkeypatch: pytest.MonkeyPatc
     axes = sweep.plot()
     labels = [axes.get_xlabel(), axes.get_ylabel()]
     assert all(name in label for name, label in zip(("speedup", "fid"), labels, strict=True))
-    assert (
-        sum(np.shape(points.get_offsets())[0] for points in axes.collections if hasattr(points, "get_sizes"))
-        == candidates
-    )
+    points = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection) and len(drawn.get_facecolor())]
+    assert sum(np.shape(drawn.get_offsets())[0] for drawn in points) == candidates, "rings have no face"
     assert sweep.plot(ax=axes) is axes
     figure = sweep.plot_interactive("latency", "drift")
-    points = [trace for trace in figure.data if trace.mode == "markers"]
-    assert sum(len(trace.x) for trace in points) == candidates
+    traces = [trace for trace in figure.data if trace.mode == "markers" and trace.hovertemplate]
+    assert sum(len(trace.x) for trace in traces) == candidates
     assert "latency" in figure.layout.xaxis.title.text
 
 

@@ -207,7 +207,7 @@ function drawImportances() {
         `Not enough trials: the search has ${plural(trials, "trial")} with parameters, importances need ${needed}.`,
       ),
     );
-  const sentence = ({ metric, key, share }) => `${key} ${percent(share)} for ${metric}`;
+  const sentence = ({ metric, key, share }) => `${key} ${Math.round(100 * share)} % for ${metric}`;
   const rows = names.flatMap((metric) =>
     Object.entries(metrics[metric]).map(([key, share]) => ({
       metric: metricTitle(metric),

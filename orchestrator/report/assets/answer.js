@@ -91,7 +91,10 @@ function drawRecommendation() {
     "fastest",
     ...(trial
       ? [
-          el("h3", {}, `${capitalised(metricTitle(ANSWER.best))} within it`),
+          choiceHead(
+            `${capitalised(metricTitle(ANSWER.best))} within it`,
+            copyButton(command(`--best '${limitText(state.bar)}'`), "Copy command"),
+          ),
           ...choiceLines(trial),
           sureness(`within the bar in ${percent(share)} of draws`, share),
           gain(trial),
@@ -106,25 +109,17 @@ function drawRecommendation() {
 // A choice that the slider does not move. nothing: the sentence without one; without that, it has no place.
 function drawChoice(id, heading, trial, { option, nothing, sure = () => null }) {
   byId(id).hidden = !trial && !nothing;
-  if (byId(id).hidden) return;
-  show(
+  if (byId(id).hidden) return null;
+  if (!trial) return show(id, choiceHead(heading), el("p", { class: "quiet" }, nothing));
+  return show(
     id,
-    el("h3", {}, heading),
-    ...(trial
-      ? [
-          ...choiceLines(trial),
-          sure(),
-          gain(trial),
-          el(
-            "div",
-            { class: "actions" },
-            copyButton(command(option), "Copy command"),
-            el("button", { type: "button", class: "link", click: () => reveal(trial) }, "show in the plot"),
-          ),
-        ]
-      : [el("p", { class: "quiet" }, nothing)]),
+    choiceHead(heading, copyButton(command(option), "Copy command")),
+    ...choiceLines(trial),
+    sure(),
+    gain(trial),
   );
 }
+const choiceHead = (heading, ...actions) => el("div", { class: "choice-head" }, el("h3", {}, heading), actions);
 // Name, setting, speed and the change of quality against vanilla.
 function choiceLines(trial) {
   const { x, y } = DATA.axes,
@@ -138,7 +133,12 @@ function choiceLines(trial) {
     ? [title(trial), trial.label === trial.description ? null : trial.description]
     : [trial.description, title(trial)];
   return [
-    el("p", { class: "chosen", "data-trial": trial.id }, icon(trial), el("strong", {}, name)),
+    el(
+      "p",
+      { class: "chosen", "data-trial": trial.id },
+      icon(trial),
+      el("button", { type: "button", class: "link", title: "Show in the plot", click: () => reveal(trial) }, name),
+    ),
     more && el("p", { class: "description" }, more),
     el(
       "dl",
@@ -152,12 +152,14 @@ function choiceLines(trial) {
       el(
         "div",
         {},
-        el("dt", {}, change ? `${metricTitle(y)}, change` : metricTitle(y)),
+        el("dt", {}, metricTitle(y), change && (byChance(trial, y) ? ", change by chance" : ", change")),
         el("dd", {}, ...(change ?? withError(trial, y))),
       ),
     ),
   ];
 }
+// Of a lossless setting, whose images have vanilla's own distribution.
+const byChance = (trial, metric) => trial.lossless && DATA.metrics[metric].quality;
 const sureness = (text, share) =>
   el(
     "p",
@@ -178,12 +180,20 @@ function commandBox(text) {
       words.split(" ").flatMap((word, i) => [i ? " " : "", el("span", { class: "word" }, word)]),
       "\n",
     );
-  return el(
-    "div",
-    { class: "command" },
-    el("pre", { tabindex: 0, "aria-label": "Commands that use this setting" }, text.split("\n").map(line)),
-    copyButton(text, "Copy"),
-  );
+  const lines = text.split("\n").map(line);
+  return el("pre", { class: "command", tabindex: 0, "aria-label": "Commands that use this setting" }, lines);
+}
+// Where the line of the bar and its name are in the chart; null where it is not on these axes.
+function barLine() {
+  const value = state.y === ANSWER.metric ? barValue() : null,
+    { left, right, top, bottom } = scene.box,
+    at = value === null ? -1 : scene.scaleY(value);
+  if (at < top || at > bottom) return null;
+  return {
+    at,
+    line: { left, right, top: at - 1, bottom: at + 1 },
+    name: { left, right: left + 76, top: at - 18, bottom: at },
+  };
 }
 // Rings in the chart around the recommended setting, the knee and the lossless one, and the line of the bar.
 function markChoices() {
@@ -195,13 +205,11 @@ function markChoices() {
     trial &&
     scene.trials.includes(trial) &&
     svg("circle", { class: `ring ${kind}`, r, transform: `translate(${scene.place(trial).join(" ")})` });
-  const value = state.y === ANSWER.metric ? barValue() : null,
-    at = value === null ? null : scene.scaleY(value);
-  const inside = at !== null && at >= scene.box.top && at <= scene.box.bottom;
+  const bar = barLine();
   layer.replaceChildren(
     ...[
-      inside && svg("line", { class: "bar-line", x1: scene.box.left, x2: scene.box.right, y1: at, y2: at }),
-      inside && svg("text", { class: "bar-name", x: scene.box.left + 4, y: at - 5 }, "quality bar"),
+      bar && svg("line", { class: "bar-line", x1: bar.line.left, x2: bar.line.right, y1: bar.at, y2: bar.at }),
+      bar && svg("text", { class: "bar-name", x: bar.line.left + 4, y: bar.at - 5 }, "quality bar"),
       ring(lossless, "lossless", 9.5),
       ring(knee, "knee", 11.5),
       ring(fast, "fast", 15),

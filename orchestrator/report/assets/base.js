@@ -27,8 +27,8 @@ const title = (trial) =>
 const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1).trimEnd()}…` : text);
 const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 
-const percent = (share) =>
-  `${share > 0.99 && share < 1 ? "> 99" : share > 0 && share < 0.01 ? "< 1" : Math.round(100 * share)} %`;
+// A share of draws, of which not even all make certain.
+const percent = (share) => `${share > 0.99 ? ">99" : share < 0.01 ? "<1" : Math.round(100 * share)} %`;
 function decimals(size, digits) {
   return size > 0 ? Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size) + 1e-9))) : 0;
 }

@@ -69,19 +69,40 @@ function drawAside() {
   if (shown) drawCard(card, shown, !trial);
   if (several) drawPins(pins);
 }
+// After a tap or a key. On a phone the details lie over the page's lower part: scroll until the plot is above them.
+function keepInSight() {
+  const aside = byId("aside"),
+    below = byId("chart").getBoundingClientRect().bottom - aside.getBoundingClientRect().top;
+  if (!aside.classList.contains("sheet")) return;
+  if (!narrow()) aside.querySelector("#aside > :not([hidden]) header").scrollIntoView({ block: "nearest" });
+  else if (below > 0) window.scrollBy({ top: below, behavior: scrolling() });
+}
+const FULL = `${MAX_PINS} are pinned: release one to pin this`;
+// What the card is, or how to pin its trial.
+function eyebrow(trial, byDefault) {
+  const text = (words, style = "") => el("p", { class: `eyebrow ${style}` }, words);
+  if (byDefault) return text("Recommended");
+  if (state.pins.includes(trial)) return text("Pinned");
+  if (state.pins.length === MAX_PINS) return text(FULL, "full");
+  if (!state.touch) return text("Click to pin");
+  return el("button", { type: "button", class: "tap", click: () => pin(trial) }, "Tap to pin");
+}
 function drawCard(card, trial, byDefault) {
   const kept = state.pins.includes(trial),
     grid = picture(trial, `Images generated with ${title(trial)}`),
     config = DATA.configs[trial.digest];
   card.dataset.trial = trial.id;
+  const closes = kept || (state.touch && !byDefault);
   card.replaceChildren(
     ...[
-      byDefault
-        ? el("p", { class: "eyebrow" }, "Recommended")
-        : kept
-          ? el("p", { class: "eyebrow" }, "Pinned")
-          : el("p", { class: "eyebrow" }, "Click to pin"),
-      el("header", {}, icon(trial), el("h3", {}, title(trial)), kept ? closeButton("Close", () => unpin(trial)) : null),
+      el(
+        "header",
+        {},
+        eyebrow(trial, byDefault),
+        icon(trial),
+        el("h3", {}, title(trial)),
+        closes ? closeButton("Close", () => unpin(trial)) : null,
+      ),
       frontStatus(trial, scene.front),
       trial.label === trial.description ? null : el("p", { class: "description" }, trial.description),
       grid && el("figure", {}, grid),
@@ -101,13 +122,18 @@ function drawCard(card, trial, byDefault) {
 }
 const closeButton = (name, click) => el("button", { type: "button", class: "close", "aria-label": name, click }, "×");
 
-// Pinned trials side by side: metrics, the difference to the first one, and the keys in which the settings differ.
+// Pinned trials side by side: the objectives and the images' quality, the keys in which the settings differ, the rest.
 function drawPins(panel) {
   const pinned = state.pins,
     [first] = pinned,
     names = [...new Set([state.x, state.y, ...DATA.axes.names])].filter((name) =>
       pinned.some((trial) => trial.metrics[name]),
-    );
+    ),
+    isFirst = (name) => name === state.x || name === state.y || DATA.metrics[name].quality;
+  const part = (name, rows) =>
+    rows.length
+      ? [el("tbody", {}, el("tr", { class: "part" }, el("th", { colspan: pinned.length }, name))), ...rows]
+      : [];
   const group = (name, cells) => [
     el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: pinned.length }, name)),
     el("tr", {}, cells),
@@ -132,7 +158,7 @@ function drawPins(panel) {
         el("h3", {}, `${pinned.length} pinned settings`),
         closeButton("Close all", () => unpin()),
       ),
-      el("p", { class: "quiet" }, "Bold: differs significantly from the first one (95 %)."),
+      el("p", { class: "quiet" }, "Bold: not within error of the first one (95\u00a0%)."),
       pinned.every((trial) => SHEETS[trial.images_of])
         ? el("button", { type: "button", class: "link", click: () => compareImages(pinned) }, "compare their images")
         : null,
@@ -159,18 +185,21 @@ function drawPins(panel) {
               ),
             ),
           ),
-          names.slice(0, 2).map(metricRows),
-          keys.map(([key, i]) =>
-            el(
-              "tbody",
-              {},
-              group(
-                key,
-                pinned.map((trial) => el("td", {}, keyValue(trial.flat[i]))),
+          names.filter(isFirst).map(metricRows),
+          part(
+            "Parameters that differ",
+            keys.map(([key, i]) =>
+              el(
+                "tbody",
+                {},
+                group(
+                  key,
+                  pinned.map((trial) => el("td", {}, keyValue(trial.flat[i]))),
+                ),
               ),
             ),
           ),
-          names.slice(2).map(metricRows),
+          part("Other metrics", names.filter((name) => !isFirst(name)).map(metricRows)),
         ),
       ),
     ].filter(Boolean),
@@ -192,13 +221,22 @@ function hover(trial) {
 }
 function pin(trial) {
   if (state.pins.includes(trial)) return unpin(trial);
-  state.pins = [...state.pins, trial].slice(-MAX_PINS);
+  if (state.pins.length === MAX_PINS) {
+    hover(trial); // the card says why
+    return announce(`${title(trial)}: ${FULL}`);
+  }
+  state.pins = [...state.pins, trial];
   announce(`Pinned ${title(trial)}; ${state.pins.length} pinned`);
   return drawPinned();
 }
 function unpin(trial = null) {
+  const last = trial ?? state.hovered ?? state.pins.at(-1),
+    inside = byId("aside").contains(document.activeElement);
   state.pins = trial ? state.pins.filter((other) => other !== trial) : [];
   drawPinned();
+  if (!inside) return;
+  scene.nodes.get(last)?.focus({ preventScroll: true }); // the focused button is gone
+  hover(null);
 }
 function drawPinned() {
   state.hovered = null;
@@ -209,6 +247,7 @@ function drawPinned() {
       state.pins.some((trial) => trial.id === row.dataset.trial),
     );
   drawAside();
+  if (state.touch || narrow()) keepInSight();
 }
 
 const scrolling = () => (window.matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth");

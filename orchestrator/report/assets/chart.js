@@ -3,10 +3,9 @@ const MAX_DIM_BARS = 100; // trials; with more, only the front has error bars
 const MARGIN = { left: 56, right: 20, top: 30, bottom: 46 };
 let scene = null; // the current layout: { trials, front, place(trial), scaleY(value), width, height, box, nodes }
 
-// The range of a metric over the trials and their errors with a margin; with `near`, over the front and labelled ones.
+// The range of a metric over the trials and their errors with a margin; with `near`, over those on the front.
 function span(metric, trials, front) {
-  const close = state.near ? trials.filter((trial) => front.includes(trial) || trial.label) : trials;
-  const ends = (close.length ? close : trials).flatMap((trial) => {
+  const ends = (state.near && front.length ? front : trials).flatMap((trial) => {
     const [value, error] = trial.metrics[metric],
       reach = state.bars ? (error ?? 0) : 0;
     return [value - reach, value + reach];
@@ -22,6 +21,43 @@ function chartHeight(width) {
   const above = byId("chart").getBoundingClientRect().top + window.scrollY,
     below = byId("legend").offsetHeight + 30;
   return Math.max(320, Math.min(760, window.innerHeight - above - below));
+}
+// Vanilla's own value of a metric that compares images with vanilla's says nothing. The least that a setting can be
+// expected to reach is what lossless trials have: the lowest and highest value; null for other metrics.
+function losslessLevel(metric) {
+  const values = DATA.trials
+    .filter((trial) => trial.lossless && trial !== vanillaOf(trial) && plotted(trial, state.x, state.y))
+    .map((trial) => trial.metrics[metric][0])
+    .sort((a, b) => a - b);
+  if (!values.length || !DATA.metrics[metric].of_vanilla) return null;
+  const [low, high] = [values[0], values.at(-1)],
+    ends = [...new Set([low, high].map((value) => formatNumber(value, decimals(Math.abs(high), 2))))];
+  return { low, high, text: `lossless trials: ${ends.join(" to ")}` };
+}
+function levelNote(metric) {
+  const level = losslessLevel(metric),
+    vanilla = trialOf.get(DATA.sweeps[0].vanilla)?.metrics[metric];
+  if (!level || !vanilla) return null;
+  const own = `${metricTitle(metric)} compares with vanilla's own images, so vanilla's is ${formatMeasured(vanilla)}`;
+  return el("p", { class: "quiet level-note" }, `${own}; ${level.text}, what other random numbers alone give.`);
+}
+// The level as a band across the chart with its name, and where that name is; null where it is not in the range.
+function levelBand(sy, box, points) {
+  const level = losslessLevel(state.y);
+  if (!level) return null;
+  const [top, bottom] = [sy(level.low), sy(level.high)].sort((a, b) => a - b);
+  if (top > box.bottom || bottom < box.top) return null;
+  const [start, end] = [Math.max(top - 1, box.top), Math.min(bottom + 1, box.bottom)],
+    size = { x: box.left, width: box.right - box.left, y: start, height: end - start };
+  const text = narrow() ? "lossless trials" : level.text,
+    name = corner(text, { ...box, start, end }, points);
+  return {
+    name,
+    marks: [
+      svg("rect", { class: "level", ...size }),
+      svg("text", { class: "level-name", x: name.left + 3, y: name.bottom - 5 }, text),
+    ],
+  };
 }
 const frontStairs = (front, x0, y0) => {
   const corners = front.flatMap((trial, i) => {
@@ -73,6 +109,7 @@ function drawChart() {
     height,
     box,
     reach,
+    level: levelBand(sy, box, trials.map(place)),
   };
   const ordered = [...scene.trials].sort((a, b) => on.has(a) - on.has(b));
   scene.nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial))]));
@@ -83,6 +120,7 @@ function drawChart() {
       `${front.length} of them on the front`,
   );
   picture.append(
+    svg("g", { "aria-hidden": "true" }, scene.level?.marks ?? []),
     labels(scene, on),
     svg("g", { class: "choices", "aria-hidden": "true" }),
     svg("g", { class: "points" }, [...scene.nodes.values()]),
@@ -178,11 +216,11 @@ function axisName(metric, more, less) {
   return `${metricTitle(metric)}${unit ? ` (${unit})` : ""}, ${arrow} ${better} is better`;
 }
 
+const spoken = (trial, metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`;
 function point(trial, [px, py], onFront) {
   const classes = ["point", onFront ? "front" : "dim", trial.feasible ? "" : "hollow"].filter(Boolean).join(" ");
-  const measuredText = (metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`;
   const name =
-    `${title(trial)}: ${[state.x, state.y].map(measuredText).join(", ")}` +
+    `${title(trial)}: ${[state.x, state.y].map((metric) => spoken(trial, metric)).join(", ")}` +
     (onFront ? ", on the front" : trial.feasible ? "" : ", violates a constraint");
   return svg(
     "g",
@@ -194,8 +232,12 @@ function point(trial, [px, py], onFront) {
       "aria-pressed": state.pins.includes(trial),
       "aria-label": name,
       "data-trial": trial.id,
-      focus: () => hover(trial),
-      blur: () => hover(null),
+      focus: (event) => {
+        if (!event.target.matches(":focus-visible")) return; // a pointer set it
+        hover(trial);
+        if (narrow()) keepInSight();
+      },
+      blur: () => state.touch || hover(null),
       keydown: (event) => onKey(event, trial),
     },
     svg("circle", { class: "halo", r: 12 }),
@@ -204,6 +246,7 @@ function point(trial, [px, py], onFront) {
 }
 
 function onKey(event, trial) {
+  state.touch = false;
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   if (event.key === "Enter" || event.key === " ") pin(trial);
   else if (step) {

@@ -1,4 +1,5 @@
 // Filters of the table: words, and conditions such as fid<5 or acceptance.neighbourhood=additive on any key or metric.
+// A column has text, numbers, or true and false (flag).
 const COLUMNS = [
   { key: "number", name: "#", value: (trial) => trial.number },
   ...(several ? [{ key: "sweep", name: "sweep", text: true, value: (trial) => DATA.sweeps[trial.sweep].name }] : []),
@@ -20,22 +21,31 @@ const COLUMNS = [
     name: key,
     config: true,
     text: DATA.trials.some((trial) => typeof trial.flat[i] === "string"),
+    flag: DATA.trials.some((trial) => typeof trial.flat[i] === "boolean"),
     value: (trial) => trial.flat[i],
   })),
   { key: "label", name: "label", text: true, value: (trial) => trial.label || null },
   { key: "state", name: "state", text: true, value: (trial) => trial.state },
-  ...["lossless", "feasible"].map((key) => ({ key, name: key, text: true, value: (trial) => String(trial[key]) })),
+  ...["lossless", "feasible"].map((key) => ({ key, name: key, flag: true, value: (trial) => trial[key] })),
+  { key: "front", name: "front", flag: true, value: (trial) => scene.front.includes(trial) },
   { key: "images", name: "images", value: (trial) => trial.images },
   { key: "seconds", name: "time", value: (trial) => trial.seconds },
 ];
 const columnOf = new Map(COLUMNS.map((column) => [column.key, column]));
 const NUMBER = String.raw`[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?`,
   BOUND = String.raw`(?:${NUMBER}\s*\*\s*)?vanilla(?:\s*\*\s*${NUMBER})?(?:\s*[-+]\s*${NUMBER})?`; // as constraints.py
+const FLAGS = COLUMNS.filter((column) => column.flag).map(({ key }) => key.replaceAll(".", String.raw`\.`));
 const WORD = new RegExp(
-  String.raw`([^\s=!<>≤≥]+)\s+(not\s+)?in\s+(\S+)` +
+  String.raw`(?<!\S)(not\s+)?(${FLAGS.join("|")})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in\s)` +
+    String.raw`|([^\s=!<>≤≥]+)\s+(not\s+)?in\s+(\S+)` +
     String.raw`|([^\s=!<>≤≥]+)\s*(<=|>=|==|!=|=|<|>|≤|≥)\s*("[^"]*"|'[^']*'|${BOUND}(?!\S)|\S+)|(\S+)`,
   "g",
 );
+const READ = {
+  text: (value) => value.toLowerCase(),
+  numbers: Number,
+  "true or false": (value) => ({ true: true, false: false })[value.toLowerCase()],
+};
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
 class FilterError extends Error {}
@@ -44,7 +54,9 @@ class FilterError extends Error {}
 function readQuery(query) {
   return [...query.matchAll(WORD)]
     .filter(([text]) => text !== "and")
-    .map(([text, listed, not, values, key, relation, value, word]) => {
+    .map(([text, without, flag, listed, not, values, key, relation, value, word]) => {
+      if (flag) return condition(flag, "=", [without ? "false" : "true"]);
+      if (word === "not") throw new FilterError(`not: write it before ${FLAGS.join(", ")}, or KEY!=VALUE`);
       if (word && /[=<>≤≥]/.test(word)) throw new FilterError(`${text}: write KEY<=VALUE, such as fid<5`);
       if (word) return (trial) => haystack(trial).includes(word.toLowerCase());
       if (listed) return condition(listed, not ? "!=" : "=", values.split(","));
@@ -71,6 +83,8 @@ function limit(key, relation, text) {
     base = (trial) => vanillaOf(trial) && value(vanillaOf(trial));
   if (!DATA.trials.some((trial) => Number.isFinite(base(trial))))
     throw new FilterError(`${key}: vanilla's value was not measured; give a number instead`);
+  if (factor !== 1 && !offset && DATA.trials.every((trial) => !base(trial)))
+    throw new FilterError(`vanilla's ${key} is 0, and so is every multiple of it; write ${key}${relation}vanilla+X`);
   return (trial) =>
     value(trial) !== null &&
     Number.isFinite(base(trial)) &&
@@ -80,9 +94,10 @@ function condition(key, relation, given) {
   const column = columnOf.get(key);
   if (!column) throw new FilterError(`${key}: unknown key; the nearest one is ${nearestKey(key)}`);
   if (ORDER[relation] && column.text) throw new FilterError(`${key} holds text, which has no order; use = or !=`);
-  const wanted = given.map((value) => (value === "null" ? null : column.text ? value.toLowerCase() : Number(value)));
-  if (wanted.some((value) => Number.isNaN(value)))
-    throw new FilterError(`${key} holds numbers, got ${given.join(",")}`);
+  const kind = column.text ? "text" : column.flag ? "true or false" : "numbers";
+  const wanted = given.map((value) => (value === "null" ? null : READ[kind](value)));
+  if (wanted.some((value) => value === undefined || Number.isNaN(value)))
+    throw new FilterError(`${key} holds ${kind}, got ${given.join(",")}`);
   const plain = (trial) => {
     const value = column.value(trial);
     return column.text && value !== null ? String(value).toLowerCase() : value;

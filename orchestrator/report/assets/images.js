@@ -104,13 +104,18 @@ function drawImages() {
       el("button", { type: "button", class: "toggle", "aria-label": "Next captions", click: turn(1) }, "›"),
     ),
   );
+  drawImageNote();
+  return drawTiles();
+}
+function drawImageNote() {
+  const difference = `Differences to the reference are shown ${AMPLIFY} times as strong.`;
   show(
     "image-note",
     DATA.comparer.from_tokens
-      ? "Images beside each other have one caption and the same random numbers. Differences are three times as strong."
-      : "The target was not at hand when this report was written: these are the first images of each trial.",
+      ? "Images beside each other have one caption and the same random numbers. "
+      : "The target was not at hand when this report was written: these are the first images of each trial. ",
+    compared.mode === "difference" && difference,
   );
-  return drawTiles();
 }
 // Vanilla, the recommended setting and the knee; further ones where these are the same.
 function defaultTrials(trials) {
@@ -139,6 +144,7 @@ function setMode(mode) {
   window.clearInterval(compared.timer);
   compared.timer = mode === "blink" && !still ? window.setInterval(() => flip(!compared.flipped), BLINK_MS) : null;
   byId("flip").hidden = mode !== "blink";
+  drawImageNote();
   flip(false);
 }
 // In blink mode vanilla's image takes the place of each other one, and back.
@@ -227,7 +233,7 @@ function paint(context, source, number) {
     height,
   );
 }
-// The absolute difference to vanilla's image, three times as strong.
+// The absolute difference to vanilla's image, amplified.
 function subtract(context, base, number) {
   const { width, height } = DATA.comparer,
     own = context.getImageData(0, 0, width, height);

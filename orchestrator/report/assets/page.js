@@ -46,8 +46,8 @@ function drawControls() {
     if (key === "colour") state.hidden.clear();
     redraw();
   };
-  const fit = toggle("fit front", state.near, set("near"));
-  fit.title = "Axes that span the front and the labelled trials";
+  const zoom = toggle("zoom to front", state.near, set("near"));
+  zoom.title = "Axes that span only the trials on the front; others may lie outside";
   show(
     "controls",
     choice("x", metrics, state.x, set("x")),
@@ -64,7 +64,7 @@ function drawControls() {
       set("colour"),
     ),
     toggle("error bars", state.bars, set("bars")),
-    fit,
+    zoom,
   );
 }
 function drawLegend() {
@@ -101,6 +101,8 @@ function drawLegend() {
         ? "hollow: violates a constraint"
         : "large: on the front",
     ),
+    levelNote(state.x),
+    levelNote(state.y),
   );
 }
 const ringKey = (kind, text) =>
@@ -135,18 +137,28 @@ drawHead();
 drawControls();
 redraw();
 drawAnswer();
+byId("chart").addEventListener("pointerdown", (event) => {
+  state.touch = event.pointerType === "touch";
+});
 byId("chart").addEventListener("pointermove", (event) => {
   if (event.pointerType !== "touch") hover(nearest(event));
 });
-byId("chart").addEventListener("pointerleave", () => hover(null));
+byId("chart").addEventListener("pointerleave", (event) => {
+  if (event.pointerType !== "touch") hover(null);
+});
+// A finger cannot hover: its first tap on a point shows it, the second one pins it, one beside all points closes it.
 byId("chart").addEventListener("click", (event) => {
   const trial = nearest(event);
-  if (trial) pin(trial);
+  if (!state.touch || (trial && trial === state.hovered)) return trial && pin(trial);
+  hover(trial);
+  keepInSight();
+  return trial && announce(`${title(trial)}: ${[state.x, state.y].map((name) => spoken(trial, name)).join(", ")}`);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && (state.pins.length || state.hovered)) unpin();
 });
 const size = () => `${window.innerWidth} ${narrow() || window.innerHeight}`; // a phone's address bar comes and goes
+byId("table").addEventListener("scroll", markMore, { passive: true });
 let before = size();
 window.addEventListener("resize", () => {
   if (size() !== before) {
@@ -162,6 +174,7 @@ window.requestAnimationFrame(() =>
       drawHeat,
       drawTableControls,
       () => drawTable(scene.front),
+      fitTable,
       drawIncomplete,
       drawNotes,
       drawSetup,

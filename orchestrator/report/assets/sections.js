@@ -22,7 +22,7 @@ function drawWithinError(front) {
       { class: "note" },
       pairs.length
         ? [
-            el("p", {}, "Neighbours on this front within error of each other (95 % level):"),
+            el("p", {}, "Neighbours on this front that are within error of each other (95 %):"),
             el(
               "ul",
               {},
@@ -31,7 +31,7 @@ function drawWithinError(front) {
               line(`In ${y} only:`, [state.y]),
             ),
           ]
-        : el("p", {}, "All neighbours on this front differ significantly in both metrics (95 % level)."),
+        : el("p", {}, `No neighbours on this front are within error of each other in ${x} or ${y} (95 %).`),
     ),
   );
 }
@@ -91,7 +91,7 @@ function drawComparison() {
         second,
         formatMeasured([more, error]),
         formatNumber(epsilon, 3),
-        percent(covers),
+        `${Math.round(100 * covers)} %`,
       ]),
     ),
   );

@@ -11,6 +11,7 @@ const state = {
   near: false,
   bars: true,
   hovered: null,
+  touch: false, // the last pointer on the chart was a finger
   pins: [],
   bar: DATA.answer.slider?.start,
   query: "",

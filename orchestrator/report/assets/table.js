@@ -11,6 +11,7 @@ const shownColumns = new Set([
     .slice(0, 4)
     .map((column) => column.key),
 ]);
+const inWords = (column) => column.text || column.flag;
 const table = { tests: [], all: false, invalid: false };
 
 function drawTableControls() {
@@ -37,7 +38,7 @@ function drawTableControls() {
     el("input", {
       type: "search",
       id: "filter",
-      placeholder: "fid<=1.2*vanilla and lossless=true",
+      placeholder: "fid<=1.2*vanilla and lossless",
       "aria-label": "Filter trials by words or by conditions on any key or metric, such as fid<=1.2*vanilla",
       "aria-describedby": "filter-error",
       spellcheck: "false",
@@ -125,7 +126,7 @@ function drawTable(front) {
     columns.map((column) =>
       el(
         "th",
-        { scope: "col", "data-key": column.key, "aria-sort": order(column), class: column.text ? null : "number" },
+        { scope: "col", "data-key": column.key, "aria-sort": order(column), class: inWords(column) ? null : "number" },
         el(
           "button",
           { type: "button", title: column.metric && metricNote(column.metric), click: () => sortBy(column) },
@@ -171,6 +172,23 @@ function drawTable(front) {
       : null,
   );
   byId("table").scrollLeft = left;
+  markMore();
+}
+// Leaves out columns that say more about a setting than is needed, as long as the table is wider than its place.
+const SPARE = ["drafter", "tree", "acceptance", "images", "seconds"];
+function fitTable() {
+  const frame = byId("table");
+  for (const key of narrow() ? [] : SPARE) {
+    if (frame.scrollWidth <= frame.clientWidth) break;
+    shownColumns.delete(key);
+    byId("table-controls").querySelector(`[data-column="${key}"]`).checked = false;
+    drawTable(scene.front);
+  }
+}
+// Whether the table goes on to the right: its edge fades.
+function markMore() {
+  const frame = byId("table");
+  frame.classList.toggle("goes-on", frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 2);
 }
 function row(trial, columns, on, drawn) {
   const name = trial.label ? el("strong", {}, trial.label) : null;
@@ -210,7 +228,7 @@ function row(trial, columns, on, drawn) {
         el("span", { class: "description" }, trial.description),
       );
     }
-    if (column.text) return el("td", {}, shortened(String(column.value(trial) ?? "–"), 60));
+    if (inWords(column)) return el("td", {}, shortened(String(column.value(trial) ?? "–"), 60));
     return el("td", { class: "number" }, ...cell(column, trial));
   });
   return el(

@@ -21,6 +21,7 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.tables import shown_table
 from orchestrator.errors import CommandError
+from orchestrator.results.choices import gain_confidence
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.text import clean, measured
@@ -105,17 +106,25 @@ def test_settings_in_words_on_request(one: Path) -> None:
     assert not any(member.description in short for member in members if member.description != member.setting)
 
 
+def test_a_note_names_the_trials_that_lack_an_objective(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=8)
+    for number in (3, 5):
+        lacking = {name: entry for name, entry in records[number].metrics.items() if name != "fid"}
+        write_trial(Storage(str(tmp_path)), replace(records[number], metrics=lacking))
+    assert "fid was not measured in trials 3, 5" in run(pareto, tmp_path).out
+    assert "not measured" not in run(pareto, tmp_path, "--y", "drift").out
+
+
 def test_groups_by_the_whole_rule(one: Path) -> None:
     """A budget without neighbours is no exact rule, though both have the neighbourhood `none`."""
     by_rule = data(compare, one, "--by", "acceptance")["sizes"]
     by_neighbours = data(compare, one, "--by", "acceptance.neighbourhood")["sizes"]
     assert {"vanilla", "exact", "additive", "multiplicative", "exponential"} <= by_rule.keys()
     assert by_neighbours.keys() == {"none", "additive", "multiplicative"}
-    measured = [c.config.policy.kind for c in front_of([Sweep.open(one)]).candidates]
-    trees = data(compare, one, "--by", "tree")["sizes"]
-    assert {kind: sum(sizes) if isinstance(sizes, list) else sizes for kind, sizes in trees.items()}.keys() == set(
-        measured
-    )
+    configs = [candidate.config for candidate in front_of([Sweep.open(one)]).candidates]
+    for part, kinds in (("tree", [c.policy.kind for c in configs]), ("drafter", [c.drafter.kind for c in configs])):
+        sizes = data(compare, one, "--by", part)["sizes"]
+        assert sizes.keys() == {"vanilla" if kind == "none" else kind for kind in kinds}
 
 
 def test_pareto_as_data(one: Path) -> None:
@@ -145,36 +154,62 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
     assert chosen.digest() == found["best"]["digest"]
     words = run(pareto, one, "--best", "fid<=vanilla+1", "--knee", "--hypervolume", "--reference-point", "0,20").out
-    assert "best speedup within fid<=vanilla+1: trial " in words
+    assert "fastest within fid<=vanilla+1 (holds in " in words
     front = front_of([sweep])
     for mark in ("best", "knee"):
         trial = next(c for c in front.candidates if c.record.number == found[mark]["number"])
-        assert found[f"{mark}_gain_confidence"] == front.gain_confidence(trial)
-    assert words.count("% and faster than vanilla in ") == 2
+        assert found[f"{mark}_gain_confidence"] == gain_confidence(front, trial)
+    assert words.count(", faster than vanilla in ") == 3, "best, lossless and knee"
     by_fid = data(pareto, one, "--x", "fid", "--best", "speedup>=0.1")
-    assert "better fid than vanilla in " in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
+    assert ", better fid than vanilla in " in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
     assert 0 < by_fid["best_gain_confidence"] <= 1
     only_vanilla = ("--where", "label=vanilla", "--best", "fid<=vanilla")
-    assert "best_gain_confidence" not in data(pareto, one, *only_vanilla)
+    assert data(pareto, one, *only_vanilla)["best_confidence"] is None, "vanilla is within its own limit for certain"
+    assert data(pareto, one, *only_vanilla)["best_gain_confidence"] is None
     assert "than vanilla" not in run(pareto, one, *only_vanilla).out
-    assert "knee: trial " in words
+    assert "knee (holds in " in words
     assert ", from the reference point (0, 20)" in words
 
 
 def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
     file, trial = tmp_path / "lossless.yaml", front_of([Sweep.open(one)]).best_lossless()
     assert trial is not None
-    (line,) = (line for line in run(pareto, one).out.splitlines() if line.startswith("fastest lossless: "))
-    assert f"trial {trial.name}, {trial.title} (" in line
-    assert "faster than vanilla in " in line
+    lines = run(pareto, one).out.splitlines()
+    name, speed, quality = lines[lines.index("fastest lossless") + 1 :][:3]
+    assert name == f"  trial {trial.name}, {trial.title}"
+    assert ", faster than vanilla in " in speed
+    assert quality.endswith(" % against vanilla by chance")
     found = data(pareto, one, "--lossless", "--config", file)
     assert found["best_lossless"]["number"] == trial.record.number
     assert 0 < found["best_lossless_gain_confidence"] <= 1
     assert DecodingConfig.from_mapping(yaml.safe_load(file.read_text())) == trial.config
     both = data(pareto, one, "--best", "fid <= 1000", "--lossless")["best"]
     assert both["number"] == trial.record.number != data(pareto, one, "--best", "fid <= 1000")["best"]["number"]
-    assert "lossless:" not in run(pareto, one, "--where", "lossless=false").out
+    assert "fastest lossless" not in run(pareto, one, "--where", "lossless=false").out
     assert data(pareto, one, "--where", "lossless=false")["best_lossless"] is None
+
+
+def test_unknown_errors_are_null_in_json(tmp_path: Path) -> None:
+    for record in write_sweep(tmp_path, trials=8):
+        without = {name: replace(entry, error=None, replicates=()) for name, entry in record.metrics.items()}
+        write_trial(Storage(str(tmp_path)), replace(record, metrics=without))
+    for command in (pareto, status):
+        found = data(command, tmp_path)
+        assert found["best_change"]["fid"]["error"] is None
+        assert "NaN" not in run(command, tmp_path, "--json").out
+
+
+def test_a_choice_of_vanilla_is_not_described_as_a_gain(one: Path) -> None:
+    lines = run(pareto, one, "--where", "label=vanilla").out.splitlines()
+    assert "fastest within fid <= 1.2 * vanilla: trial 0, vanilla itself" in lines
+    assert not any("against vanilla" in line for line in lines)
+
+
+def test_a_front_is_not_filtered_by_itself(one: Path) -> None:
+    """Shares of draws among the members alone would be too large."""
+    ran = run(pareto, one, "--where", "front")
+    assert ran.code == 2
+    assert "front" in ran.error
 
 
 def test_files_are_written(one: Path, tmp_path: Path) -> None:
@@ -245,9 +280,13 @@ def test_no_sweep_is_wrong_usage_and_a_broken_one_a_failure(one: Path, tmp_path:
     assert "trials/00001.json" in ran.error
 
 
-def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path) -> None:
-    ran = run(pareto, one, "--where", "speedup>=1000", "--knee", "--hypervolume")
+def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path, tmp_path: Path) -> None:
+    nothing = (one, "--where", "speedup>=1000", "--knee")
+    ran = run(pareto, *nothing, "--hypervolume")
     assert ran.code == 0
+    file = tmp_path / "knee.yaml"
+    assert run(pareto, *nothing, "--config", file).code == 1
+    assert not file.exists()
     assert "0 of 0 trials are on the front (left out: 24 by --where)" in ran.out
     found = data(pareto, one, "--where", "speedup>=1000", "--where", "tree.policy=chian", "--where", "number<5")
     assert found["rows"] == []
@@ -376,13 +415,17 @@ def test_incomparable_metrics_are_refused_and_speeds_are_not(one: Path, tmp_path
     assert "Note: the sweeps' targets differ." in speeds.error
 
 
+KINDS = ("best", "best_lossless", "knee")
+
+
 def test_status_of_a_finished_sweep(one: Path) -> None:
     ran = run(status, one)
     assert "trials    24 of 30 finished, 1 of them failed" in ran.out
     assert f"images    {22 * 192:,}" in ran.out
     assert "failed    trial 7: OutOfMemoryError" in ran.out
-    assert "best speedup: trial " in ran.out
-    found = data(status, one)
+    found, chosen = data(status, one), data(pareto, one)
+    assert "fastest within fid <= 1.2 * vanilla" in ran.out
+    assert {kind: found[kind] for kind in KINDS} == {kind: chosen[kind] for kind in KINDS}
     assert (found["finished"], found["planned"], found["running"]) == (24, 30, [])
     assert found["idle_s"] > 0
     assert found["events"][-1] == "03:00:24 trial 23 complete"

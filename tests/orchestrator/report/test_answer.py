@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ def generate_words(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("caption", ['it\'s a "red" $HOME; `ls`\n*', "plain", "-n 4"])
-def test_the_prompt_is_the_first_caption_as_one_word(tmp_path: Path, caption: str) -> None:
-    write_drawn_sweep(tmp_path, [caption, "second"], trials=2)
+def test_the_prompt_is_the_shortest_caption_as_one_word(tmp_path: Path, caption: str) -> None:
+    write_drawn_sweep(tmp_path, ["the longest one of all the captions", caption], trials=2)
     words = generate_words(tmp_path)
     expected = " ".join(caption.split())
     assert words[-2:] == ["--", expected] if caption.startswith("-") else words[2] == expected
@@ -29,6 +30,18 @@ def test_the_prompt_is_the_first_caption_as_one_word(tmp_path: Path, caption: st
 def test_without_images_the_prompt_is_a_placeholder(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     assert generate_words(tmp_path)[2] == "PROMPT"
+
+
+@pytest.mark.parametrize(("low", "high", "direction", "start"), [
+    (0.97, 1.01, "maximize", 0.9), (0.5, 1.0, "maximize", 0.9), (1.3, 2.0, "minimize", 1.2), (1.0, 1.1, "minimize", 1.2)
+])  # fmt: skip
+def test_the_default_bar_is_within_reach(low: float, high: float, direction: Any, start: float) -> None:
+    """So that the report opens with the choice that the commands print."""
+    slider = _slider(low, high, direction, relative=True)
+    assert slider["start"] == start
+    assert slider["low"] <= min(low, start)
+    assert slider["high"] >= max(high, start)
+    assert round((start - slider["low"]) / slider["step"], 6).is_integer()
 
 
 @pytest.mark.parametrize("size", [3.7, 3.7e-9, -3.7e6])

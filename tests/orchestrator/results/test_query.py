@@ -45,6 +45,13 @@ TABLE = pa.table(
         ("acceptance.delta<=.25", [1, 2]),
         ("feasible=true", [0, 1, 3]),
         ("feasible!=True", [2]),
+        ("feasible", [0, 1, 3]),
+        (" not  feasible ", [2]),
+        ("not feasible and label=lantern", [2]),
+        ("label!=lantern and feasible and tree.depth<4", [1]),
+        ("fid>=4 and not feasible", [2]),
+        ("label=lantern and feasible", []),
+        ("label='lantern and feasible'", []),
         ("cause=null", [0, 1, 2, 3]),
         ("cause!=OutOfMemoryError", [0, 1, 2, 3]),
         ("sampling.top_k>=1", []),  # a knob that no trial here has
@@ -82,9 +89,12 @@ def test_a_limit_relative_to_vanilla_is_no_filter() -> None:
         ("fud<=4", "known columns: label, tree.depth"),
         ("tree.depth", "write COLUMN=VALUE"),
         ("tree.depth ~ 4", "write COLUMN=VALUE"),
+        ("feasibel", "stand alone: feasible"),
+        ("not tree.depth", "stand alone: feasible"),
         ("tree.depth>=deep", "tree.depth holds numbers, got 'deep'"),
         ("label>=lantern", "label holds text, which has no order"),
         ("feasible=maybe", "feasible holds true or false, got 'maybe'"),
+        ("feasible=1", "feasible holds true or false, got '1'"),
         ("tree.depth<null", "null has no order"),
     ],
 )
@@ -126,6 +136,21 @@ def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
         parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [("drift <= 1.1 * vanilla", "drift <= vanilla + X"), ("drift >= 0.9 * vanilla", "drift >= vanilla - X")],
+)
+def test_a_multiple_of_a_value_that_is_zero_is_refused(text: str, fix: str) -> None:
+    vanilla = {"drift": Measured(0.0, 0.0, 9)}
+    with pytest.raises(QueryError) as caught:
+        parse_limit(text, ["drift"], vanilla)
+    assert "vanilla's drift is 0" in str(caught.value)
+    assert fix in str(caught.value)
+    for meaningful in ("drift <= vanilla", "drift <= vanilla + 1", "drift <= 2 * vanilla + 1", "drift <= 1"):
+        parse_limit(meaningful, ["drift"], vanilla)
+    parse_limit(text, ["drift"], {"drift": Measured(0.1, 0.0, 9)})
 
 
 def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> None:

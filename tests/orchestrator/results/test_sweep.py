@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.results.choices import gain_confidence
 from orchestrator.results.plots import front_png
 from orchestrator.results.query import QueryError
-from orchestrator.results.store import NoSweepError, write_trial
+from orchestrator.results.store import NoSweepError, command, find_sweep, location, write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import Measured, TrialRecord
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
@@ -89,6 +91,12 @@ def test_repetitions_and_failures_are_not_on_fronts(sweep: Sweep) -> None:
     assert not {7, 10, 15} & set(numbers(sweep.front(everything=True)))
 
 
+def test_front_is_a_column_of_all_trials(sweep: Sweep, tmp_path: Path) -> None:
+    assert numbers(sweep.trials(where=["front"])) == sorted(numbers(sweep.front()))
+    write_sweep(tmp_path, objectives=[])
+    assert "front" not in Sweep.open(tmp_path).table.column_names
+
+
 def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
     records = write_sweep(tmp_path)
     wild = dataclasses.replace(records[3], constraints={"drift <= 0": 1.0})
@@ -96,6 +104,7 @@ def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path)
     assert 3 not in numbers(sweep.front(everything=True))
     assert 3 in numbers(sweep.front(everything=True, feasible=False))
+    assert numbers(sweep.trials(["front"])) == sorted(numbers(sweep.front()))
 
 
 def test_vanilla_is_the_baselines_setting(sweep: Sweep) -> None:
@@ -204,7 +213,7 @@ def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, valu
         for record, own in zip(sweep.records, (vanilla, entry), strict=False):
             records.append(dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own}))
         front = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid")
-        shares = {candidate.record.number: front.gain_confidence(candidate) for candidate in front.candidates}
+        shares = {candidate.record.number: gain_confidence(front, candidate) for candidate in front.candidates}
         assert shares.get(0) is None, "vanilla itself"
         return shares[1]
 
@@ -271,6 +280,20 @@ def test_a_sweep_by_bare_name_and_by_uri(tmp_path: Path, monkeypatch: pytest.Mon
     assert Sweep.open(f"file://{tmp_path}/sweeps/mine").name == "mine"
     with pytest.raises(NoSweepError, match=r"nine: no sweep here .*; ./sweeps has mine"):
         Sweep.open("nine")
+
+
+def test_a_command_names_the_sweep_so_that_it_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("sweeps/mine", "sweeps/my own", "elsewhere", "sweeps/both", "both"):
+        write_sweep(tmp_path / place, trials=1)
+    names = {"sweeps/mine": "mine", "sweeps/my own": "my own", "elsewhere": "elsewhere", "sweeps/both": None}
+    for place, name in names.items():
+        storage = Storage(place)
+        assert location(storage) == (name or storage.display_name)
+        assert find_sweep(location(storage)).uri == storage.uri
+        assert shlex.split(command(storage, "pareto", "--best", "fid <= 5")) == [
+            "specfrontier", "pareto", location(storage), "--best", "fid <= 5"
+        ]  # fmt: skip
 
 
 def test_a_broken_identity_is_named(tmp_path: Path) -> None:

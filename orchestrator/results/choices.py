@@ -1,0 +1,123 @@
+"""What a front recommends: the best trial within a quality bar, the best lossless one, and the knee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.results.axes import Axis
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.query import limit_draws
+
+if TYPE_CHECKING:
+    from orchestrator.results.fronts import Candidate
+    from orchestrator.results.sweep import Front
+
+BEST, LOSSLESS, KNEE = "best", "best_lossless", "knee"
+DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.9}  # the default bar: times vanilla's value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A trial that a front recommends.
+
+    heading: what for, in words. confidence: the share of draws from the errors in which the trial is within the limits,
+    or is the knee; None where that is certain. gain_confidence: see `gain_confidence`. changes: of the objectives
+    against vanilla, by name (see `change`).
+    """
+
+    heading: str
+    trial: Candidate
+    confidence: float | None
+    gain_confidence: float | None
+    changes: dict[str, tuple[float, float]]
+
+    def facts(self) -> dict[str, Any]:
+        """All but heading and trial, as plain data."""
+        changes = {
+            name: {"percent": value, "error": error if math.isfinite(error) else None}
+            for name, (value, error) in self.changes.items()
+        }
+        return {"confidence": self.confidence, "gain_confidence": self.gain_confidence, "change": changes}
+
+
+def choose(front: Front, limits: Sequence[str] = (), *, lossless: bool = False) -> dict[str, Choice]:
+    """The choices by kind: BEST if there are limits, LOSSLESS and KNEE, where the front has one. lossless: BEST is the
+    best lossless trial within the limits.
+
+    Raises:
+        QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
+    """
+    axis, found = front.axes[0], {}
+    if limits and (best := front.best(limits, lossless=lossless)) is not None:
+        heading = f"{axis.best_lossless if lossless else axis.best} within {' and '.join(limits)}"
+        sure = None if front.is_vanilla(best) else front.limit_confidence(best, limits)
+        found[BEST] = choice_of(front, best, heading, sure)
+    if (trial := front.best_lossless()) is not None:
+        found[LOSSLESS] = choice_of(front, trial, axis.best_lossless)
+    if (knee := front.knee()) is not None:
+        found[KNEE] = choice_of(front, knee, "knee", front.knee_confidence(knee))
+    return found
+
+
+def choices_mapping(choices: Mapping[str, Choice], limits: Sequence[str]) -> dict[str, Any]:
+    """Plain data: the limits of BEST; by kind, its trial, or None; and its facts with the kind before their names."""
+    found: dict[str, Any] = {"limits": list(limits)}
+    for kind in (BEST, LOSSLESS, KNEE):
+        choice = choices.get(kind)
+        found[kind] = None if choice is None else choice.trial.to_mapping()
+        found |= {} if choice is None else {f"{kind}_{name}": value for name, value in choice.facts().items()}
+    return found
+
+
+def choice_of(front: Front, trial: Candidate, heading: str = "", confidence: float | None = None) -> Choice:
+    """A trial as a choice, whatever it was chosen for."""
+    changes = {axis.name: value for axis in front.axes if (value := change(front, trial, axis)) is not None}
+    return Choice(heading, trial, confidence, gain_confidence(front, trial), changes)
+
+
+def gain_confidence(front: Front, trial: Candidate) -> float | None:
+    """The share of draws in which a trial's first objective is better than its own sweep's vanilla; None for vanilla
+    itself, and where vanilla lacks the objective."""
+    axis, vanilla = front.axes[0], front.sweeps[trial.sweep].vanilla
+    if vanilla is None or front.is_vanilla(trial) or axis.name not in vanilla.metrics:
+        return None
+    return front.limit_confidence(trial, [f"{axis.name} {'>=' if axis.direction == 'maximize' else '<='} vanilla"])
+
+
+def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | None:
+    """How far a trial's value is from vanilla's in its own sweep, in per cent of vanilla's, and the standard error of
+    the difference (NaN: unknown). None for vanilla itself, and without a value of vanilla other than 0.
+    """
+    vanilla = front.sweeps[trial.sweep].vanilla
+    if vanilla is None or front.is_vanilla(trial):
+        return None
+    if axis.name not in vanilla.metrics or not vanilla.metrics[axis.name].value:
+        return None
+    difference, error, _ = JointErrors.of([trial.record, vanilla], [axis]).difference(0, 1)
+    scale = 100 / abs(vanilla.metrics[axis.name].value)
+    return float(difference[0]) * scale, float(error[0]) * scale
+
+
+def default_limit(front: Front) -> str | None:
+    """The default bar on the second objective, such as `fid <= 1.2 * vanilla`; None where it has no meaning: without
+    candidates, if the objective is not of quality, or if vanilla's value may not be positive."""
+    quality = front.axes[1]
+    if not front.candidates or quality.is_of_counts or not has_positive_vanilla(front):
+        return None
+    relation = "<=" if quality.direction == "minimize" else ">="
+    return f"{quality.name} {relation} {DEFAULT_FACTORS[quality.direction]} * vanilla"
+
+
+def has_positive_vanilla(front: Front) -> bool:
+    """Whether in each candidate's sweep vanilla's value of the second objective is positive in all draws."""
+    quality = front.axes[1]
+    for name in {candidate.sweep for candidate in front.candidates}:
+        vanilla = front.sweeps[name].vanilla
+        if vanilla is None or quality.name not in vanilla.metrics or vanilla.metrics[quality.name].value <= 0:
+            return False
+        if not (limit_draws(vanilla, None, [quality])[0] > 0).all():
+            return False
+    return True

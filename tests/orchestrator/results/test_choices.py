@@ -1,0 +1,71 @@
+"""What a front recommends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.results.choices import BEST, KNEE, LOSSLESS, change, choices_mapping, choose, default_limit
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.sweep import Front, Sweep, front_of
+from tests.fakes.synthetic_sweeps import write_sweep
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
+    folder: Path = tmp_path_factory.mktemp("sweeps") / "one"
+    write_sweep(folder, trials=12)
+    return front_of([Sweep.open(folder)])
+
+
+def test_each_choice_is_what_the_front_says(front: Front) -> None:
+    limit = default_limit(front)
+    assert limit == "fid <= 1.2 * vanilla"
+    found = choose(front, [limit])
+    assert {kind: choice.trial for kind, choice in found.items()} == {
+        BEST: front.best([limit]), LOSSLESS: front.best_lossless(), KNEE: front.knee()
+    }  # fmt: skip
+    assert found[BEST].heading == f"fastest within {limit}"
+    assert found[BEST].confidence == front.limit_confidence(found[BEST].trial, [limit])
+    assert found[LOSSLESS].confidence is None, "by its setting, whatever the errors"
+    assert found[KNEE].confidence == front.knee_confidence(found[KNEE].trial)
+    assert BEST not in choose(front), "without a limit"
+    assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
+    assert choose(front, ["fid<=1000"], lossless=True)[BEST].trial == found[LOSSLESS].trial
+
+
+def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) -> None:
+    trial, fid = next(c for c in front.candidates if c.on_front and c.record.number), front.axes[1]
+    vanilla = front.sweeps[trial.sweep].vanilla
+    assert vanilla is not None
+    found = change(front, trial, fid)
+    assert found is not None
+    own, base = trial.record.metrics["fid"], vanilla.metrics["fid"]
+    assert found[0] == pytest.approx(100 * (own.value / base.value - 1))
+    draws = JointErrors.of([trial.record, vanilla], [fid]).covariance()
+    paired = np.sqrt(draws[0, 0] + draws[1, 1] - 2 * draws[0, 1])
+    assert found[1] == pytest.approx(100 * paired / base.value)
+    itself = next(c for c in front.candidates if c.record.number == vanilla.number)
+    assert change(front, itself, fid) is None
+
+
+def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    assert default_limit(front_of([sweep], "fid", "speedup")) is None
+    first, *others = sweep.records
+    itself = replace(first, metrics={**first.metrics, "drift": replace(first.metrics["drift"], value=0.0)})
+    assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", "drift")) is None
+
+
+def test_as_plain_data(front: Front) -> None:
+    limits = ["fid <= 1.2 * vanilla"]
+    found = choices_mapping(choose(front, limits), limits)
+    assert found["limits"] == limits
+    assert found["best"]["digest"] == choose(front, ["fid <= 1.2 * vanilla"])[BEST].trial.record.digest
+    assert found["best_change"].keys() == {"speedup", "fid"}
+    assert found["knee_confidence"] == front.knee_confidence(choose(front)[KNEE].trial)
+    assert found["best_lossless_confidence"] is None
+    assert choices_mapping({}, []) == {"limits": [], "best": None, "best_lossless": None, "knee": None}
