@@ -45,7 +45,7 @@ SubjectTo = Annotated[
     typer.Option(
         "--subject-to",
         metavar="LIMIT",
-        help="Only trials within this limit: drift<=2, clip_score>=0.9*vanilla, fid<=vanilla+0.5. Repeatable.",
+        help="Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.",
     ),
 ]
 Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]

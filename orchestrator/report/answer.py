@@ -73,19 +73,22 @@ def _ends(front: Front, relative: bool) -> tuple[float, float]:
 
 
 def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str, Any]:
-    """Ends that the bars from low to high lie between, start and step, all multiples of a round step."""
+    """Ends that the bars from low to high lie between, start and step: multiples of a round step, or so far from the
+    default bar."""
     span = (high - low) or abs(high) or 1.0
     step = 10.0 ** math.floor(math.log10(span / _STEPS))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= _STEPS)
     size = max(abs(low), abs(high)) or 1.0
     step = max(step, 0.01 if relative else 10.0 ** math.floor(math.log10(size * _LEAST_STEP)))
     outward = math.ceil if direction == "minimize" else math.floor
-    ends = [outward(low / step) * step, outward(high / step) * step]
+    zero = DEFAULT_FACTORS[direction] if relative else 0.0
+    ends = [zero + outward(round((end - zero) / step, 6)) * step for end in (low, high)]
     start = round(sum(ends) / 2 / step) * step
-    if relative:  # the default bar is within reach; and no constraint multiplies vanilla by 0
-        start = DEFAULT_FACTORS[direction]
-        ends = [max(min(ends[0], start), step), max(ends[1], start)]
     places = max(0, -math.floor(math.log10(step) + 1e-9))
+    if relative:  # the default bar is within reach; and no constraint multiplies vanilla by 0
+        start, least = zero, zero - math.ceil(zero / step - 1 - 1e-9) * step
+        ends = [max(min(ends[0], start), least), max(ends[1], start)]
+        places = max(places, 2)
     low, high, start, step = (round(number, places) for number in (*ends, start, step))
     return {"low": low, "high": high, "start": start, "step": step, "places": places}
 

@@ -33,14 +33,15 @@ def test_without_images_the_prompt_is_a_placeholder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "direction", "start"), [
-    (0.97, 1.01, "maximize", 0.9), (0.5, 1.0, "maximize", 0.9), (1.3, 2.0, "minimize", 1.2), (1.0, 1.1, "minimize", 1.2)
+    (0.98, 1.01, "maximize", 0.97), (0.5, 1.0, "maximize", 0.97), (0.0, 30.0, "maximize", 0.97),
+    (1.3, 2.0, "minimize", 1.2), (1.0, 1.1, "minimize", 1.2), (0.0, 150.0, "minimize", 1.2),
 ])  # fmt: skip
 def test_the_default_bar_is_within_reach(low: float, high: float, direction: Any, start: float) -> None:
     """So that the report opens with the choice that the commands print."""
     slider = _slider(low, high, direction, relative=True)
     assert slider["start"] == start
-    assert slider["low"] <= min(low, start)
-    assert slider["high"] >= max(high, start)
+    assert 0 < slider["low"] <= max(min(low, start), slider["step"])
+    assert slider["high"] >= max(high - slider["step"], start)
     assert round((start - slider["low"]) / slider["step"], 6).is_integer()
 
 
