@@ -204,11 +204,9 @@ def ready_spaces() -> list[str]:
     return sorted(path.relative_to(_READY).with_suffix("").as_posix() for path in _READY.rglob("*.yaml"))
 
 
-def describe_spaces() -> list[str]:
-    """A line for each ready space: its name, and what it is."""
-    names = ready_spaces()
-    width = max(map(len, names))
-    return [f"{name:<{width}}  {SweepConfig.read(name).about}" for name in names]
+def describe_spaces() -> dict[str, str]:
+    """What each ready space is, by its name."""
+    return {name: SweepConfig.read(name).about for name in ready_spaces()}
 
 
 def find_space(path_or_name: str | Path) -> Path:

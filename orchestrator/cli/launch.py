@@ -11,6 +11,7 @@ from orchestrator.cli.completion import complete_space
 from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import run_sweep
 from orchestrator.cli.revive import Revive, stopped_trials
+from orchestrator.cli.tables import shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.results.text import clean
 from orchestrator.run.preflight_machine import check_resources
@@ -71,7 +72,7 @@ def _list_spaces(requested: bool) -> None:
     if requested:
         from search_spaces.sweep import describe_spaces
 
-        typer.echo("\n".join(describe_spaces()))
+        typer.echo(shown_table(("space", "what it maps"), list(describe_spaces().items())))
         raise typer.Exit
 
 
