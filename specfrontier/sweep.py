@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -62,7 +62,8 @@ class Trial:
     setting: its label and config in short. metrics: values with standard errors by name. objectives: the names of the
     metrics by which it was chosen. choice: what it was chosen for. probability: that this holds; None where it is
     certain. gain_probability: that it is better than vanilla in the first objective; None for vanilla. changes: of the
-    other objectives against vanilla, in per cent with standard errors, by name.
+    other objectives against vanilla, in per cent with standard errors, by name. by_chance: those of them that are
+    chance alone, as the setting is lossless.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Trial:
     gain_probability: float | None = None
     choice: str = ""
     changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    by_chance: Collection[str] = ()
 
     def __getitem__(self, metric: str) -> float:
         """A metric's value. Raises KeyError, with the nearest name, for one that was not measured."""
@@ -84,7 +86,7 @@ class Trial:
     def __repr__(self) -> str:
         values = []
         for name in self.objectives:
-            against = f", {self.change(name)} against vanilla" if name in self.changes else ""
+            against = f", against vanilla {self.change(name)}" if name in self.changes else ""
             values.append(f"{name} {_text(self.metrics[name])}{against}")
         return f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else "")
 
@@ -97,8 +99,11 @@ class Trial:
         return f"{heading}<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
 
     def change(self, metric: str) -> str:
-        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`; empty for one without."""
-        return signed_percent(*self.changes[metric]) if metric in self.changes else ""
+        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`, or `+7.5 ± 5.9 % by chance`; empty for one
+        without."""
+        if metric not in self.changes:
+            return ""
+        return signed_percent(*self.changes[metric]) + (" by chance" if metric in self.by_chance else "")
 
     def save(self, path: str | Path) -> Path:
         """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read."""
@@ -268,7 +273,7 @@ class Sweep(results.Sweep):
 def _trial(front: Front, choice: Choice) -> Trial:
     candidate, record, (first, *others) = choice.trial, choice.trial.record, (axis.name for axis in front.axes)
     changes = {name: choice.changes[name] for name in others if name in choice.changes}
-    facts = choice.confidence, choice.gain_confidence, choice.heading, changes
+    facts = choice.confidence, choice.gain_confidence, choice.heading, changes, choice.by_chance
     return Trial(record.number, candidate.title, candidate.config, record.metrics, (first, *others), *facts)
 
 

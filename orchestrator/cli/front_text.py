@@ -71,7 +71,6 @@ def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[s
         what = "vanilla itself" if front.is_vanilla(trial) else "see above"
         return [heading(f"{choice.heading}{sure}: trial {trial.name}, {what}")]
     lines = [heading(f"{choice.heading}{sure}"), f"  trial {trial.name}, {trial.title}"]
-    is_lossless = trial.record.is_lossless(front.sweeps[trial.sweep].identity.sampling)
     for axis in front.axes:
         entry = trial.record.metrics[axis.name]
         line = f"  {axis.name} {measured(entry.value, entry.error)}"
@@ -79,7 +78,7 @@ def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[s
             line += f", {axis.better} than vanilla in {percent(choice.gain_confidence)} of draws"
         elif axis is not front.axes[0] and axis.name in choice.changes:
             line += f", {signed_percent(*choice.changes[axis.name])} against vanilla"
-            line += " by chance" if is_lossless and not axis.is_of_counts else ""
+            line += " by chance" if axis.name in choice.by_chance else ""
         lines.append(line)
     return lines
 

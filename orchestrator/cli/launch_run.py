@@ -155,7 +155,7 @@ def _resume_command() -> str:
 def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
-    from orchestrator.results.choices import choose, default_limit
+    from orchestrator.results.choices import choose, default_limit, example_limit
     from orchestrator.results.speed_check import time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep, front_of
@@ -173,8 +173,9 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
         reason += f"({command(storage, 'pareto', '--stopped')})"
     lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [f"report   {near_path(storage, REPORT)}", f"plot     {near_path(storage, FRONT_PLOT)}"]
-    if limit:
-        lines.append(f"choose   {command(storage, 'pareto', '--best', limit, '--config', 'fast.yaml')}")
+    if found.candidates:
+        choose_one = command(storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml")
+        lines.append(f"choose   {choose_one}")
     return safe_text([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
 
 

@@ -28,7 +28,6 @@ def answer(front: Front) -> dict[str, Any]:
     if not front.candidates:
         return {}
     quality = front.axes[1]
-    relation = "<=" if quality.direction == "minimize" else ">="
     relative = has_positive_vanilla(front)
     slider = _slider(*_ends(front, relative), quality.direction, relative)
     places, steps, knee = slider["places"], [], front.knee()
@@ -36,14 +35,14 @@ def answer(front: Front) -> dict[str, Any]:
     chosen = {trial.name: trial for trial in (knee, lossless) if trial is not None}
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         bar = slider["low"] + number * slider["step"]
-        limits = [f"{quality.name} {relation} {bar:.{places}f}" + (" * vanilla" if relative else "")]
+        limits = [f"{quality.name} {quality.no_worse} {bar:.{places}f}" + (" * vanilla" if relative else "")]
         best = front.best(limits)
         steps.append([None, 0.0] if best is None else [best.name, round(front.limit_confidence(best, limits), 4)])
         chosen |= {} if best is None else {best.name: best}
     gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
     return {
         "metric": quality.name,
-        "relation": relation,
+        "relation": quality.no_worse,
         "relative": relative,
         "slider": slider,
         "steps": steps,

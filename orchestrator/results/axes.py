@@ -49,6 +49,11 @@ class Axis:
         return self.is_time or (TIMINGS in self.needs and self.unit == _RATIO_UNIT)
 
     @property
+    def no_worse(self) -> str:
+        """The operator of a limit: `<=` where less is better."""
+        return "<=" if self.direction == "minimize" else ">="
+
+    @property
     def better(self) -> str:
         """What to call a better trial: `faster` for a speed, else `better fid`."""
         return "faster" if self.is_speed else f"better {self.name}"

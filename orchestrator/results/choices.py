@@ -27,7 +27,7 @@ class Choice:
 
     heading: what for, in words. confidence: the share of draws from the errors in which the trial is within the limits,
     or is the knee; None where that is certain. gain_confidence: see `gain_confidence`. changes: of the objectives
-    against vanilla, by name (see `change`).
+    against vanilla, by name (see `change`). by_chance: those of them that are chance alone, as the trial is lossless.
     """
 
     heading: str
@@ -35,6 +35,7 @@ class Choice:
     confidence: float | None
     gain_confidence: float | None
     changes: dict[str, tuple[float, float]]
+    by_chance: frozenset[str]
 
     def facts(self) -> dict[str, Any]:
         """All but heading and trial, as plain data."""
@@ -77,7 +78,9 @@ def choices_mapping(choices: Mapping[str, Choice], limits: Sequence[str]) -> dic
 def choice_of(front: Front, trial: Candidate, heading: str = "", confidence: float | None = None) -> Choice:
     """A trial as a choice, whatever it was chosen for."""
     changes = {axis.name: value for axis in front.axes if (value := change(front, trial, axis)) is not None}
-    return Choice(heading, trial, confidence, gain_confidence(front, trial), changes)
+    is_lossless = trial.record.is_lossless(front.sweeps[trial.sweep].identity.sampling)
+    by_chance = frozenset(axis.name for axis in front.axes if is_lossless and not axis.is_of_counts)
+    return Choice(heading, trial, confidence, gain_confidence(front, trial), changes, by_chance)
 
 
 def gain_confidence(front: Front, trial: Candidate) -> float | None:
@@ -86,7 +89,7 @@ def gain_confidence(front: Front, trial: Candidate) -> float | None:
     axis, vanilla = front.axes[0], front.sweeps[trial.sweep].vanilla
     if vanilla is None or front.is_vanilla(trial) or axis.name not in vanilla.metrics:
         return None
-    return front.limit_confidence(trial, [f"{axis.name} {'>=' if axis.direction == 'maximize' else '<='} vanilla"])
+    return front.limit_confidence(trial, [f"{axis.name} {axis.no_worse} vanilla"])
 
 
 def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | None:
@@ -109,8 +112,12 @@ def default_limit(front: Front) -> str | None:
     quality = front.axes[1]
     if not front.candidates or quality.is_of_counts or not has_positive_vanilla(front):
         return None
-    relation = "<=" if quality.direction == "minimize" else ">="
-    return f"{quality.name} {relation} {DEFAULT_FACTORS[quality.direction]} * vanilla"
+    return f"{quality.name} {quality.no_worse} {DEFAULT_FACTORS[quality.direction]} * vanilla"
+
+
+def example_limit(front: Front) -> str:
+    """A bar on the second objective: the default one, or the form of one, such as `drift <= X`."""
+    return default_limit(front) or f"{front.axes[1].name} {front.axes[1].no_worse} X"
 
 
 def has_positive_vanilla(front: Front) -> bool:

@@ -89,7 +89,9 @@ def test_a_sweep_shows_what_it_recommends(sweep: Sweep) -> None:
     best, lossless, knee = sweep.best("fid <= 1.2 * vanilla"), sweep.best(lossless=True), sweep.knee()
     for line, trial in zip(choices, (best, lossless, knee), strict=True):
         assert line == f"  {trial.choice}: {trial!r}"
-        assert f"{trial.change('fid')} against vanilla" in line
+        assert f"against vanilla {trial.change('fid')}" in line
+    assert "by chance" in lossless.change("fid")
+    assert "by chance" not in best.change("fid")
     html = sweep._repr_html_()
     assert "&lt;b&gt;mine" in html
     assert "<b>mine" not in html

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.results.choices import BEST, KNEE, LOSSLESS, change, choices_mapping, choose, default_limit
+from orchestrator.results.choices import (
+    BEST,
+    KNEE,
+    LOSSLESS,
+    change,
+    choices_mapping,
+    choose,
+    default_limit,
+    example_limit,
+)
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.sweep import Front, Sweep, front_of
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -55,6 +64,7 @@ def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) 
 def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(front: Front) -> None:
     (sweep,) = front.sweeps.values()
     assert default_limit(front_of([sweep], "fid", "speedup")) is None
+    assert example_limit(front_of([sweep], "fid", "speedup")) == "speedup >= X"
     first, *others = sweep.records
     itself = replace(first, metrics={**first.metrics, "drift": replace(first.metrics["drift"], value=0.0)})
     assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", "drift")) is None
