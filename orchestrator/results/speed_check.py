@@ -1,5 +1,5 @@
 """What to know about speeds: trials of one shape that were timed must agree with each other, because they share step
-costs; and times depend on when they were measured.
+costs; the machine's speed should not drift; and times depend on when they were measured.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from orchestrator.results.store import Identity
 from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.shards import TimingShard, shard_kind
 
-LEVEL = 0.01  # chance that any warning of a sweep is a false alarm
+LEVEL = 0.01  # chance that any warning of a sweep about disagreement is a false alarm
+_DRIFT = 1.25  # of vanilla's own time, the largest over the smallest, that needs no warning
 
 
 def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) -> list[str]:
     """A sentence for each trial that was timed itself and disagrees with its shape beyond errors.
 
     Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape,
-    by Student's t. The level is divided by the number of comparisons (Bonferroni). timing: the section of the sweep.
+    by Student's t. The level is divided by the number of comparisons (Bonferroni). timing: the section of the sweep. A
+    last sentence says how much the machine's speed drifted, if that was much.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
@@ -30,7 +32,23 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
         if error > 0 and dof > 0:
             checked.append((sentence, 2 * float(stdtr(dof, -abs(difference) / error))))
     found = [(sentence, p) for sentence, p in checked if p * len(checked) < LEVEL]
-    return [f"{sentence} (p = {p:.1g}): speed-ups of its shape are less certain than stated" for sentence, p in found]
+    certain = "speed-ups of its shape are less certain than stated"
+    return [*(f"{sentence} (p = {p:.1g}): {certain}" for sentence, p in found), *_drift(records)]
+
+
+def _drift(records: Sequence[TrialRecord]) -> list[str]:
+    """A sentence if vanilla was timed much faster beside some shapes than beside others."""
+    vanilla = {}  # its seconds per image beside each shape: what remains of a trial's time without its speed-up
+    for record in records:
+        if record.state == COMPLETE and {"speedup", "latency"} <= record.metrics.keys():
+            vanilla[record.shape] = record.metrics["speedup"].value * record.metrics["latency"].value
+    least, most = min(vanilla.values(), default=0.0), max(vanilla.values(), default=0.0)
+    if not least or most / least <= _DRIFT:
+        return []
+    return [
+        f"the machine's speed drifts: vanilla took {least:.3g} to {most:.3g} s per image, so speed-ups vary more than "
+        "their errors say"
+    ]
 
 
 def _is_ratio(axis: Axis) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,21 @@ def trial(number: int, exact: float, timed: float | None, error: float = 0.1, **
     if timed is not None:
         metrics["speedup_timed"] = Measured(timed, error, 8)
     return TrialRecord(number, "", fields.pop("state", "complete"), None, metrics=metrics, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("slower", "warned"), [(1.2, False), (1.3, True)])
+def test_a_machine_whose_speed_drifts_warns(slower: float, warned: bool) -> None:
+    """Vanilla takes 0.5 s beside each shape but the last."""
+
+    def timed(number: int, speedup: float, vanilla: float, **fields: Any) -> TrialRecord:
+        record = trial(number, speedup, None, shape=f"shards/timing-{number}", **fields)
+        return replace(record, metrics={**record.metrics, "latency": Measured(vanilla / speedup, 0.01, 192)})
+
+    steady = [timed(0, 1.0, 0.5), timed(1, 2.0, 0.5), timed(2, 3.0, 0.5), timed(3, 2.0, 5.0, state="failed")]
+    assert not speed_warnings(steady)
+    found = speed_warnings([*steady, timed(4, 1.5, 0.5 * slower)])
+    assert bool(found) is warned
+    assert not warned or "0.5 to 0.65 s" in found[0]
 
 
 @pytest.mark.parametrize(("distance", "warned"), [(3.4, False), (3.6, True)])
