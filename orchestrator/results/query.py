@@ -139,7 +139,7 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
         raise ValueError(" holds text, which has no order; use =, != or in")
     if relation in _ORDER and values == [_NULL]:
         raise ValueError(f": {_NULL} has no order; use = or !=")
-    if is_bool and (wrong := [value for value in values if value.lower() not in ("true", "false", _NULL)]):
+    if is_bool and (wrong := [value for value in values if value != _NULL and value.lower() not in ("true", "false")]):
         raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
     kind = pa.bool_() if is_bool else pa.float64() if is_number else pa.string()
     try:

@@ -95,6 +95,7 @@ def test_a_limit_relative_to_vanilla_is_no_filter() -> None:
         ("label>=lantern", "label holds text, which has no order"),
         ("feasible=maybe", "feasible holds true or false, got 'maybe'"),
         ("feasible=1", "feasible holds true or false, got '1'"),
+        ("feasible=NULL", "feasible holds true or false, got 'NULL'"),
         ("tree.depth<null", "null has no order"),
     ],
 )
