@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from orchestrator.results import sweep as results
 from orchestrator.results.axes import Axis
-from orchestrator.results.choices import KNEE, Choice, choice_of
+from orchestrator.results.choices import KNEE, Choice, best_within, choice_of
 from orchestrator.results.plots import marked_choices
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, front_of
@@ -167,14 +167,10 @@ class Sweep(results.Sweep):
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
         front = self._analysis(x, y).front
-        found = front.best(limits, lossless=lossless)
+        found = best_within(front, limits, lossless=lossless)
         if found is None:
             raise QueryError(f"sweep {self.name}: none of {counted(len(front.candidates), 'trial')} meets {limits}")
-        heading = front.axes[0].best_lossless if lossless else front.axes[0].best
-        heading += f" within {' and '.join(limits)}" if limits else ""
-        is_certain = not limits or front.is_vanilla(found)
-        confidence = None if is_certain else front.limit_confidence(found, limits)
-        return _trial(front, choice_of(front, found, heading, confidence))
+        return _trial(front, found)
 
     def knee(self, x: str | None = None, y: str | None = None) -> Trial:
         """The trial at the knee of the front.

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import limit_draws
+from search_spaces.constraints import Constraint
 
 if TYPE_CHECKING:
     from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front
+    from orchestrator.results.trials import TrialRecord
 
 BEST, LOSSLESS, KNEE = "best", "best_lossless", "knee"
 # The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid have 0.96 to 1.0 of its
@@ -53,16 +55,28 @@ def choose(front: Front, limits: Sequence[str] = (), *, lossless: bool = False) 
     Raises:
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
-    axis, found = front.axes[0], {}
-    if limits and (best := front.best(limits, lossless=lossless)) is not None:
-        heading = f"{axis.best_lossless if lossless else axis.best} within {' and '.join(limits)}"
-        sure = None if front.is_vanilla(best) else front.limit_confidence(best, limits)
-        found[BEST] = choice_of(front, best, heading, sure)
+    found = {}
+    if limits and (best := best_within(front, limits, lossless=lossless)) is not None:
+        found[BEST] = best
     if (trial := front.best_lossless()) is not None:
-        found[LOSSLESS] = choice_of(front, trial, axis.best_lossless)
+        found[LOSSLESS] = choice_of(front, trial, front.axes[0].best_lossless)
     if (knee := front.knee()) is not None:
         found[KNEE] = choice_of(front, knee, "knee", front.knee_confidence(knee))
     return found
+
+
+def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) -> Choice | None:
+    """The candidate that `Front.best` finds. That it is within the limits is certain without any, and for vanilla if
+    all of them are relative to vanilla.
+    """
+    best, axis = front.best(limits, lossless=lossless), front.axes[0]
+    if best is None:
+        return None
+    heading = axis.best_lossless if lossless else axis.best
+    heading += f" within {' and '.join(limits)}" if limits else ""
+    is_relative = all(Constraint.parse(text).relative_to_vanilla for text in limits)
+    is_certain = not limits or (is_relative and front.is_vanilla(best))
+    return choice_of(front, best, heading, None if is_certain else front.limit_confidence(best, limits))
 
 
 def choices_mapping(choices: Mapping[str, Choice], limits: Sequence[str]) -> dict[str, Any]:
@@ -89,7 +103,9 @@ def gain_confidence(front: Front, trial: Candidate) -> float | None:
     axis, vanilla = front.axes[0], front.sweeps[trial.sweep].vanilla
     if vanilla is None or front.is_vanilla(trial) or axis.name not in vanilla.metrics:
         return None
-    return front.limit_confidence(trial, [f"{axis.name} {axis.no_worse} vanilla"])
+    own, base = limit_draws(trial.record, vanilla, [axis])
+    ahead = own - base if axis.direction == "maximize" else base - own
+    return float((ahead > 0).mean())
 
 
 def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | None:
@@ -123,10 +139,12 @@ def example_limit(front: Front) -> str:
 def has_positive_vanilla(front: Front) -> bool:
     """Whether in each candidate's sweep vanilla's value of the second objective is positive in all draws."""
     quality = front.axes[1]
-    for name in {candidate.sweep for candidate in front.candidates}:
-        vanilla = front.sweeps[name].vanilla
-        if vanilla is None or quality.name not in vanilla.metrics or vanilla.metrics[quality.name].value <= 0:
-            return False
-        if not (limit_draws(vanilla, None, [quality])[0] > 0).all():
-            return False
-    return True
+    names = {candidate.sweep for candidate in front.candidates}
+    return all(is_positive(front.sweeps[name].vanilla, quality) for name in names)
+
+
+def is_positive(vanilla: TrialRecord | None, axis: Axis) -> bool:
+    """Whether vanilla's value is measured, and positive in all draws from its error."""
+    if vanilla is None or axis.name not in vanilla.metrics or vanilla.metrics[axis.name].value <= 0:
+        return False
+    return bool((limit_draws(vanilla, None, [axis])[0] > 0).all())

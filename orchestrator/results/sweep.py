@@ -210,10 +210,10 @@ class Front:
     def best(self, limits: Sequence[str] = (), *, lossless: bool = False) -> Candidate | None:
         """The candidate with the best first objective among those that meet all limits, the first one on a tie;
         `lossless`: among those that are (see `DecodingConfig.is_lossless`)."""
-        tests = {name: [sweep.limit(text) for text in limits] for name, sweep in self.sweeps.items()}
+        owners = {c.sweep for c in self.candidates} or self.sweeps  # a sweep without candidates may lack vanilla
+        tests = {name: [self.sweeps[name].limit(text) for text in limits] for name in owners}
         within = [c for c in self.candidates if all(test(c.record) for test in tests[c.sweep])]
-        if lossless:
-            within = [c for c in within if c.record.is_lossless(self.sweeps[c.sweep].identity.sampling)]
+        within = [c for c in within if not lossless or c.record.is_lossless(self.sweeps[c.sweep].identity.sampling)]
         sign, metric = -1.0 if self.axes[0].direction == "maximize" else 1.0, self.axes[0].name
         return min(within, key=lambda c: sign * c.record.metrics[metric].value, default=None)
 

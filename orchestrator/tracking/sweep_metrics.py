@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.results.choices import DEFAULT_FACTORS
+from orchestrator.results.choices import DEFAULT_FACTORS, is_positive
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
-from orchestrator.results.pareto import Floats, costs, knee, nondominated
+from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 
@@ -20,10 +20,12 @@ def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int
     """Metrics by the number of trials, of which `since` have been logged. records: by number.
 
     `knee` is the number of a trial. `best/speedup` is the best first objective among the feasible trials within the
-    default bar (`DEFAULT_FACTORS`) in every other one. Hypervolumes have the reference point of `reference`.
+    default bar (see `choices.default_limit`). Hypervolumes have the reference point of `reference`.
     """
     axes = identity.objectives
-    toward, vanilla = directions(axes), _vanilla_values(records, identity)
+    toward, baseline = directions(axes), _vanilla(records, identity)
+    vanilla = None if baseline is None else values_of([baseline], axes)[0][0]
+    quality = next((axis for axis in axes[1:2] if not axis.is_of_counts and is_positive(baseline, axis)), None)
     feasible = [record for record in records if record.feasible]
     values = values_of(feasible, axes)[0]
     feasible = [record for record, row in zip(feasible, values, strict=True) if np.isfinite(row).all()]
@@ -40,11 +42,10 @@ def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int
         if vanilla is not None and len(now):
             if len(axes) <= _MAX_OBJECTIVES:
                 found[count]["hypervolume"] = hypervolume(now, reference(vanilla, toward), toward)
-            if (vanilla[1:] <= 0).any():  # a multiple of it is no bar
+            if quality is None:
                 continue
-            shares = np.array([DEFAULT_FACTORS[direction] - 1 for direction in toward])
-            limits = costs((vanilla + np.abs(vanilla) * shares)[None], toward)[0]
-            within = now[(costs(now, toward) <= limits)[:, 1:].all(axis=1), 0]
+            bar = DEFAULT_FACTORS[quality.direction] * vanilla[1]
+            within = now[now[:, 1] <= bar if quality.direction == "minimize" else now[:, 1] >= bar, 0]
             if len(within):
                 best = within.max() if toward[0] == "maximize" else within.min()
                 found[count][f"best/{axes[0].name}"] = float(best)
@@ -62,8 +63,8 @@ def _worse(toward: Sequence[str]) -> Floats:
     return np.array([-1.0 if direction == "maximize" else 1.0 for direction in toward])
 
 
-def _vanilla_values(records: Sequence[TrialRecord], identity: Identity) -> Floats | None:
-    """Vanilla's objectives, if they are measured."""
+def _vanilla(records: Sequence[TrialRecord], identity: Identity) -> TrialRecord | None:
+    """Vanilla, if all of its objectives are measured."""
     done = [record for record in records if record.state == COMPLETE and record.config == identity.baseline]
     values = values_of(done[:1], identity.objectives)[0]
-    return values[0] if len(values) and len(identity.objectives) and np.isfinite(values).all() else None
+    return done[0] if values.size and np.isfinite(values).all() else None

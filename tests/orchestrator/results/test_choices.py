@@ -17,9 +17,12 @@ from orchestrator.results.choices import (
     choose,
     default_limit,
     example_limit,
+    gain_confidence,
 )
 from orchestrator.results.joint import JointErrors
+from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, Sweep, front_of
+from orchestrator.results.trials import Measured
 from tests.fakes.synthetic_sweeps import write_sweep
 
 
@@ -79,3 +82,38 @@ def test_as_plain_data(front: Front) -> None:
     assert found["knee_confidence"] == front.knee_confidence(choose(front)[KNEE].trial)
     assert found["best_lossless_confidence"] is None
     assert choices_mapping({}, []) == {"limits": [], "best": None, "best_lossless": None, "knee": None}
+
+
+def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
+    """By its errors, as any other trial; never one that is relative to its own value."""
+    (sweep,) = front.sweeps.values()
+    assert sweep.vanilla is not None
+    alone = front_of([sweep], where=["label=vanilla"])
+    limit = f"fid <= {sweep.vanilla.metrics['fid'].value}"
+    share = choose(alone, [limit])[BEST].confidence
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert choose(alone, [limit, "fid <= vanilla"])[BEST].confidence == share
+    assert choose(alone, ["fid <= 1.2 * vanilla"])[BEST].confidence is None
+
+
+def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    one = Measured(1.0, 0.0, 192)
+    records = [replace(r, metrics={**r.metrics, "speedup": one} if r.metrics else {}) for r in sweep.records]
+    equal = front_of([replace(sweep, records=tuple(records))])
+    assert {gain_confidence(equal, trial) for trial in equal.candidates} == {None, 0.0}
+
+
+def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, tmp_path: Path) -> None:
+    """It has no vanilla yet, and needs none."""
+    write_sweep(tmp_path, trials=1, name="new", failed=(0,))
+    (sweep,) = front.sweeps.values()
+    both = front_of([sweep, Sweep.open(tmp_path)])
+    limit = default_limit(both)
+    assert limit is not None
+    assert limit == default_limit(front)
+    assert [choice.trial.record for choice in choose(both, [limit]).values()] == [
+        choice.trial.record for choice in choose(front, [limit]).values()
+    ]
+    with pytest.raises(QueryError, match="unknown"):
+        front_of([Sweep.open(tmp_path)]).best(["nonsense <= 3"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.results.choices import default_limit
 from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.trials import Measured
 from orchestrator.tracking.sweep_metrics import sweep_metrics
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
 
@@ -46,3 +49,22 @@ def test_without_vanilla_there_is_no_scale(sweep: Sweep) -> None:
     found = sweep_metrics(sweep.records[1:], sweep.identity, 9)
     assert "front" in found[11]
     assert not {"hypervolume", "best/speedup"} & found[11].keys()
+
+
+@pytest.mark.parametrize("objectives", ["fid speedup", "speedup clip_score", "speedup drift", "speedup fid clip_score"])
+def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) -> None:
+    """The one that commands and report recommend; none where they have no default bar."""
+    names = objectives.split()
+    axes = [{"metric": name, "direction": METRICS[name]["direction"]} for name in names]
+    write_sweep(tmp_path, trials=12, objectives=axes)
+    sweep = Sweep.open(tmp_path)
+    if len(names) == 3:  # a third objective has no bar
+        awful = {"clip_score": Measured(0.0, 0.1, 9)}
+        records = [replace(r, metrics={**r.metrics, **awful}) if r.number and r.metrics else r for r in sweep.records]
+        sweep = replace(sweep, records=tuple(records))
+    front = front_of([sweep])
+    limit = default_limit(front)
+    best = front.best([limit]) if limit else None
+    found = sweep_metrics(sweep.records, sweep.identity, 11)[12].get(f"best/{names[0]}")
+    assert found == (best and best.record.metrics[names[0]].value)
+    assert (best is None) == (names[1] in ("speedup", "drift"))
