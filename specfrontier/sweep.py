@@ -17,7 +17,7 @@ from orchestrator.results.choices import KNEE, Choice, best_within, choice_of
 from orchestrator.results.plots import marked_choices
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, front_of
-from orchestrator.results.text import counted, measured, percent, signed_percent
+from orchestrator.results.text import clean, counted, measured, percent, signed_percent
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
@@ -88,7 +88,7 @@ class Trial:
         for name in self.objectives:
             against = f", against vanilla {self.change(name)}" if name in self.changes else ""
             values.append(f"{name} {_text(self.metrics[name])}{against}")
-        return f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else "")
+        return clean(f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else ""))
 
     def _repr_html_(self) -> str:
         rows = [(name, _text(self.metrics[name])) for name in self.objectives]
@@ -223,7 +223,7 @@ class Sweep(results.Sweep):
         return front_figure(analysis.front, analysis.choices, self.name)
 
     def __repr__(self) -> str:
-        choices = [f"{trial.choice}: {trial!r}" for trial in self._default.recommended]
+        choices = [f"{clean(trial.choice)}: {trial!r}" for trial in self._default.recommended]
         return "\n  ".join([self._headline(self._default.front), *choices])
 
     def _repr_html_(self) -> str:
@@ -263,7 +263,7 @@ class Sweep(results.Sweep):
     def _headline(self, front: Front) -> str:
         axes = " and ".join(axis.name for axis in front.axes)
         on_front = f"{len(front.members)} on the front of {axes}"
-        return f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})"
+        return clean(f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})")
 
 
 def _trial(front: Front, choice: Choice) -> Trial:

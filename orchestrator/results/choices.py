@@ -110,7 +110,7 @@ def gain_confidence(front: Front, trial: Candidate) -> float | None:
 
 def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | None:
     """How far a trial's value is from vanilla's in its own sweep, in per cent of vanilla's, and the standard error of
-    the difference (NaN: unknown). None for vanilla itself, and without a value of vanilla other than 0.
+    the difference (NaN: unknown). None for vanilla itself, and without a value of vanilla that is far enough from 0.
     """
     vanilla = front.sweeps[trial.sweep].vanilla
     if vanilla is None or front.is_vanilla(trial):
@@ -118,17 +118,23 @@ def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | 
     if axis.name not in vanilla.metrics or not vanilla.metrics[axis.name].value:
         return None
     difference, error, _ = JointErrors.of([trial.record, vanilla], [axis]).difference(0, 1)
-    scale = 100 / abs(vanilla.metrics[axis.name].value)
-    return float(difference[0]) * scale, float(error[0]) * scale
+    value, spread = (100 * float(part[0]) / abs(vanilla.metrics[axis.name].value) for part in (difference, error))
+    return (value, spread) if math.isfinite(value) else None
 
 
 def default_limit(front: Front) -> str | None:
     """The default bar on the second objective, such as `fid <= 1.2 * vanilla`; None where it has no meaning: without
-    candidates, if the objective is not of quality, or if vanilla's value may not be positive."""
-    quality = front.axes[1]
-    if not front.candidates or quality.is_of_counts or not has_positive_vanilla(front):
+    candidates, or with one in whose sweep the objective has none (see `has_default_bar`)."""
+    quality, owners = front.axes[1], {candidate.sweep for candidate in front.candidates}
+    if not owners or not all(has_default_bar(front.sweeps[name].vanilla, quality) for name in owners):
         return None
     return f"{quality.name} {quality.no_worse} {DEFAULT_FACTORS[quality.direction]} * vanilla"
+
+
+def has_default_bar(vanilla: TrialRecord | None, quality: Axis) -> bool:
+    """Whether a multiple of vanilla's value is a bar: the metric is of quality, its value says more than that vanilla's
+    images are its own, and it is positive."""
+    return not quality.is_of_counts and not quality.is_of_vanilla and is_positive(vanilla, quality)
 
 
 def example_limit(front: Front) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.results.choices import DEFAULT_FACTORS, is_positive
+from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import Floats, knee, nondominated
@@ -25,7 +25,7 @@ def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int
     axes = identity.objectives
     toward, baseline = directions(axes), _vanilla(records, identity)
     vanilla = None if baseline is None else values_of([baseline], axes)[0][0]
-    quality = next((axis for axis in axes[1:2] if not axis.is_of_counts and is_positive(baseline, axis)), None)
+    quality = next((axis for axis in axes[1:2] if has_default_bar(baseline, axis)), None)
     feasible = [record for record in records if record.feasible]
     values = values_of(feasible, axes)[0]
     feasible = [record for record, row in zip(feasible, values, strict=True) if np.isfinite(row).all()]

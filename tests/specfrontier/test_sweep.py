@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -13,12 +14,14 @@ import pytest
 from matplotlib.collections import PathCollection
 
 import specfrontier
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import front_of
 from orchestrator.results.text import percent
 from search_spaces.trial import DecodingConfig
 from specfrontier import CommandError, QueryError, Sweep
 from tests.fakes.local_pool import local_launches
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,14 @@ def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
     assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
     with pytest.raises(QueryError, match="fid <= 0"):
         sweep.best("fid <= 0")
+
+
+def test_names_in_files_do_not_control_the_terminal(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=8, name="one\x1b[2J")
+    write_trial(Storage(str(tmp_path)), replace(records[1], label="\x1b[31mred"))
+    opened = Sweep.open(tmp_path)
+    texts = repr(opened), repr(opened.best(lossless=True))
+    assert all("[31mred" in text and "\x1b" not in text for text in texts)
 
 
 def test_the_fastest_lossless_setting(sweep: Sweep) -> None:

@@ -62,6 +62,10 @@ def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) 
     assert found[1] == pytest.approx(100 * paired / base.value)
     itself = next(c for c in front.candidates if c.record.number == vanilla.number)
     assert change(front, itself, fid) is None
+    (sweep,) = front.sweeps.values()
+    almost = replace(vanilla, metrics={**vanilla.metrics, "fid": replace(base, value=1e-320)})
+    near_zero = front_of([replace(sweep, records=(almost, *sweep.records[1:]))])
+    assert change(near_zero, trial, fid) is None, "it would be infinite"
 
 
 def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(front: Front) -> None:
@@ -69,8 +73,9 @@ def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(f
     assert default_limit(front_of([sweep], "fid", "speedup")) is None
     assert example_limit(front_of([sweep], "fid", "speedup")) == "speedup >= X"
     first, *others = sweep.records
-    itself = replace(first, metrics={**first.metrics, "drift": replace(first.metrics["drift"], value=0.0)})
-    assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", "drift")) is None
+    for metric, value in (("fid", 0.0), ("fid", -1.0), ("drift", 1.0)):  # drift compares with vanilla's own images
+        itself = replace(first, metrics={**first.metrics, metric: Measured(value, 0.0, 192)})
+        assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", metric)) is None
 
 
 def test_as_plain_data(front: Front) -> None:
