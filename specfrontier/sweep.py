@@ -95,6 +95,8 @@ class Trial:
         rows += [(f"{name} against vanilla", self.change(name)) for name in self.changes]
         chances = {"holds": self.probability, "better than vanilla": self.gain_probability}
         rows += [(name, f"in {percent(chance)} of draws") for name, chance in chances.items() if chance is not None]
+        if self.gain_probability is not None and self.objectives[0] in self.by_chance:
+            rows[-1] = rows[-1][0], f"{rows[-1][1]} by chance"
         heading = f"{escape(self.choice)}: " if self.choice else ""
         return f"{heading}<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
 
@@ -169,7 +171,9 @@ class Sweep(results.Sweep):
         front = self._analysis(x, y).front
         found = best_within(front, limits, lossless=lossless)
         if found is None:
-            raise QueryError(f"sweep {self.name}: none of {counted(len(front.candidates), 'trial')} meets {limits}")
+            wanted = [*(["lossless"] if lossless else []), *(f"within {limit}" for limit in limits)]
+            trials = counted(len(front.candidates), "trial")
+            raise QueryError(f"sweep {self.name}: none of {trials} is {' and '.join(wanted) or 'measured'}")
         return _trial(front, found)
 
     def knee(self, x: str | None = None, y: str | None = None) -> Trial:

@@ -78,8 +78,7 @@ def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[s
             line += f", {axis.better} than vanilla in {percent(choice.gain_confidence)} of draws"
         elif axis is not front.axes[0] and axis.name in choice.changes:
             line += f", {signed_percent(*choice.changes[axis.name])} against vanilla"
-            line += " by chance" if axis.name in choice.by_chance else ""
-        lines.append(line)
+        lines.append(line + (" by chance" if axis.name in choice.by_chance else ""))
     return lines
 
 

@@ -22,8 +22,9 @@ def answer(front: Front) -> dict[str, Any]:
 
     The bar is `y <= BAR * vanilla` if each sweep's vanilla is positive in all draws, else `y <= BAR`; `>=` for a metric
     that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no
-    trial is within the bar) and the share of draws in which it is within the bar. `gains` has the share of draws in
-    which a chosen trial is better than vanilla in the first metric; `better`, `best` and `best_lossless` are words.
+    trial is within the bar) and the share of draws in which it is within the bar (None: unknown). `gains` has the share
+    of draws in which a chosen trial is better than vanilla in the first metric; `better`, `best` and `best_lossless`
+    are words.
     """
     if not front.candidates:
         return {}
@@ -37,7 +38,8 @@ def answer(front: Front) -> dict[str, Any]:
         bar = slider["low"] + number * slider["step"]
         limits = [f"{quality.name} {quality.no_worse} {bar:.{places}f}" + (" * vanilla" if relative else "")]
         best = front.best(limits)
-        steps.append([None, 0.0] if best is None else [best.name, round(front.limit_confidence(best, limits), 4)])
+        share = None if best is None else front.limit_confidence(best, limits)
+        steps.append([None if best is None else best.name, None if share is None else round(share, 4)])
         chosen |= {} if best is None else {best.name: best}
     gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
     return {

@@ -28,8 +28,9 @@ class Choice:
     """A trial that a front recommends.
 
     heading: what for, in words. confidence: the share of draws from the errors in which the trial is within the limits,
-    or is the knee; None where that is certain. gain_confidence: see `gain_confidence`. changes: of the objectives
-    against vanilla, by name (see `change`). by_chance: those of them that are chance alone, as the trial is lossless.
+    or is the knee; None where that is certain, or an error unknown. gain_confidence: see `gain_confidence`. changes: of
+    the objectives against vanilla, by name (see `change`). by_chance: those of them that are chance alone, as the trial
+    is lossless.
     """
 
     heading: str
@@ -42,7 +43,11 @@ class Choice:
     def facts(self) -> dict[str, Any]:
         """All but heading and trial, as plain data."""
         changes = {
-            name: {"percent": value, "error": error if math.isfinite(error) else None}
+            name: {
+                "percent": value,
+                "error": error if math.isfinite(error) else None,
+                "by_chance": name in self.by_chance,
+            }
             for name, (value, error) in self.changes.items()
         }
         return {"confidence": self.confidence, "gain_confidence": self.gain_confidence, "change": changes}
@@ -99,9 +104,11 @@ def choice_of(front: Front, trial: Candidate, heading: str = "", confidence: flo
 
 def gain_confidence(front: Front, trial: Candidate) -> float | None:
     """The share of draws in which a trial's first objective is better than its own sweep's vanilla; None for vanilla
-    itself, and where vanilla lacks the objective."""
+    itself, and where an error is unknown or vanilla lacks the objective."""
     axis, vanilla = front.axes[0], front.sweeps[trial.sweep].vanilla
     if vanilla is None or front.is_vanilla(trial) or axis.name not in vanilla.metrics:
+        return None
+    if any(record.metrics[axis.name].error is None for record in (trial.record, vanilla)):
         return None
     own, base = limit_draws(trial.record, vanilla, [axis])
     ahead = own - base if axis.direction == "maximize" else base - own

@@ -183,12 +183,17 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measure
 
 def limit_confidence(
     record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], axes: Mapping[str, Axis]
-) -> float:
-    """The share of draws from its errors, and vanilla's, in which a trial meets all limits. axes: by metric.
+) -> float | None:
+    """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if one is unknown.
+    axes: by metric.
 
     Optimistic for the best of many trials near a limit, because luck helped to choose it.
     """
     constraints = [Constraint.parse(text) for text in limits]
+    entries = [record.metrics[constraint.metric] for constraint in constraints]
+    entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
+    if any(entry.error is None for entry in entries):
+        return None
     own, base = limit_draws(record, vanilla, [axes[constraint.metric] for constraint in constraints])
     met = [
         [constraint.violation(value, baseline) <= 0 for value, baseline in zip(own[:, j], base[:, j], strict=True)]

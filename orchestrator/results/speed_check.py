@@ -1,5 +1,5 @@
 """What to know about speeds: trials of one shape that were timed must agree with each other, because they share step
-costs; the machine's speed should not drift; and times depend on when they were measured.
+costs; speeds should not drift from timing to timing; and times depend on when they were measured.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, variance
 from typing import Any
 
 from orchestrator.results.axes import OWN_TIMINGS, TIMINGS, Axis
@@ -15,7 +16,7 @@ from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from workers.data.shards import TimingShard, shard_kind
 
 LEVEL = 0.01  # chance that any warning of a sweep about disagreement is a false alarm
-_DRIFT = 1.25  # of vanilla's own time, the largest over the smallest, that needs no warning
+_DRIFT, _MIN_SHAPES = 0.1, 3  # relative spread of vanilla's time, and shapes that it needs
 
 
 def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) -> list[str]:
@@ -23,7 +24,7 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
 
     Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape,
     by Student's t. The level is divided by the number of comparisons (Bonferroni). timing: the section of the sweep. A
-    last sentence says how much the machine's speed drifted, if that was much.
+    last sentence says how much speeds drifted from timing to timing, if that was much.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
@@ -37,17 +38,22 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
 
 
 def _drift(records: Sequence[TrialRecord]) -> list[str]:
-    """A sentence if vanilla was timed much faster beside some shapes than beside others."""
-    vanilla = {}  # its seconds per image beside each shape: what remains of a trial's time without its speed-up
+    """A sentence if vanilla's time differs between shapes by more than the noise of the timings explains."""
+    times = {}  # of vanilla beside each shape: what remains of a trial's time without its speed-up; and its noise
     for record in records:
         if record.state == COMPLETE and {"speedup", "latency"} <= record.metrics.keys():
-            vanilla[record.shape] = record.metrics["speedup"].value * record.metrics["latency"].value
-    least, most = min(vanilla.values(), default=0.0), max(vanilla.values(), default=0.0)
-    if not least or most / least <= _DRIFT:
+            parts = [record.metrics[name] for name in ("speedup", "latency")]
+            noise = math.hypot(*((part.noise or 0.0) / part.value for part in parts))
+            times[record.shape] = math.prod(part.value for part in parts), noise
+    if len(times) < _MIN_SHAPES:
+        return []
+    vanilla, noises = zip(*times.values(), strict=True)
+    excess = variance(map(math.log, vanilla)) - fmean(noise**2 for noise in noises)
+    if excess <= _DRIFT**2:
         return []
     return [
-        f"the machine's speed drifts: vanilla took {least:.3g} to {most:.3g} s per image, so speed-ups vary more than "
-        "their errors say"
+        f"speeds drift: vanilla took {min(vanilla):.3g} to {max(vanilla):.3g} s per image from timing to timing, so "
+        "speed-ups vary more than their errors say"
     ]
 
 

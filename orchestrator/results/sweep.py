@@ -223,7 +223,7 @@ class Front:
         best = self.best(lossless=True) if self.axes[0].is_of_counts else None
         return None if best is None or self.is_vanilla(best) else best
 
-    def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float:
+    def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float | None:
         """The share of draws in which a trial meets all limits (see `query.limit_confidence`)."""
         sweep = self.sweeps[trial.sweep]
         return limit_confidence(trial.record, sweep.vanilla, limits, sweep.identity.metrics)

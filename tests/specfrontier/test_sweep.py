@@ -46,7 +46,7 @@ def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
     assert sweep.best("speedup <= vanilla", "speedup >= vanilla").probability is None, "vanilla is certain"
     assert best["speedup"] < sweep.best()["speedup"], "without limits the fastest of all"
     assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
-    with pytest.raises(QueryError, match="fid <= 0"):
+    with pytest.raises(QueryError, match=r"none of \d+ trials is within fid <= 0"):
         sweep.best("fid <= 0")
 
 
@@ -63,6 +63,8 @@ def test_the_fastest_lossless_setting(sweep: Sweep) -> None:
     assert not best.config.acceptance.is_relaxed
     lossless = sweep.to_pandas().query("lossless and state == 'complete'")
     assert best["speedup"] == lossless["speedup"].max() < sweep.best()["speedup"]
+    assert "by chance" not in best._repr_html_().split("better than vanilla")[1]
+    assert "by chance" in sweep.best(lossless=True, x="fid", y="speedup")._repr_html_().split("better than vanilla")[1]
 
 
 def test_the_knee_is_on_the_front(sweep: Sweep) -> None:

@@ -96,7 +96,7 @@ function drawRecommendation() {
             copyButton(command(`--best '${limitText(state.bar)}'`), "Copy command"),
           ),
           ...choiceLines(trial),
-          sureness(`within the bar in ${percent(share)} of draws`, share),
+          share !== null && sureness(`within the bar in ${percent(share)} of draws`, share),
           gain(trial),
           commandBox(command(`--best '${limitText(state.bar)}'`)),
         ]

@@ -49,6 +49,17 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     assert choose(front, ["fid<=1000"], lossless=True)[BEST].trial == found[LOSSLESS].trial
 
 
+def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    records = tuple(
+        replace(record, metrics={name: replace(entry, error=None) for name, entry in record.metrics.items()})
+        for record in sweep.records
+    )
+    found = choose(front_of([replace(sweep, records=records)]), ["fid <= 1.2 * vanilla"])
+    assert found[BEST].confidence is None
+    assert found[BEST].gain_confidence is None
+
+
 def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) -> None:
     trial, fid = next(c for c in front.candidates if c.on_front and c.record.number), front.axes[1]
     vanilla = front.sweeps[trial.sweep].vanilla

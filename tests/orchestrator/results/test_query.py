@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -165,7 +166,13 @@ def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> Non
     trial, vanilla = record(10.0, 3.0), record(12.0, 4.0)
     assert limit_confidence(trial, vanilla, ["fid<=vanilla+3"], axes) == pytest.approx(0.841, abs=0.035)
     assert limit_confidence(trial, vanilla, ["fid<=10"], axes) == pytest.approx(0.5, abs=0.048)
-    assert limit_confidence(trial, vanilla, ["fid<=vanilla+3", "fid<=10"], axes) < 0.5
+    both = limit_confidence(trial, vanilla, ["fid<=vanilla+3", "fid<=10"], axes)
+    assert both is not None
+    assert both < 0.5
     assert limit_confidence(vanilla, vanilla, ["fid<=vanilla"], axes) == 1
     alike = record(10.0, 3.0, 3.0), record(10.1, 3.0, 3.0)
     assert limit_confidence(*alike, ["fid<=vanilla"], axes) == 1, "all of the error is shared"
+    unknown = replace(vanilla, metrics={"fid": Measured(12.0, None, 9)})
+    assert limit_confidence(trial, unknown, ["fid<=10"], axes) is not None
+    assert limit_confidence(trial, unknown, ["fid<=vanilla"], axes) is None
+    assert limit_confidence(unknown, vanilla, ["fid<=10"], axes) is None

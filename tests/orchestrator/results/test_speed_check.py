@@ -27,19 +27,34 @@ def trial(number: int, exact: float, timed: float | None, error: float = 0.1, **
     return TrialRecord(number, "", fields.pop("state", "complete"), None, metrics=metrics, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("slower", "warned"), [(1.2, False), (1.3, True)])
-def test_a_machine_whose_speed_drifts_warns(slower: float, warned: bool) -> None:
-    """Vanilla takes 0.5 s beside each shape but the last."""
+def beside(number: int, vanilla: float, *, noise: float = 0.0, speedup: float = 2.0, **fields: Any) -> TrialRecord:
+    """A trial of a shape of its own, beside which vanilla took so many seconds. noise: relative, of both speeds."""
+    metrics = {"speedup": speedup, "latency": vanilla / speedup}
+    measured = {name: Measured(value, 0.1, 192, noise=noise * value) for name, value in metrics.items()}
+    return replace(trial(number, speedup, None, shape=f"shards/timing-{number}", **fields), metrics=measured)
 
-    def timed(number: int, speedup: float, vanilla: float, **fields: Any) -> TrialRecord:
-        record = trial(number, speedup, None, shape=f"shards/timing-{number}", **fields)
-        return replace(record, metrics={**record.metrics, "latency": Measured(vanilla / speedup, 0.01, 192)})
 
-    steady = [timed(0, 1.0, 0.5), timed(1, 2.0, 0.5), timed(2, 3.0, 0.5), timed(3, 2.0, 5.0, state="failed")]
-    assert not speed_warnings(steady)
-    found = speed_warnings([*steady, timed(4, 1.5, 0.5 * slower)])
+@pytest.mark.parametrize(
+    ("slower", "noise", "warned"), [(1.15, 0.0, False), (1.3, 0.0, True), (1.3, 0.1, False), (1.8, 0.1, True)]
+)
+def test_speeds_that_drift_beyond_their_noise_are_told(slower: float, noise: float, warned: bool) -> None:
+    """Of four shapes, vanilla is slower beside one: a spread of log(slower) / 2."""
+    steady = [beside(n, 0.5, noise=noise, speedup=n + 1.0) for n in range(3)]
+    failed = beside(9, 50.0, state="failed")
+    assert not speed_warnings([*steady, failed])
+    found = speed_warnings([*steady, failed, beside(4, 0.5 * slower, noise=noise)])
     assert bool(found) is warned
-    assert not warned or "0.5 to 0.65 s" in found[0]
+    assert not warned or f"0.5 to {0.5 * slower:.3g} s" in found[0]
+
+
+def test_noise_alone_is_no_drift() -> None:
+    """In 1,000 sweeps of ten shapes whose vanilla times have 8 % noise; the seed is fixed."""
+    rng = np.random.default_rng(0)
+    sweeps = [
+        [beside(n, 0.5 * np.exp(0.08 * e), noise=0.08) for n, e in enumerate(row)]
+        for row in rng.normal(size=(1000, 10))
+    ]
+    assert sum(bool(speed_warnings(sweep)) for sweep in sweeps) < 10
 
 
 @pytest.mark.parametrize(("distance", "warned"), [(3.4, False), (3.6, True)])

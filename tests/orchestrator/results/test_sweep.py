@@ -217,7 +217,7 @@ def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, valu
         assert shares.get(0) is None, "vanilla itself"
         return shares[1]
 
-    vanilla = Measured(1.0, None, 9)
+    vanilla = Measured(1.0, 0.0, 9)
     assert gain(Measured(value, 0.1, 9), vanilla) == pytest.approx(0.841, abs=0.035)
     assert gain(Measured(value, 0.1, 9, error_dof=2), vanilla) == pytest.approx(0.789, abs=0.039)
     assert gain(Measured(2 - value, 0.1, 9), vanilla) == pytest.approx(0.159, abs=0.035)
