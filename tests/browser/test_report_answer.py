@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,19 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
     if metric == "clip_score":  # vanilla / vanilla is 1 in every draw
         candidate = next(c for c in front.candidates if c.record.number == 0)
         assert front.limit_confidence(candidate, [f"{metric} >= 1 * vanilla"]) == 1
+
+
+def test_a_lossless_trial_with_a_better_fid_has_it_by_chance(open_page: Open, tmp_path: Path) -> None:
+    objectives = [{"metric": "fid", "direction": "minimize"}, {"metric": "clip_score", "direction": "maximize"}]
+    records = write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)
+    lossless = next(r for r in records[1:] if r.state == "complete" and r.config and not r.config.acceptance.is_relaxed)
+    clip, fid = 1.1 * records[0].metrics["clip_score"].value, 0.5 * records[0].metrics["fid"].value
+    lucky = {name: replace(lossless.metrics[name], value=value) for name, value in (("fid", fid), ("clip_score", clip))}
+    write_trial(Storage(tmp_path), replace(lossless, metrics={**lossless.metrics, **lucky}))
+    write_report(Storage(tmp_path))
+    shown = open_page(tmp_path).locator("#fastest").inner_text()
+    assert f"trial {lossless.number}" in shown or lossless.label in shown
+    assert re.search(r"Better fid than vanilla in .* of draws by chance", shown, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("seeds", [(12, 32), (32, 12)])

@@ -168,9 +168,12 @@ const sureness = (text, share) =>
     el("span", {}, text),
   );
 // How sure it is that a trial is better than vanilla in the first metric; null for vanilla.
-const gain = ({ id }) =>
-  id in ANSWER.gains &&
-  sureness(`${metricTitle(ANSWER.better)} than vanilla in ${percent(ANSWER.gains[id])} of draws`, ANSWER.gains[id]);
+const gain = (trial) => {
+  const share = ANSWER.gains[trial.id],
+    chance = byChance(trial, DATA.axes.x) ? " by chance" : "";
+  if (share === undefined) return null;
+  return sureness(`${metricTitle(ANSWER.better)} than vanilla in ${percent(share)} of draws${chance}`, share);
+};
 // Each word stays whole, so that no line ends inside an option.
 function commandBox(text) {
   const line = (words) =>
