@@ -257,6 +257,7 @@ def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path
         ("drift<=1.1*vanilla", ["drift", "0", "vanilla+X"]),
         ("lossless=maybe", ["lossless", "true or false", "maybe"]),
         ("lossless=1", ["lossless", "true or false", "1"]),
+        ("lossless=constructor", ["lossless", "true or false", "constructor"]),
         ("not drafted", ["not", "lossless", "front"]),
     ],
 )

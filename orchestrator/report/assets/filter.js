@@ -44,7 +44,7 @@ const WORD = new RegExp(
 const READ = {
   text: (value) => value.toLowerCase(),
   numbers: Number,
-  "true or false": (value) => ({ true: true, false: false })[value.toLowerCase()],
+  "true or false": (value) => ({ __proto__: null, true: true, false: false })[value.toLowerCase()],
 };
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
