@@ -18,7 +18,7 @@ ORCHESTRATOR_LAYERS = ("results", "tracking", "report", "run", "doctor", "cli") 
 SWEEP_LIBRARIES = frozenset({"ray", "optuna", "mlflow", "typer"})
 DECODING = ("workers.decoding", "workers.models", "workers.drafters")
 DECODING_LIBRARIES = frozenset({"torch", "numpy", "safetensors", "transformers"})
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 300, 60, 10
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 10
 MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 
 
