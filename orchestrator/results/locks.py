@@ -8,6 +8,7 @@ the other. A claim is renewed while its process lives, and counts as long as the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,8 @@ from pathlib import Path
 
 from workers.data.storage import Storage
 
+_CREATION_TIMEOUT_S = 300.0  # for another process that creates something; the slowest take some 20 s
+_POLL_INTERVAL_S = 0.05
 RENEWAL_S = 8.0  # between two renewals of a claim
 LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
 _JOIN_TIMEOUT_S = 2.0
@@ -63,6 +66,35 @@ def find_holder(storage: Storage, name: str) -> str | None:
         return None
     with open(path, "ab") as file:
         return None if _flock(file.fileno()) else _describe(path.read_bytes())
+
+
+@contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file of this machine while the block runs; waits for other processes. Leaves no file.
+
+    Raises:
+        OSError: the file cannot be written, or another process holds the lock for minutes.
+    """
+    end = time.monotonic() + _CREATION_TIMEOUT_S
+    while True:
+        with open(path, "ab") as file:
+            if _flock(file.fileno()) and _is_file_at(file.fileno(), path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > end:
+            raise TimeoutError(errno.ETIMEDOUT, "another process holds this lock", str(path))
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still at its path: whoever held its lock before has removed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

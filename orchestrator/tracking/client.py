@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from orchestrator.results.databases import local_file, sole_creator
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import MLFLOW_RUNS
 from workers.data.storage import Storage
@@ -61,7 +63,8 @@ def default_uri(storage: Storage) -> str:
 
 def local_database(uri: str) -> Path | None:
     """The file of a local database; None for a server."""
-    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+    file = local_file(uri) if "://" in uri else None
+    return None if file is None else file.absolute()
 
 
 def artifact_folder(uri: str) -> Path | None:
@@ -79,10 +82,55 @@ def public_uri(uri: str) -> str:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client that fails at once when the server is away, and prints nothing."""
+    """A client that fails at once when the server is away, and prints nothing. A new database gets its tables."""
+    _prepare()
+    create_database(uri)
+    return _client(uri)
+
+
+def create_database(uri: str) -> None:
+    """Create MLflow's tables in a database that has none. Of several processes, one does so.
+
+    MLflow cannot continue tables of SQLite whose creation was killed, so a file gets its name when it is complete.
+    """
+    scheme, sign, _ = uri.partition("://")
+    if not sign or scheme.startswith(("http", "databricks")):
+        return
+    database = local_database(uri)
+    if database is not None and _has_content(database):
+        return
+    _prepare()
+    if database is None:
+        with sole_creator(uri):
+            _create_tables(uri)
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with sole_creator(uri):
+        if _has_content(database):
+            return
+        for killed in database.parent.glob(f".{database.name}.*.new*"):
+            killed.unlink()
+        new = database.with_name(f".{database.name}.{uuid.uuid4().hex}.new")
+        _create_tables(f"{_SQLITE}{new}")
+        new.rename(database)
+
+
+def _has_content(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
+
+
+def _create_tables(uri: str) -> None:
+    _client(uri).search_experiments(max_results=1)
+
+
+def _prepare() -> None:
+    """Set MLflow up, before it is imported."""
     os.environ.update(_NO_RETRIES)
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
+
+
+def _client(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     for name in ("mlflow", "alembic"):

@@ -7,6 +7,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.results.databases import sole_creator
 from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import MLFLOW_RUNS
 from orchestrator.results.text import counted
@@ -31,15 +32,23 @@ def restore_tracking(storage: Storage, uri: str) -> list[str]:
     if lines := drop_damaged_lines(storage, MLFLOW_RUNS):
         notes.append(f"{MLFLOW_RUNS}: {lines} damaged lines removed; their runs are looked up in MLflow")
     database = local_database(uri)
-    if database is not None and (problem := database_problem(database)):
-        if uri != default_uri(storage):
-            raise TrackingError(f"{database}: damaged ({problem}); restore it, or move it away and log the sweep again")
-        kept = _set_aside(database)
-        notes.append(
-            f"{database}: damaged ({problem}); kept as {kept.name}, and this sweep is logged to a new database. "
-            "Log the other sweeps of the folder with `specfrontier sync`"
-        )
+    if database is not None and database_problem(database):
+        with sole_creator(uri):
+            notes += _replace_damaged(database, is_default=uri == default_uri(storage))
     return notes
+
+
+def _replace_damaged(database: Path, *, is_default: bool) -> list[str]:
+    """Set a database aside, unless another process has done so meanwhile; returns a sentence about it."""
+    if (problem := database_problem(database)) is None:
+        return []
+    if not is_default:
+        raise TrackingError(f"{database}: damaged ({problem}); restore it, or move it away and log the sweep again")
+    kept = _set_aside(database)
+    return [
+        f"{database}: damaged ({problem}); kept as {kept.name}, and this sweep is logged to a new database. "
+        "Log the other sweeps of the folder with `specfrontier sync`"
+    ]
 
 
 def database_problem(database: Path) -> str | None:

@@ -20,6 +20,8 @@ from orchestrator.tracking.client import (
     URI_VARIABLE,
     TrackingError,
     artifact_folder,
+    as_tracking_error,
+    create_database,
     local_database,
     public_uri,
     resolve_uri,
@@ -114,6 +116,8 @@ def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[
         TrackingError: the port is in use, or the server does not start (with its last output).
     """
     port = free_port(host, port)
+    with as_tracking_error(uri):
+        create_database(uri)
     repair_artifacts(uri)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     folder = artifact_folder(uri)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,47 @@ def sync_in_child(storage: Storage, output: Path) -> str:
     return output.read_text().strip()
 
 
-def _sync(uri: str, output: str) -> None:
+def sync_together(storages: Sequence[Storage], uri: str, folder: Path) -> list[str]:
+    """`sync` of several sweeps in as many processes at once; what each printed."""
+    barrier, outputs = _CONTEXT.Barrier(len(storages)), [folder / f"output-{i}" for i in range(len(storages))]
+    processes = [
+        _CONTEXT.Process(target=_sync_after, args=(barrier, storage.uri, str(output), uri))
+        for storage, output in zip(storages, outputs, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        assert process.exitcode is not None, "it hangs"
+    return [output.read_text().strip() for output in outputs]
+
+
+def _sync_after(barrier: Barrier, storage: str, output: str, uri: str) -> None:
+    barrier.wait(120)
+    _sync(storage, output, uri)
+
+
+def sync_and_die_early(storage: Storage, database: str, output: Path) -> int:
+    """`sync` in a child process that is killed while MLflow creates the tables of a new database; its exit code."""
+    return run_in_child(_sync_and_die_early, storage.uri, str(output), database)
+
+
+def _sync_and_die_early(storage: str, output: str, uri: str) -> None:
+    from sqlalchemy import Engine, event
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def die(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "_alembic_tmp_" in statement and "INSERT" in statement:  # SQLite's copy of a table that is altered
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _sync(storage, output, uri)
+
+
+def _sync(uri: str, output: str, tracking: str = "") -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    print(tracker.sync(Storage(uri)), flush=True)
+    print(tracker.sync(Storage(uri), tracking or None), flush=True)
 
 
 def sync_and_die(uri: str, step: str, when: str) -> None:

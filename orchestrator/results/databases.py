@@ -1,0 +1,145 @@
+"""Databases and files that several programs or processes may want: whose tables they hold, and who may create them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.results.locks import waiting_lock
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+OPTUNA, MLFLOW = "Optuna", "MLflow"
+_OTHER = "another program"
+_MLFLOW_TABLES = {"experiments", "runs"}
+_OPTUNA_REVISION = re.compile(r"v\d")  # those of MLflow are hexadecimal
+_SQLITE, _POSTGRESQL = "sqlite", "postgresql"
+_SQLITE_HEADER = b"SQLite format 3\0"
+_LOCK_KEY = 0x5F0C_4715  # PostgreSQL's advisory locks are numbers; any that no other program uses
+
+# A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
+_TIMEOUTS = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_TIMEOUTS |= {"tcp_user_timeout": 20_000}
+_OPTIONS: Mapping[str, dict[str, Any]] = {
+    _POSTGRESQL: {"pool_pre_ping": True, "connect_args": _TIMEOUTS},
+    "mysql": {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}},
+}
+
+
+def engine_options(url: str) -> dict[str, Any] | None:
+    """SQLAlchemy's options for a database; None for those without any."""
+    return _OPTIONS.get(_backend(url))
+
+
+def local_file(url: str) -> Path | None:
+    """The file of a path or of a SQLite URL; None for other databases, and for one in memory."""
+    if "://" not in url:
+        return Path(url).expanduser()
+    if _backend(url) != _SQLITE:
+        return None
+    from sqlalchemy import make_url
+
+    name = make_url(url).database
+    return Path(name) if name and name != ":memory:" else None
+
+
+@contextmanager
+def sole_creator(url: str) -> Iterator[None]:
+    """Of the processes that open a new database or file at once, one creates its tables, and the others wait.
+
+    Optuna and MLflow look for tables and then create them, so two processes would create them twice. Supports files
+    and PostgreSQL; elsewhere the block runs at once.
+
+    Raises:
+        OSError, sqlalchemy.exc.SQLAlchemyError: no access.
+    """
+    file = local_file(url)
+    if file is not None:
+        with waiting_lock(file.with_name(f".{file.name}.creating")):
+            yield
+    elif _backend(url) == _POSTGRESQL:
+        from sqlalchemy import text
+
+        with _engine(url).begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+            yield
+    else:
+        yield
+
+
+def find_owner(url: str) -> str | None:
+    """The program whose tables are in a database, by Alembic's table, of which a database has one. None: of nobody.
+
+    Reads only; a missing file stays missing.
+
+    Raises:
+        ValueError: the file is not a SQLite database.
+        ImportError, sqlalchemy.exc.SQLAlchemyError: no driver, or the database cannot be read.
+    """
+    from sqlalchemy import inspect, text
+
+    file = local_file(url)
+    if file is not None and file.is_file():
+        with open(file, "rb") as opened:
+            if opened.read(len(_SQLITE_HEADER)) not in (b"", _SQLITE_HEADER):
+                raise ValueError(f"{file} is not a SQLite database")
+    elif file is not None and file.parent.is_dir() and not file.exists():
+        return None
+    with _engine(url).connect() as connection:
+        tables, revision = set(inspect(connection).get_table_names()), None
+        if "alembic_version" in tables:
+            revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if _OPTUNA_REVISION.match(revision or "") or (revision is None and "version_info" in tables):
+        return OPTUNA
+    if tables >= _MLFLOW_TABLES:
+        return MLFLOW
+    return None if revision is None else _OTHER
+
+
+def may_create_tables(url: str) -> bool:
+    """Whether the user of a PostgreSQL database may create tables in it. True for others, which nobody asked."""
+    from sqlalchemy import text
+
+    if _backend(url) != _POSTGRESQL:
+        return True
+    with _engine(url).connect() as connection:
+        return bool(connection.scalar(text("SELECT has_schema_privilege(current_schema(), 'CREATE')")))
+
+
+def is_same_database(url: str, other: str) -> bool:
+    """Whether two paths or URLs name one file or one database, however they are spelled."""
+    files = local_file(url), local_file(other)
+    if files[0] is None or files[1] is None:
+        return files == (None, None) and _identity(url) == _identity(other)
+    return files[0].resolve() == files[1].resolve()
+
+
+def _identity(url: str) -> tuple[Any, ...]:
+    """What a database says that it is; of one that does not answer, what its URL says."""
+    from sqlalchemy import make_url, text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if _backend(url) == _POSTGRESQL:
+        query = "SELECT current_database(), current_schema(), pg_postmaster_start_time()"
+        try:
+            with _engine(url).connect() as connection:
+                return tuple(connection.execute(text(query)).one())
+        except (SQLAlchemyError, ImportError):  # whoever needs the database says why
+            pass
+    parts = make_url(url)
+    return parts.get_backend_name(), parts.host, parts.port, parts.database
+
+
+def _engine(url: str) -> Engine:
+    """A connection of its own for every use."""
+    from sqlalchemy import NullPool, create_engine
+
+    return create_engine(url, poolclass=NullPool, connect_args=(engine_options(url) or {}).get("connect_args", {}))
+
+
+def _backend(url: str) -> str:
+    return url.partition("://")[0].partition("+")[0].lower()

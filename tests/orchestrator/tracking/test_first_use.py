@@ -1,0 +1,78 @@
+"""The first use of an MLflow database: by several processes at once, and by one that is killed meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tracking.tracker import SyncResult
+from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_together
+from tests.fakes.postgresql import PostgreSQL, postgresql
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+pytestmark = pytest.mark.slow(seconds=60)
+TRIALS = 2
+NAMES = ("one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    with postgresql() as running:
+        yield running
+
+
+def sweeps(folder: Path) -> list[Storage]:
+    for name in NAMES:
+        write_sweep(folder / name, TRIALS, name=name, failed=())
+    return [Storage(folder / name) for name in NAMES]
+
+
+def beside(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {*NAMES, "mlartifacts"}
+
+
+def experiments(database: Path) -> set[str]:
+    with closing(sqlite3.connect(database)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM experiments")}
+
+
+def test_sweeps_that_are_logged_at_once_share_a_new_file(tmp_path: Path) -> None:
+    folder, output = tmp_path / "sweeps", tmp_path
+    assert sync_together(sweeps(folder), "", output) == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+    assert experiments(folder / "mlflow.db") >= {f"specfrontier/{name}" for name in NAMES}
+    assert beside(folder) == {"mlflow.db"}
+
+
+def test_sweeps_that_are_logged_at_once_share_a_new_database(server: PostgreSQL, tmp_path: Path) -> None:
+    printed = sync_together(sweeps(tmp_path / "sweeps"), server.create("together"), tmp_path)
+    assert printed == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+
+
+def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
+    folder = tmp_path / "sweeps"
+    storages = sweeps(folder)
+    (folder / "mlflow.db").write_bytes(b"not a database, but long enough for SQLite to notice" * 20)
+    printed = sync_together(storages, "", tmp_path)
+    assert printed == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+    assert sum(".damaged-" in name for name in beside(folder)) == 1
+
+
+@pytest.mark.parametrize("url", [lambda folder: "", lambda folder: f"sqlite:///{folder}/deep/own.db?timeout=30"])
+def test_a_process_that_is_killed_leaves_no_half_made_file(url: Callable[[Path], str], tmp_path: Path) -> None:
+    storage = sweeps(tmp_path / "sweeps")[0]
+    assert sync_and_die_early(storage, url(tmp_path), tmp_path / "output") == -9
+    assert not list(tmp_path.rglob("[!.]*.db")), "it has its name only when it is complete"
+    assert sync_together([storage], url(tmp_path), tmp_path) == [str(SyncResult(TRIALS, 0))]
+    (database,) = tmp_path.rglob("*.db")
+    assert [path.name for path in database.parent.glob(".*")] == []
+
+
+def test_an_empty_file_becomes_the_database(tmp_path: Path) -> None:
+    storage = sweeps(tmp_path / "sweeps")[0]
+    (tmp_path / "sweeps" / "mlflow.db").touch()
+    assert sync_in_child(storage, tmp_path / "output") == str(SyncResult(TRIALS, 0))
