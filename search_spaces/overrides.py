@@ -7,7 +7,7 @@ from typing import Any
 
 from search_spaces.documents import read_document
 from search_spaces.params import ConfigError, at, unknown_key
-from search_spaces.trial import SECTIONS
+from search_spaces.trial import SECTIONS, flat_types
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -51,8 +51,7 @@ def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict
 
 def config_keys() -> list[str]:
     """Every key that a decoding config can have, as `section.key`."""
-    keys = (f"{name}.{key}" for name, section in SECTIONS.items() for key in section.known_keys(section.tags))
-    return list(dict.fromkeys(keys))
+    return list(flat_types())
 
 
 def _names_kind(path: str) -> bool:

@@ -121,6 +121,11 @@ class ParamField:
         return kind if kind in (int, float) else None
 
     @property
+    def stored(self) -> type:
+        """The type of its values in tables: int, float, or str, which lists become as JSON."""
+        return self.number or str
+
+    @property
     def is_list(self) -> bool:
         return get_origin(_without_none(self.type)) is tuple
 

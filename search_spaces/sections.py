@@ -69,6 +69,25 @@ class Section:
         """The tags, the common keys, and the keys of these kinds by tag."""
         return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
 
+    def types(self) -> dict[str, type]:
+        """The type of each key's value in tables: int, float or str (see `ParamField.stored`).
+
+        Raises:
+            ConfigError: kinds disagree on a key's type.
+        """
+        types: dict[str, type] = dict.fromkeys(self.tags, str)
+        owners = dict.fromkeys(types, "the name of a kind")
+        groups = {"every kind": self.common} | {
+            repr(kind): options[kind].fields() for options in self.tags.values() for kind in options
+        }
+        for owner, fields in groups.items():
+            for key, entry in fields.items():
+                if types.setdefault(key, entry.stored) is not entry.stored:
+                    clash = f"{types[key].__name__} in {owners[key]}, {entry.stored.__name__} in {owner}"
+                    raise ConfigError((key,), f"has one type in every kind: {clash}; rename the plugin's key")
+                owners.setdefault(key, owner)
+        return types
+
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
         """The keys of the fields of these kinds."""
         return [key for kind in kinds for key in self.tags[tag][kind].fields()]

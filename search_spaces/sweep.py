@@ -34,7 +34,7 @@ from search_spaces.sweep_sections import (
     SweepHeader,
     Timing,
 )
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Sampling, flat_types
 
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
@@ -145,6 +145,7 @@ class SweepConfig:
             if parts["search"].sampler == GRID:
                 parts["space"].check_finite()
         _check_distinct(parts["enqueue"])
+        flat_types()  # all plugins of the space are loaded now
         if "space" not in given and "trials" not in given.get("budget", {}):
             vanilla = DecodingConfig(sampling=parts["sampling"])  # runs first, even if `enqueue` does not list it
             trials = len({*(entry.config for entry in parts["enqueue"]), vanilla})

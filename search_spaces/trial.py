@@ -199,10 +199,10 @@ class DecodingConfig:
 
     def flat(self) -> dict[str, int | float | str]:
         """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`, `tree.policy`. Lists are
-        JSON.
+        JSON. Types: see `flat_types`.
         """
         return {
-            f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list) else value
+            f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else value
             for section, entries in self.to_mapping().items()
             for key, value in entries.items()
         }
@@ -262,6 +262,19 @@ class DecodingConfig:
         for path, what, size in sizes:
             if size > codebook_size:
                 raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
+
+
+def flat_types() -> dict[str, type]:
+    """The type of every key that `DecodingConfig.flat` can have: int, float or str.
+
+    Raises:
+        ConfigError: kinds of a section, one of them a plugin's, disagree on a key's type.
+    """
+    types: dict[str, type] = {}
+    for name, section in SECTIONS.items():
+        with at(name):
+            types |= {f"{name}.{key}": kind for key, kind in section.types().items()}
+    return types
 
 
 @lru_cache(maxsize=256)  # for the trials in flight: each file name and task of a trial needs its config's mapping

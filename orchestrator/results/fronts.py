@@ -99,9 +99,12 @@ def values_of(records: Sequence[TrialRecord], axes: Sequence[Axis]) -> tuple[Flo
 def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Sequence[Axis]) -> pyarrow.Table:
     """A table of trials, a row for each record, with a column `front`: whether the trial is on the front of those that
     meet their constraints."""
+    import pyarrow as pa
+
     values, _ = values_of(records, axes)
     values[[not record.feasible or record.duplicate_of is not None for record in records]] = np.nan
-    return table.append_column("front", [nondominated(values, directions(axes)) if axes else [False] * len(records)])
+    front = nondominated(values, directions(axes)) if axes else [False] * len(records)
+    return table.append_column("front", pa.array(front, pa.bool_()))
 
 
 def joint_errors(

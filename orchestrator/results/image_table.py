@@ -18,18 +18,25 @@ def image_table(
 ) -> pyarrow.Table:
     """One row per image, with the trial's `number` as first column: of trials that share images, the first one's.
 
+    Without images it has the columns of every shard, which are all but features and scores.
+
     Raises:
         ValueError: a shard is missing or damaged, or has no such column.
     """
     import pyarrow as pa
 
+    from workers.data.records import IMAGE_SCHEMA
+
     shards: dict[str, int] = {}
     for record in records:
         for shard in record.image_shards:
             shards.setdefault(shard, record.number)
-    tables = [pa.table({"number": pa.array([], pa.int64())})]
+    tables = []
     for shard, owner in shards.items():
         fix = f"to draw it again, delete it and {trial_file(owner)}, then launch with --resume"
         table = read_table(storage, shard, columns, fix=fix)
         tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
-    return pa.concat_tables(tables, promote_options="permissive")
+    if tables:
+        return pa.concat_tables(tables, promote_options="default")
+    kept = [field for field in IMAGE_SCHEMA if columns is None or field.name in columns]
+    return pa.schema([pa.field("number", pa.int64()), *kept]).empty_table()

@@ -15,10 +15,10 @@ import numpy as np
 from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import Measured, TrialRecord, typed_table
 from search_spaces.constraints import Constraint
-from search_spaces.overrides import config_keys
 from search_spaces.params import ConfigError, unknown_key
+from search_spaces.trial import flat_types
 
 if TYPE_CHECKING:
     import pyarrow
@@ -119,12 +119,10 @@ def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
     Raises:
         ValueError: there is no such column; the message follows the column's name.
     """
-    import pyarrow as pa
-
     if name in table.column_names:
         return table[name]
-    if name in config_keys():
-        return pa.chunked_array([pa.nulls(table.num_rows)])
+    if name in (types := flat_types()):
+        return typed_table([{}] * table.num_rows, {name: types[name]})[name]
     raise ValueError(f": {unknown_key(name, table.column_names, 'column')}")
 
 
@@ -133,9 +131,9 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    is_bool, is_null = pa.types.is_boolean(column.type), pa.types.is_null(column.type)
+    is_bool = pa.types.is_boolean(column.type)
     is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    if relation in _ORDER and not (is_number or is_bool or is_null):
+    if relation in _ORDER and not (is_number or is_bool):
         raise ValueError(" holds text, which has no order; use =, != or in")
     if relation in _ORDER and values == [_NULL]:
         raise ValueError(f": {_NULL} has no order; use = or !=")

@@ -279,7 +279,7 @@ def front_of(
         require_comparable([sweep.identity for sweep in sweeps], axis.name)
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
     limits = {name: [sweep.limit(text) for text in subject_to] for name, sweep in named.items()}
-    trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="permissive")
+    trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="default")
     trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
     rows, left_out = rows_passing(
         {

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import dump_checked, load_checked
 
 if TYPE_CHECKING:
@@ -17,6 +17,21 @@ State = Literal["complete", "stopped", "failed"]
 COMPLETE: Final = "complete"
 STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
 FAILED: Final = "failed"
+LOSSLESS: Final = "lossless"  # a column of the table of trials
+_FACTS: Final[Mapping[str, type]] = {  # the columns that every table of trials has
+    "number": int,
+    "label": str,
+    "state": str,
+    "cause": str,
+    "feasible": bool,
+    "digest": str,
+    "images": int,
+    "seconds": float,
+    "duplicate_of": int,
+    "started": str,
+    "finished": str,
+    LOSSLESS: bool,
+}
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 
@@ -149,30 +164,30 @@ def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Measure
 def trial_table(records: Sequence[TrialRecord], sampling: Sampling | None) -> pyarrow.Table:
     """One row per trial: its facts, its config by flat key (null where a config lacks the key), its metrics.
 
-    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence.
-    sampling: of the sweep's baseline, which says what is `lossless` (see `DecodingConfig.is_lossless`).
+    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence, and have
+    the same types in every sweep (see `typed_table`). sampling: of the sweep's baseline, which says what is `lossless`
+    (see `DecodingConfig.is_lossless`).
+    """
+    return typed_table([_row(record, sampling) for record in records], _FACTS)
+
+
+def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) -> pyarrow.Table:
+    """Rows as a table whose types depend on the names of its columns alone. facts: the columns that it always has.
+
+    Of the others, keys of a config have the type of their field, and all the rest are numbers: metrics and errors.
     """
     import pyarrow as pa
 
-    rows = [_row(record, sampling) for record in records]
-    if not rows:
-        types = {"number": pa.int64(), "label": pa.string(), "state": pa.string(), "digest": pa.string()}
-        return pa.schema(types).empty_table()
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """The values, which become text if one of them is text. (Of integers and floats, pyarrow makes floats.)"""
-    has_text = any(isinstance(value, str) for value in values)
-    return [None if value is None else str(value) for value in values] if has_text else values
+    arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    known = flat_types() | facts
+    names = dict.fromkeys([*facts, *(name for row in rows for name in row)])
+    return pa.Table.from_pylist(rows, pa.schema({name: arrow[known.get(name, float)] for name in names}))
 
 
 def _row(record: TrialRecord, sampling: Sampling | None) -> dict[str, Any]:
-    names = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds")
-    facts = {name: getattr(record, name) for name in (*names, "duplicate_of", "started", "finished")}
-    facts["lossless"] = record.is_lossless(sampling)
+    facts = {name: getattr(record, name) for name in _FACTS if name != LOSSLESS}
     metrics: dict[str, Any] = {}
     for name, entry in record.metrics.items():
-        metrics |= {name: float(entry.value), f"{name}_error": None if entry.error is None else float(entry.error)}
-    return facts | {"seconds": float(record.seconds)} | (record.config.flat() if record.config else {}) | metrics
+        metrics |= {name: entry.value, f"{name}_error": entry.error}
+    flat = record.config.flat() if record.config else {}
+    return facts | {LOSSLESS: record.is_lossless(sampling)} | flat | metrics

@@ -14,6 +14,7 @@ from orchestrator.results.describe import family
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import typed_table
 from orchestrator.run.predicted_pool import can_run, draw_settings, split_predictable
 from orchestrator.run.preflight_models import check_configs, models_entry
 from search_spaces.sweep import SweepConfig
@@ -31,6 +32,7 @@ from workers.replay.replayer import Replayer
 if TYPE_CHECKING:
     import pyarrow
 
+_FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
 _AXES = (("speedup", "maximize"), ("excess", "minimize"))  # of the predicted front
 
 
@@ -73,8 +75,6 @@ class PredictedSpace:
 
     def table(self) -> pyarrow.Table:
         """A row per setting: name, label, front, config digest, every key of the config, every value with its error."""
-        import pyarrow as pa
-
         rows = []
         for setting in self.settings:
             row = {
@@ -89,8 +89,7 @@ class PredictedSpace:
             for name, estimate in setting.values.items():
                 row |= {name: estimate.value, f"{name}_error": estimate.error}
             rows.append(row)
-        columns = dict.fromkeys(name for row in rows for name in row)
-        return pa.table({name: [row.get(name) for row in rows] for name in columns})
+        return typed_table(rows, _FACTS)
 
 
 def predict_space(

@@ -34,6 +34,20 @@ _CHECKSUM_KEY = "specfrontier.sha256"
 _ZEROS = b"0" * 64  # in the place of the checksum while it is computed
 _CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])  # the key, and a text of that length
 FEATURES, SCORES = "features.", "score."  # prefixes of column names
+_PHASES = ("prefill", "drafter", "target", "acceptance", "commit")  # as in `workers.decoding.timer`, which needs torch
+IMAGE_SCHEMA = pa.schema(  # of quality shards, without features and scores; see `workers.runtime.shard_tables`
+    {
+        "caption_id": pa.int64(),
+        "caption": pa.string(),
+        "sample": pa.int32(),
+        "seed": pa.int64(),
+        **dict.fromkeys(("tokens", "emitted", "depth", "nodes"), pa.list_(pa.int32())),
+        "rounds": pa.int32(),
+        **dict.fromkeys((f"seconds_{phase}" for phase in _PHASES), pa.float64()),
+        "latency": pa.float64(),
+        "batch": pa.int32(),
+    }
+)
 
 
 class ShardError(ValueError):

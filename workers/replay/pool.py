@@ -60,12 +60,12 @@ def prediction_table(replayer: Replayer, configs: Sequence[DecodingConfig], para
     """
     replayer.record(configs)
     predicted = [predict_quantities(replayer, config) for config in configs]
-    columns: dict[str, list[object]] = {
-        "digest": [config.digest() for config in configs],
-        "config": [json.dumps(config.to_mapping()) for config in configs],
-        "params": list(params),
+    arrays = {
+        "digest": pa.array([config.digest() for config in configs], pa.string()),
+        "config": pa.array([json.dumps(config.to_mapping()) for config in configs], pa.string()),
+        "params": pa.array(params, pa.string()),
     }
     for name in QUANTITIES:
-        columns[name] = [values[name].value for values in predicted]
-        columns[f"{name}_error"] = [values[name].error for values in predicted]
-    return pa.table(columns)
+        arrays[name] = pa.array([values[name].value for values in predicted], pa.float64())
+        arrays[f"{name}_error"] = pa.array([values[name].error for values in predicted], pa.float64())
+    return pa.table(arrays)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from workers.data.records import FEATURES, SCORES, float_lists
+from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, float_lists
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.metrics.costs import TIMED_COLUMNS, VANILLA
@@ -42,27 +42,28 @@ def quality_table(
         ValueError: another number of features or scores than images, or a feature that is not finite in float16.
     """
     requests, statistics = [r.request for r in results], [r.statistics for r in results]
-    arrays = {
-        "caption_id": pa.array([request.caption_id for request in requests], pa.int64()),
-        "caption": pa.array([request.caption for request in requests], pa.string()),
-        "sample": pa.array([request.sample for request in requests], pa.int32()),
-        "seed": pa.array([seed] * len(requests), pa.int64()),
+    columns = {
+        "caption_id": [request.caption_id for request in requests],
+        "caption": [request.caption for request in requests],
+        "sample": [request.sample for request in requests],
+        "seed": [seed] * len(requests),
         "tokens": _lists([r.tokens for r in results]),
         "emitted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
         "nodes": _lists([s.nodes for s in statistics]),
-        "rounds": pa.array([s.rounds for s in statistics], pa.int32()),
-        **{f"seconds_{phase}": pa.array([s.seconds[phase] for s in statistics], pa.float64()) for phase in PHASES},
-        "latency": pa.array([s.latency for s in statistics], pa.float64()),
-        "batch": pa.array([batch] * len(requests), pa.int32()),
+        "rounds": [s.rounds for s in statistics],
+        **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
+        "latency": [s.latency for s in statistics],
+        "batch": [batch] * len(requests),
     }
+    table = pa.table(columns, IMAGE_SCHEMA)
     for name, rows in (features or {}).items():
-        arrays[FEATURES + name] = _features(name, rows, len(requests))
+        table = table.append_column(FEATURES + name, _features(name, rows, len(requests)))
     for name, values in (scores or {}).items():
         if values.shape != (len(requests),):
             raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(requests)} images")
-        arrays[SCORES + name] = pa.array(values.detach().double().cpu().numpy())
-    return pa.table(arrays)
+        table = table.append_column(SCORES + name, pa.array(values.detach().double().cpu().numpy()))
+    return table
 
 
 def timing_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

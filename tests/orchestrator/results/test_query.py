@@ -19,7 +19,7 @@ TABLE = pa.table(
         "acceptance.k": pa.array([None, 10, 100, 12], pa.int64()),
         "acceptance.delta": pa.array([None, 0.1, 0.25, None], pa.float64()),
         "feasible": [True, True, False, True],
-        "cause": pa.array([None] * 4, pa.null()),
+        "cause": pa.array([None] * 4, pa.string()),
         "fid": pa.array([4.0, 4.5, 5.0, None], pa.float64()),
     }
 )
