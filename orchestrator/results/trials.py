@@ -179,7 +179,7 @@ def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) ->
     import pyarrow as pa
 
     arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    known = flat_types() | facts
+    known = {**flat_types(), **facts}
     names = dict.fromkeys([*facts, *(name for row in rows for name in row)])
     return pa.Table.from_pylist(rows, pa.schema({name: arrow[known.get(name, float)] for name in names}))
 
