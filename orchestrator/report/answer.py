@@ -7,7 +7,8 @@ import math
 import shlex
 from typing import Any
 
-from orchestrator.results.choices import DEFAULT_FACTORS, gain_confidence, has_positive_vanilla
+from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
+from orchestrator.results.fronts import Candidate
 from orchestrator.results.store import location, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Front, Sweep
 
@@ -20,34 +21,18 @@ _PLACEHOLDER = "PROMPT"  # without images in the store
 def answer(front: Front) -> dict[str, Any]:
     """What the slider and the recommendation need; empty without a front.
 
-    The bar is `y <= BAR * vanilla` if each sweep's vanilla is positive in all draws, else `y <= BAR`; `>=` for a metric
-    that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no
-    trial is within the bar) and the share of draws in which it is within the bar (None: unknown). `gains` has the share
-    of draws in which a chosen trial is better than vanilla in the first metric; `better`, `best` and `best_lossless`
-    are words.
+    `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is better than vanilla
+    in the first metric; `better`, `best` and `best_lossless` are words.
     """
     if not front.candidates:
         return {}
-    quality = front.axes[1]
-    relative = has_positive_vanilla(front)
-    slider = _slider(*_ends(front, relative), quality.direction, relative)
-    places, steps, knee = slider["places"], [], front.knee()
-    lossless = front.best_lossless()
-    chosen = {trial.name: trial for trial in (knee, lossless) if trial is not None}
-    for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
-        bar = slider["low"] + number * slider["step"]
-        limits = [f"{quality.name} {quality.no_worse} {bar:.{places}f}" + (" * vanilla" if relative else "")]
-        best = front.best(limits)
-        share = None if best is None else front.limit_confidence(best, limits)
-        steps.append([None if best is None else best.name, None if share is None else round(share, 4)])
-        chosen |= {} if best is None else {best.name: best}
+    bar, chosen = _bar(front) if has_bar(front.axes[1]) else (None, {})
+    knee, lossless = front.knee(), front.best_lossless()
+    chosen |= {trial.name: trial for trial in (knee, lossless) if trial is not None}
     gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
     return {
-        "metric": quality.name,
-        "relation": quality.no_worse,
-        "relative": relative,
-        "slider": slider,
-        "steps": steps,
+        "metric": front.axes[1].name,
+        "bar": bar,
         "better": front.axes[0].better,
         "best": front.axes[0].best,
         "best_lossless": front.axes[0].best_lossless,
@@ -57,6 +42,26 @@ def answer(front: Front) -> dict[str, Any]:
         "knee": None if knee is None else {"id": knee.name, "confidence": front.knee_confidence(knee)},
         "commands": _commands(front),
     }
+
+
+def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Candidate]]:
+    """The quality bar that a slider moves, and the trials that are the best within it somewhere, by name.
+
+    The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric that is maximised.
+    `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no trial is within the
+    bar) and the share of draws in which it is within the bar (None: unknown).
+    """
+    quality, relative = front.axes[1], default_limit(front) is not None
+    slider = _slider(*_ends(front, relative), quality.direction, relative)
+    steps, chosen = [], {}
+    for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
+        level = slider["low"] + number * slider["step"]
+        limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (" * vanilla" if relative else "")
+        best = front.best([limit])
+        share = None if best is None else front.limit_confidence(best, [limit])
+        steps.append([None if best is None else best.name, None if share is None else round(share, 4)])
+        chosen |= {} if best is None else {best.name: best}
+    return slider | {"relation": quality.no_worse, "relative": relative, "steps": steps}, chosen
 
 
 def _ends(front: Front, relative: bool) -> tuple[float, float]:

@@ -138,22 +138,20 @@ def default_limit(front: Front) -> str | None:
     return f"{quality.name} {quality.no_worse} {DEFAULT_FACTORS[quality.direction]} * vanilla"
 
 
+def has_bar(axis: Axis) -> bool:
+    """Whether a limit on the metric is a quality bar: it says something about the images."""
+    return not axis.is_of_counts
+
+
 def has_default_bar(vanilla: TrialRecord | None, quality: Axis) -> bool:
-    """Whether a multiple of vanilla's value is a bar: the metric is of quality, its value says more than that vanilla's
+    """Whether a multiple of vanilla's value is a bar: the metric has one, its value says more than that vanilla's
     images are its own, and it is positive."""
-    return not quality.is_of_counts and not quality.is_of_vanilla and is_positive(vanilla, quality)
+    return has_bar(quality) and not quality.is_of_vanilla and is_positive(vanilla, quality)
 
 
 def example_limit(front: Front) -> str:
     """A bar on the second objective: the default one, or the form of one, such as `drift <= X`."""
     return default_limit(front) or f"{front.axes[1].name} {front.axes[1].no_worse} X"
-
-
-def has_positive_vanilla(front: Front) -> bool:
-    """Whether in each candidate's sweep vanilla's value of the second objective is positive in all draws."""
-    quality = front.axes[1]
-    names = {candidate.sweep for candidate in front.candidates}
-    return all(is_positive(front.sweeps[name].vanilla, quality) for name in names)
 
 
 def is_positive(vanilla: TrialRecord | None, axis: Axis) -> bool:

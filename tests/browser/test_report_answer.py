@@ -165,6 +165,20 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
         assert front.limit_confidence(candidate, [f"{metric} >= 1 * vanilla"]) == 1
 
 
+def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: Path) -> None:
+    objectives = [{"metric": name, "direction": METRICS[name]["direction"]} for name in ("fid", "step_compression")]
+    write_sweep(tmp_path, trials=24, seed=1, objectives=objectives)
+    write_report(Storage(tmp_path))
+    page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)])
+    for part in ("#bar", "#fastest", ".bar-line", ".ring.fast"):
+        assert page.locator(part).count() == 0
+    knee = front.knee()
+    assert knee is not None
+    assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
+    assert page.locator("#card").get_attribute("data-trial") == knee.name
+    assert "step compression" in page.locator("#answer .quiet").first.inner_text()
+
+
 def test_a_lossless_trial_with_a_better_fid_has_it_by_chance(open_page: Open, tmp_path: Path) -> None:
     objectives = [{"metric": "fid", "direction": "minimize"}, {"metric": "clip_score", "direction": "maximize"}]
     records = write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)

@@ -1,17 +1,18 @@
 // The recommendation: the best setting within a quality bar that a slider moves, and the front's knee.
-const ANSWER = DATA.answer;
+const ANSWER = DATA.answer,
+  BAR = ANSWER.bar; // null where the second metric has none
 
 // Of the slider's position: the id of the best trial within the bar (null: none), and the share of draws in which it
 // stays within.
-const stepAt = (bar) => ANSWER.steps[Math.round((bar - ANSWER.slider.low) / ANSWER.slider.step)];
+const stepAt = (bar) => BAR.steps[Math.round((bar - BAR.low) / BAR.step)];
 const losslessTrial = () => trialOf.get(ANSWER.lossless) ?? null;
 const kneeTrial = () => (ANSWER.knee ? trialOf.get(ANSWER.knee.id) : null);
-const recommended = () => (ANSWER.slider ? (trialOf.get(stepAt(state.bar)[0]) ?? null) : null);
-const barText = (bar) => bar.toFixed(ANSWER.slider.places);
-const limitText = (bar) => `${ANSWER.metric} ${ANSWER.relation} ${barText(bar)}${ANSWER.relative ? " * vanilla" : ""}`;
+const recommended = () => (BAR ? (trialOf.get(stepAt(state.bar)[0]) ?? null) : null);
+const barText = (bar) => bar.toFixed(BAR.places);
+const limitText = (bar) => `${ANSWER.metric} ${BAR.relation} ${barText(bar)}${BAR.relative ? " * vanilla" : ""}`;
 // The bar in the metric's own unit; null if sweeps with different values of vanilla share it.
 function barValue() {
-  if (!ANSWER.slider || !ANSWER.relative) return ANSWER.slider ? state.bar : null;
+  if (!BAR?.relative) return BAR ? state.bar : null;
   const vanilla = several ? null : trialOf.get(DATA.sweeps[0].vanilla);
   return vanilla ? state.bar * vanilla.metrics[ANSWER.metric][0] : null;
 }
@@ -24,43 +25,17 @@ function command(option) {
 }
 
 function drawAnswer() {
-  if (!ANSWER.slider)
-    return show(
-      "answer",
-      el("h2", {}, "Recommended setting"),
-      el("p", { class: "quiet" }, "No setting is on the front yet."),
-    );
-  const { low, high, step, start } = ANSWER.slider,
-    name = metricTitle(ANSWER.metric),
-    relation = ANSWER.relation === "<=" ? "at most" : "at least";
-  const slider = el("input", {
-    type: "range",
-    id: "bar",
-    min: low,
-    max: high,
-    step,
-    value: start,
-    "aria-describedby": "bar-text",
-    input: (event) => {
-      state.bar = Number(event.target.value);
-      drawRecommendation();
-    },
-  });
+  const head = [el("h2", {}, "Recommended setting")];
+  if (!ANSWER.commands) return show("answer", head, el("p", { class: "quiet" }, "No setting is on the front yet."));
+  const name = metricTitle(ANSWER.metric);
   show(
     "answer",
-    el("h2", {}, "Recommended setting"),
-    el(
-      "div",
-      { class: "bar-row" },
-      el("label", { for: "bar" }, `${name} ${relation}`),
-      el("output", { id: "bar-text", for: "bar" }),
-    ),
-    slider,
-    el("div", { id: "fastest" }),
+    head,
+    BAR ? barControls(name) : el("p", { class: "quiet" }, `No quality bar: ${name} says nothing about the images.`),
     el("div", { id: "lossless", class: "choice-part" }),
     el("div", { id: "knee", class: "choice-part" }),
   );
-  drawRecommendation();
+  if (BAR) drawRecommendation();
   drawChoice("lossless", capitalised(metricTitle(ANSWER.best_lossless)), losslessTrial(), {
     option: "--lossless",
     nothing: ANSWER.has_speed && `No measured lossless setting is ${metricTitle(ANSWER.better)} than vanilla.`,
@@ -71,12 +46,37 @@ function drawAnswer() {
     sure: () => sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence),
   });
 }
+function barControls(name) {
+  const slider = el("input", {
+    type: "range",
+    id: "bar",
+    min: BAR.low,
+    max: BAR.high,
+    step: BAR.step,
+    value: BAR.start,
+    "aria-describedby": "bar-text",
+    input: (event) => {
+      state.bar = Number(event.target.value);
+      drawRecommendation();
+    },
+  });
+  return [
+    el(
+      "div",
+      { class: "bar-row" },
+      el("label", { for: "bar" }, `${name} ${BAR.relation === "<=" ? "at most" : "at least"}`),
+      el("output", { id: "bar-text", for: "bar" }),
+    ),
+    slider,
+    el("div", { id: "fastest" }),
+  ];
+}
 function drawRecommendation() {
   const trial = recommended(),
     share = stepAt(state.bar)[1],
     value = barValue(),
     unit = unitOf(ANSWER.metric);
-  const words = ANSWER.relative
+  const words = BAR.relative
     ? [
         `${barText(state.bar)} × vanilla`,
         value !== null && el("span", { class: "quiet" }, ` = ${formatNumber(value, decimals(value, 3))}`),

@@ -58,7 +58,7 @@ function frontStatus(trial, front) {
 function drawAside() {
   const trial = state.hovered ?? (state.pins.length === 1 ? state.pins[0] : null),
     several = !trial && state.pins.length > 1;
-  const shown = trial ?? (several || narrow() ? null : recommended());
+  const shown = trial ?? (several || narrow() ? null : (recommended() ?? (BAR ? null : kneeTrial())));
   const card = byId("card"),
     pins = byId("pins");
   card.hidden = !shown;
@@ -81,7 +81,7 @@ const FULL = `${MAX_PINS} are pinned: release one to pin this`;
 // What the card is, or how to pin its trial.
 function eyebrow(trial, byDefault) {
   const text = (words, style = "") => el("p", { class: `eyebrow ${style}` }, words);
-  if (byDefault) return text("Recommended");
+  if (byDefault) return text(BAR ? "Recommended" : "Knee of the front");
   if (state.pins.includes(trial)) return text("Pinned");
   if (state.pins.length === MAX_PINS) return text(FULL, "full");
   if (!state.touch) return text("Click to pin");

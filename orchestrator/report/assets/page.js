@@ -94,7 +94,7 @@ function drawLegend() {
     el(
       "span",
       { class: "quiet" },
-      ringKey("fast", "recommended"),
+      BAR ? ringKey("fast", "recommended") : null,
       ringKey("knee", "knee"),
       ANSWER.lossless ? ringKey("lossless", metricTitle(ANSWER.best_lossless)) : null,
       DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible)

@@ -13,7 +13,7 @@ const state = {
   hovered: null,
   touch: false, // the last pointer on the chart was a finger
   pins: [],
-  bar: DATA.answer.slider?.start,
+  bar: DATA.answer.bar?.start,
   query: "",
   frontOnly: false,
   sort: { key: "number", descending: false },

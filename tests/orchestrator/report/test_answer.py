@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.report.answer import _slider, answer
+from orchestrator.results.choices import default_limit
 from orchestrator.results.sweep import Sweep, front_of
 from tests.fakes.drawn_sweeps import write_drawn_sweep
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 
 
 def generate_words(folder: Path) -> list[str]:
@@ -52,3 +54,21 @@ def test_steps_are_no_finer_than_a_thousandth_of_the_value(size: float) -> None:
     assert slider["low"] == pytest.approx(size, rel=1e-2)
     steps = (slider["high"] - slider["low"]) / slider["step"]
     assert steps == pytest.approx(round(steps), abs=1e-6)
+
+
+def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> None:
+    """Counts and times have none; distances from vanilla's own images have one in their own unit."""
+    for name, seed in (("a", 1), ("b", 2)):
+        write_sweep(tmp_path / name, trials=16, seed=seed, name=name)
+    sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
+    seen = set()
+    for x, y in permutations(METRICS, 2):
+        for given in (sweeps[:1], sweeps):
+            front = front_of(given, x, y)
+            bar, limit = answer(front)["bar"], default_limit(front)
+            assert (bar is None) == front.axes[1].is_of_counts
+            assert (bar is not None and bar["relative"]) == (limit is not None)
+            if limit is not None:
+                assert limit == f"{y} {bar['relation']} {bar['start']} * vanilla"
+            seen.add((bar is None, limit is None))
+    assert seen == {(True, True), (False, True), (False, False)}

@@ -61,6 +61,14 @@ def test_the_objectives_are_chosen(tmp_path: Path) -> None:
     assert "--x step_compression --y drift" in data["answer"]["commands"]["pareto"]
 
 
+def test_it_has_no_quality_bar_where_pareto_has_none(tmp_path: Path) -> None:
+    axes = ("--x", "fid", "--y", "step_compression")
+    data, sweeps = compared(tmp_path, *axes)
+    printed = specfrontier("pareto", *(sweep.storage.uri for sweep in sweeps), *axes, "--json").json
+    assert (data["answer"]["bar"], printed["limits"], printed["best"]) == (None, [], None)
+    assert data["answer"]["knee"]["id"] == f"{printed['knee']['sweep']}#{printed['knee']['number']}"
+
+
 @pytest.mark.parametrize("option", [("--where", "tree.depth=4"), ("--json",), ("--by", "tree.policy")])
 def test_options_that_the_page_does_not_take(tmp_path: Path, option: tuple[str, ...]) -> None:
     assert "--html" in error_of("compare", str(tmp_path), str(tmp_path), "--html", *option, code=2)
