@@ -213,17 +213,18 @@ class Acceptor:
         eligible, tokens = level.eligible.gather(1, children), level.tokens.gather(1, children)
         proposal = level.tree.proposal_probs(node)
         for rank in range(children.shape[1]):
-            tested = active & eligible.select(1, rank)
-            if all_done(tested):
+            untested = active[:, None] & eligible[:, rank:]
+            if all_done(untested):
                 break
+            tested = untested.select(1, 0)
             x = tokens.select(1, rank)
             mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
             accepted = tested & (level.uniforms.select(1, rank) < self.rule.acceptance_prob(mass, level.omega))
             accepted_child = torch.where(accepted, children.select(1, rank), accepted_child)
             rejected = tested ^ accepted
-            if all_done(rejected):
-                break
             active = active ^ accepted
+            if all_done(rejected):  # a row without a child of this rank may have one of a later rank
+                continue
             after_rejection = self.rule.residual(residual, proposal, x, level.omega, mass, self.tables)
             residual = torch.where(rejected[:, None], after_rejection, residual)
             if proposal is not None and rank + 1 < children.shape[1]:

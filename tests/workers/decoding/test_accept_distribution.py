@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,9 @@ from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import rounds, rules, tabular
+from workers.decoding.drafting import Drafting
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree
 
 CODES, LEVELS, DRAWS = 4, 3, 40_000
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
@@ -123,6 +126,43 @@ def test_a_round_emits_the_enumerated_distribution(
         tree = SHAPE if children == "sampled" else rounds.likeliest(p_after, SHAPE)
         for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, omegas).items():
             expected[cell((first, *tokens))] += first_probs[first] * weight
+    assert expected.sum() == pytest.approx(1)
+    assert tabular.p_value(counts, expected) > 1e-5
+
+
+class WithHoles:
+    """A drafting whose trees lack some nodes, with all that is below them."""
+
+    def __init__(self, drafting: Drafting, missing: tuple[int, ...]) -> None:
+        self.drafting = drafting
+        self.missing = torch.tensor([path[: len(missing)] == missing for path in PATHS])
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.drafting, name)
+
+    def draft(self, batch: Batch) -> DraftTree:
+        tree = self.drafting.draft(batch)
+        return replace(tree, exists=tree.exists & ~self.missing)
+
+
+@pytest.mark.parametrize("missing", [(0,), (1,), (0, 0)])
+@pytest.mark.parametrize("name", ["uniform", "lantern"])
+def test_children_behind_a_missing_one_are_tested(name: str, missing: tuple[int, ...]) -> None:
+    """A plugin's tree may lack a child that has later siblings."""
+    fast, plain = RULES[name]
+    fast, plain = replace(fast, resampling="optimal"), replace(plain, resampling="optimal")
+    config = DecodingConfig(Eagle(), Static(paths=PATHS, children="top"), fast, Sampling())
+    engine = tabular.TabularEngine(config, *tables(), LEVELS + 2, lookup=LOOKUP)
+    engine.drafting = cast(Drafting, WithHoles(engine.drafting, missing))
+    counts, expected = count_rounds(engine), np.zeros((CODES + 1) ** (LEVELS + 2))
+    for first in range(CODES):
+        q_after, p_after = probs_after(first, Sampling())
+        tree = parent = rounds.likeliest(p_after, SHAPE)
+        for rank in missing[:-1]:
+            parent = list(parent.values())[rank]
+        del parent[list(parent)[missing[-1]]]
+        for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, fast.schedule.omegas(3)).items():
+            expected[cell((first, *tokens))] += all_probs(tables()[0], Sampling())[0][first] * weight
     assert expected.sum() == pytest.approx(1)
     assert tabular.p_value(counts, expected) > 1e-5
 

@@ -18,6 +18,7 @@ from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
+from tests.fakes.tape import without_shortcuts
 from tests.workers.decoding.test_tree import random_parents
 from workers.decoding.accept import Acceptor
 from workers.decoding.kernels import FusedRule, random_bits
@@ -51,9 +52,12 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def sampled_tree(generator: torch.Generator) -> DraftTree:
+WIDE = [-1, -1, -1, 0, 1, 1, 1, 2, 5, 5, 6], [1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]  # parents and depths of a tree
+
+
+def sampled_tree(generator: torch.Generator, shape_of: tuple[list[int], list[int]] | None = None) -> DraftTree:
     """One shape for all rows; children sampled without replacement, some from fewer tokens than there are children."""
-    parents, depth = random_parents(NODES, generator)
+    parents, depth = shape_of or random_parents(NODES, generator)
     shape = fixed_shape(parents, depth, torch.device("cpu"))
     logits = 2 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     logits[..., 2:] = logits[..., 2:].masked_fill(torch.rand(ROWS, NODES + 1, 1, generator=generator) < 0.2, -torch.inf)
@@ -110,6 +114,41 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
     assert torch.equal(fused_path[:, : path.shape[1]], path)
     assert (fused_path[:, path.shape[1] :] == path[:, -1:]).all()
     torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "sampled"), FUSED)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_trees_with_holes_on_every_device(
+    name: str, sampled: bool, everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child may be missing before one that exists, in every row or in some: the CPU's loop, which stops early, an
+    accelerator's, which does not, and the kernel test the same children."""
+    rule = fused_rule(RULES[name], sampled=sampled)
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    neighbours = tables(generator)
+    tree = sampled_tree(generator, WIDE)
+    if not sampled:
+        tree.probs = tree.probs_index = None
+    holes = torch.rand(1 if everywhere else ROWS, NODES, generator=generator) < 0.3
+    holes[:, 0] = True
+    for node, parent in enumerate(tree.shape.parents[0].tolist()):
+        holes[:, node] |= holes[:, parent] & (parent >= 0)
+    tree.exists = tree.exists & ~holes
+    logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
+    slots = (tree.shape.parents + 1).expand(ROWS, -1)
+    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0
+    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
+    tests = acceptor._tests(tree, batch_of(tree))
+    path, num_accepted, residual = acceptor._accept(tree, tests, logits)
+    assert int(num_accepted.max()) > 0
+    fused_path, *fused = acceptor._accept_at_once(rule, tree, tests, logits)
+    without_shortcuts(monkeypatch)
+    full_path, *full = acceptor._accept(tree, tests, logits)
+    for other_path, (other_num_accepted, other_residual) in ((fused_path, fused), (full_path, full)):
+        assert other_num_accepted.tolist() == num_accepted.tolist()
+        assert torch.equal(other_path[:, : path.shape[1]], path)
+        normalised = other_residual / other_residual.sum(1, keepdim=True)
+        torch.testing.assert_close(normalised, residual, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("k", [9, BLOCK + 4])
