@@ -155,7 +155,8 @@ class CodebookNeighbourhood(Neighbourhood):
             return target, proposal
         columns, target = self._columns(tables), r.clone()
         for part in chunks(r.shape[1], r.shape[0] * columns.shape[1]):
-            masses = r.index_select(1, columns[part].flatten()).view(r.shape[0], -1, columns.shape[1])
+            members = columns[part]
+            masses = r.index_select(1, members.flatten()).view(r.shape[0], *members.shape)
             target[:, part] += self._sum(r[:, part, None], masses)[0]
         return target, proposal
 

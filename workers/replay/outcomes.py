@@ -70,19 +70,24 @@ def step_outcomes(
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
     siblings = _Siblings(steps, rule, tables, eligible, _omegas(rule, steps, levels), costs)
     for rank in range(steps.children.shape[2]):
-        if not siblings.test(rank):
-            break
+        siblings.test(rank)
     return _along_paths(steps, siblings, siblings.total_variation().view(steps.inner.shape))
 
 
 def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -> Tensor:
     """Relaxation budget [S, N] of every node; 1 where none is drafted."""
     levels = steps.levels if levels is None else levels
-    table = torch.ones(int(levels.max()) + 1, int(steps.depth.max()) + 1, device=levels.device)
-    for count in set(levels.tolist()):
+    counts = set(levels.tolist())
+    table = torch.ones(max(counts, default=0) + 1, _deepest(steps) + 1, device=levels.device)
+    for count in counts:
         budgets = torch.tensor(rule.schedule.omegas(count), device=levels.device)[: table.shape[1] - 1]
         table[count, 1 : len(budgets) + 1] = budgets
     return table[levels[:, None], steps.depth]
+
+
+def _deepest(steps: RecordedSteps) -> int:
+    """The largest depth of a node; 0 if there is none."""
+    return int(steps.depth.max()) if steps.depth.numel() else 0
 
 
 class _Siblings:
@@ -120,12 +125,10 @@ class _Siblings:
         is_paper = costs and rule.resampling == "paper" and not rule.neighbourhood.exact
         self.optimal = replace(rule, resampling="optimal") if is_paper and self.proposal is not None else None
 
-    def test(self, rank: int) -> bool:
-        """Test the children of one rank; False if there are none."""
+    def test(self, rank: int) -> None:
+        """Test the children of one rank. Later ranks may have children where this one has none."""
         child = self.children[:, rank]
         is_tested = (child >= 0) & self.eligible[self.step, child.clamp(min=0)]
-        if not bool(is_tested.any()):
-            return False
         self.tested |= is_tested
         rows = (is_tested & (self.open > 0)).nonzero()[:, 0]
         step, node, rule = self.step[rows], child[rows], self.rule
@@ -146,7 +149,6 @@ class _Siblings:
             left = (prob < 1).nonzero()[:, 0]
             mass = NeighbourhoodMass(*(None if part is None else part[left] for part in mass))  # type: ignore[arg-type]
             self._reject(rank, rows[left], x[left], omega[left], mass)
-        return True
 
     def _reject(self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass) -> None:
         """Replace the residuals of rows whose children x of this rank may be rejected."""
@@ -201,7 +203,7 @@ def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Ten
         reach.scatter_add_(1, slot, at_parent * siblings.accept[row, child])
         excess.scatter_add_(1, slot, at_parent * siblings.excess[row, child])
     excess = excess[:, 1:]
-    at_least = reach.new_zeros(count, int(steps.depth.max()) + 1).scatter_add_(1, pad(steps.depth, (1, 0)), reach)
+    at_least = reach.new_zeros(count, _deepest(steps) + 1).scatter_add_(1, pad(steps.depth, (1, 0)), reach)
     return StepOutcomes(
         at_least, distance, excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
     )

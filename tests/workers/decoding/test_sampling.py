@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import Sampling
-from workers.decoding.sampling import apply_cfg, guided_logits, kth_largest, to_probs, top_log_probs
+from workers.decoding.accept import remove_and_renormalise
+from workers.decoding.sampling import (
+    apply_cfg,
+    guided_logits,
+    kth_largest,
+    sample_with_exponentials,
+    to_probs,
+    top_log_probs,
+)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -73,3 +81,28 @@ def test_the_kth_largest_is_that_of_a_sort(k: int) -> None:
     logits[1] = logits[1].round()
     logits[0, 0, 3], logits[2, 1] = torch.nan, -torch.inf  # a NaN counts as the largest
     torch.testing.assert_close(kth_largest(logits, k), logits.topk(k).values[..., -1:], atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 50])
+def test_no_rows_give_none(top_k: int, top_p: float, temperature: float) -> None:
+    """With the shape and the dtype that some rows give."""
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    some = torch.randn(2, 3, 40)
+
+    def results(logits: Tensor) -> list[Tensor]:
+        probs = to_probs(logits, sampling)
+        tokens, none = probs[:, 0].argmax(-1), torch.zeros(len(logits), dtype=torch.bool)
+        noise = torch.ones_like(probs)
+        return [
+            probs,
+            *top_log_probs(logits, sampling, 4),
+            kth_largest(logits, 5),
+            sample_with_exponentials(probs, noise),
+            remove_and_renormalise(probs[:, 0], tokens, none),
+            apply_cfg(logits, 1.0),
+        ]
+
+    for expected, found in zip(results(some), results(some[:0]), strict=True):
+        assert (found.shape, found.dtype) == ((0, *expected.shape[1:]), expected.dtype)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.schedules import Constant
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Eagle, Sampling
 from tests.oracles import rounds, rules, tabular
@@ -172,3 +173,48 @@ def test_a_share_of_the_steps_can_be_kept() -> None:
     kept = [record("top", Sampling(), 3000, share=1 / 3)[0] for _ in range(2)]
     assert abs(len(kept[0]) - 1000) < 129
     assert torch.equal(kept[0].image, kept[1].image)
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize(("name", "resampling"), SETTINGS)
+def test_first_children_that_are_all_certain(name: str, resampling: Resampling, children: Children) -> None:
+    """Nothing may be rejected, so the tests of the other children, and the residuals, have no rows."""
+    fast, _ = with_resampling(name, resampling)
+    if children == "top":  # a budget below 1 may reject them
+        fast = replace(fast, schedule=Constant(1.6))
+    steps, _ = record(children, Sampling(), 20)
+    x = steps.tokens.gather(1, steps.children[..., 0])
+    proposal = None if steps.proposal is None else torch.full_like(steps.proposal, 1 / CODES)
+    target = torch.zeros_like(steps.target).scatter_(2, x[..., None], 1.0)
+    outcomes = step_outcomes(replace(steps, target=target, proposal=proposal), fast, LOOKUP)
+    assert torch.equal(outcomes.at_least, torch.ones(20, LEVELS + 1))
+    assert torch.equal(outcomes.total_variation, torch.zeros(20))
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize(("name", "resampling"), SETTINGS)
+def test_no_steps_have_no_outcomes(name: str, resampling: Resampling, children: Children) -> None:
+    fast, _ = with_resampling(name, resampling)
+    steps, _ = record(children, Sampling(), 20)
+    some, none = (step_outcomes(steps.select(torch.arange(count)), fast, LOOKUP) for count in (20, 0))
+    for field in fields(StepOutcomes):
+        expected, found = getattr(some, field.name), getattr(none, field.name)
+        assert (found.shape[0], found.dtype, found.dim()) == (0, expected.dtype, expected.dim())
+
+
+@pytest.mark.parametrize("children", ["sampled", "top"])
+@pytest.mark.parametrize("missing", [1, 2])
+def test_children_after_a_missing_one_are_tested(children: Children, missing: int) -> None:
+    """Without the first children of a node, the next ones are tried as if they were the first: in every row alike."""
+    steps, _ = record(children, Sampling(), 200)
+    root = steps.children[:, 0]
+    order = torch.cat([root[:, missing:], torch.full_like(root[:, :missing], -1)], dim=1)
+    shifted = steps.children.clone()
+    shifted[:, 0] = order
+    holes = steps.children.clone()
+    holes[:, 0, :missing] = -1
+    rule, _ = with_resampling("cool", "optimal")
+    expected, found = (step_outcomes(replace(steps, children=c), rule, LOOKUP) for c in (shifted, holes))
+    assert bool((expected.at_least[:, 1] > 0).any())
+    for field in fields(StepOutcomes):
+        torch.testing.assert_close(getattr(found, field.name), getattr(expected, field.name))
