@@ -59,7 +59,8 @@ def sole_creator(url: str) -> Iterator[None]:
     """
     file = local_file(url)
     if file is not None:
-        with waiting_lock(file.with_name(f".{file.name}.creating")):
+        place = file.resolve()  # one lock, however the file is spelled
+        with waiting_lock(place.with_name(f".{place.name}.creating")):
             yield
     elif _backend(url) == _POSTGRESQL:
         from sqlalchemy import text
@@ -71,22 +72,28 @@ def sole_creator(url: str) -> Iterator[None]:
         yield
 
 
-def find_owner(url: str) -> str | None:
-    """The program whose tables are in a database, by Alembic's table, of which a database has one. None: of nobody.
-
-    Reads only; a missing file stays missing.
+def has_tables(url: str, program: str) -> bool:
+    """Whether a database has the tables of a program, Optuna or MLflow. Reads only; a missing file stays missing.
 
     Raises:
-        ValueError: the file is not a SQLite database.
+        ValueError: it has those of another program, or the file is not a SQLite database.
         ImportError, sqlalchemy.exc.SQLAlchemyError: no driver, or the database cannot be read.
     """
+    owner = _find_owner(url)
+    if owner not in (None, program):
+        raise ValueError(f"this database has the tables of {owner}, and {program} needs one of its own; give another")
+    return owner is not None
+
+
+def _find_owner(url: str) -> str | None:
+    """The program whose tables a database has, by Alembic's table, of which there is one; None if it has none."""
     from sqlalchemy import inspect, text
 
     file = local_file(url)
     if file is not None and file.is_file():
         with open(file, "rb") as opened:
             if opened.read(len(_SQLITE_HEADER)) not in (b"", _SQLITE_HEADER):
-                raise ValueError(f"{file} is not a SQLite database")
+                raise ValueError(f"{file} is not a SQLite database; give another")
     elif file is not None and file.parent.is_dir() and not file.exists():
         return None
     with _engine(url).connect() as connection:
@@ -130,7 +137,10 @@ def _identity(url: str) -> tuple[Any, ...]:
                 return tuple(connection.execute(text(query)).one())
         except (SQLAlchemyError, ImportError):  # whoever needs the database says why
             pass
-    parts = make_url(url)
+    try:
+        parts = make_url(url)
+    except (SQLAlchemyError, ValueError):  # malformed
+        return (url,)
     return parts.get_backend_name(), parts.host, parts.port, parts.database
 
 

@@ -38,6 +38,9 @@ ARTIFACTS = "artifacts"  # of the study: links to pictures
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
+_RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS, ARTIFACTS)
+_MAX_NAMED = 4  # files in a message
+_RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,11 @@ class Identity:
             raise ValueError(f"not a sweep's identity: {error!r}") from error
 
     @property
+    def id(self) -> str:
+        """A name that no other sweep has, by which its Optuna study is known."""
+        return f"{self.experiment} {self.started}"
+
+    @property
     def timing_device(self) -> str | None:
         """The labels of the nodes that time, or else the device of the first worker."""
         labels = self.timing.get("nodes") or {}
@@ -188,6 +196,22 @@ def read_identity(storage: Storage) -> Identity | None:
         raise ValueError(
             f"{storage.locate(IDENTITY)}: damaged ({error}); restore the file, or launch under another --name"
         ) from error
+
+
+def check_unused(storage: Storage) -> None:
+    """Check that nothing is where a sweep that starts here will write its results.
+
+    Raises:
+        ValueError: names the files and the fix.
+    """
+    found = [name for name in storage.names() if name in _RESULT_FILES]
+    found += [f"{folder}/{name}" for folder in _RESULT_FOLDERS for name in storage.names(folder)]
+    if found:
+        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+        raise ValueError(
+            f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this sweep's: "
+            f"{', '.join(found[:_MAX_NAMED])}{more}; launch under another --name or --out, or restore {IDENTITY}"
+        )
 
 
 def write_identity(storage: Storage, identity: Identity) -> None:

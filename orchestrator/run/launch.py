@@ -15,7 +15,6 @@ from orchestrator.results.store import (
     EVENTS,
     SHARDS,
     STORE_ID,
-    STUDY,
     Identity,
     read_identity,
     read_trials,
@@ -37,6 +36,7 @@ from orchestrator.run.study import Search
 from orchestrator.run.study_journal import restore_journal
 from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_note import describe_study
+from orchestrator.run.study_storage import default_journal
 from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError, Task
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
@@ -112,7 +112,7 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
         variables = {} if options.address is None else environment
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
         with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage))) as pool:
-            journal = None if options.study else storage.path(STUDY) or Path(f"{sweep.name}-study.log")
+            journal = None if options.study else default_journal(storage, sweep.name)
             _emit_phase(emit, "loading the models")
             records = _read_records(sweep, storage, journal, emit)  # while the workers load their models
             facts = pool.first_facts()
@@ -139,10 +139,9 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             planner = Planner(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics)
             directions = [axis.direction for axis in identity.objectives]
-            study_id = f"{identity.experiment} {identity.started}"
             search = Search(sweep, directions, predicted_pool)
             parameters = sweep.space.parameters()
-            with closing(StudyLog(sweep.name, study_url, directions, names, study_id, parameters)) as study:
+            with closing(StudyLog(sweep.name, study_url, directions, names, identity.id, parameters)) as study:
                 study.note(describe_study(identity, records, storage.display_name))
                 driver = Driver(
                     sweep, storage, planner, search, study, workers, check=capabilities.check, emit=emit
@@ -165,7 +164,7 @@ def _read_records(sweep: SweepConfig, storage: Storage, journal: Path | None, em
     if lines := drop_damaged_lines(storage, EVENTS):
         notes.append(f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete")
     objectives = [objective.metric for objective in sweep.objectives]
-    if journal is not None and (note := restore_journal(journal, objectives, records)):
+    if journal is not None and (note := restore_journal(journal, sweep.name, objectives, records)):
         notes.append(note)
     for note in notes:
         emit({"event": "note", "note": note})

@@ -12,8 +12,8 @@ from orchestrator.results.store import SWEEP, read_identity, read_trials
 from orchestrator.run import preflight_models as models
 from orchestrator.run.predicted_pool import check_pool
 from orchestrator.run.preflight_models import CheckedModels, prefix_errors
+from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
-from orchestrator.run.study_storage import check_storage
 from orchestrator.run.tasks import PoolError
 from search_spaces.params import ConfigError, unknown_choice
 from search_spaces.sweep import SweepConfig
@@ -56,9 +56,8 @@ def preflight(
             f"specfrontier draws format {FORMAT}; its front can still be queried, but launch under another --name"
         )
     _check_tracking_uri(mlflow)
-    if study is not None:
-        with prefix_errors("--study"):
-            check_storage(study)
+    directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
+    check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if not (address or "").startswith(_RAY_CLIENT):
         model = models.read_models(sweep)
         captions = models.read_sweep_captions(sweep, model)
@@ -77,7 +76,7 @@ def preflight(
         _check_timing(resolved, len(captions))
         _check_racing(sweep)
         check_pool(resolved, model.capabilities)
-        Search(resolved, [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives])
+        Search(resolved, directions)
     _check_reachable(address)
 
 

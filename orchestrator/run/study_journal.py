@@ -5,23 +5,23 @@ Optuna appends to a journal and cannot read one with a torn line, so a journal i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
 from orchestrator.results.trials import COMPLETE, TrialRecord
-from orchestrator.run.study_storage import open_storage
+from orchestrator.run.study_storage import damaged_line, open_storage, own_trials
 
 
-def restore_journal(path: Path, objectives: Sequence[str], records: Sequence[TrialRecord]) -> str | None:
-    """Set a journal aside as FILE.damaged if it cannot be read, or differs from the trials' records; the next study
-    there starts empty and takes all trials. Returns a sentence about it, None if the journal is as it should be.
+def restore_journal(path: Path, name: str, objectives: Sequence[str], records: Sequence[TrialRecord]) -> str | None:
+    """Set a journal aside as FILE.damaged if it cannot be read, or its study `name` differs from the trials' records;
+    the next study there starts empty and takes all trials. Returns a sentence about it, None if the journal is as it
+    should be. What others added to the study or the journal does not count.
     """
     if not path.exists():
         return None
-    problem = _problem(path, objectives, {record.number: record for record in records})
+    problem = _problem(path, name, objectives, {record.number: record for record in records})
     if problem is None:
         return None
     kept = path.with_name(f"{path.name}.damaged")
@@ -29,28 +29,21 @@ def restore_journal(path: Path, objectives: Sequence[str], records: Sequence[Tri
     return f"{path}: {problem}; rebuilt from the trials' records, the old file is kept as {kept.name}"
 
 
-def _problem(path: Path, objectives: Sequence[str], records: dict[int, TrialRecord]) -> str | None:
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        try:
-            complete = line.endswith(b"\n") and isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            complete = False
-        if not complete:
-            return f"line {number} is damaged"
+def _problem(path: Path, name: str, objectives: Sequence[str], records: dict[int, TrialRecord]) -> str | None:
+    if line := damaged_line(path):
+        return f"line {line} is damaged"
     try:
         storage = open_storage(str(path))
-        studies = storage.get_all_studies()
-        trials = [trial for study in studies for trial in storage.get_all_trials(study._study_id, deepcopy=False)]
+        studies = [study._study_id for study in storage.get_all_studies() if study.study_name == name]
+        trials = own_trials(trial for study in studies for trial in storage.get_all_trials(study, deepcopy=False))
     except Exception as error:  # whatever Optuna raises for an entry that it did not write
         return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-    if len(studies) > 1:
-        return f"holds {len(studies)} studies"
-    for trial in trials:
-        record = records.get(trial.number)
+    for number, trial in trials.items():
+        record = records.get(number)
         if (record is None and trial.state.is_finished()) or (
             record is not None and _differs(trial, record, objectives)
         ):
-            return f"trial {trial.number} differs from its record"
+            return f"trial {number} differs from its record"
     return None
 
 

@@ -17,13 +17,23 @@ from optuna.study import Study, create_study
 from optuna.trial import Trial, TrialState, create_trial
 
 from orchestrator.results.axes import Direction
+from orchestrator.results.databases import sole_creator
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.trials import STOPPED, TrialRecord
 from orchestrator.run.study import Proposal, objective_values
 from orchestrator.run.study_names import short_names
 from orchestrator.run.study_note import write_note
 from orchestrator.run.study_pictures import add_pictures
-from orchestrator.run.study_storage import StudyError, open_storage, reason, storage_problem
+from orchestrator.run.study_storage import (
+    SWEEP,
+    TRIAL,
+    StudyError,
+    check_owner,
+    open_storage,
+    own_trials,
+    reason,
+    storage_problem,
+)
 
 _STOPPED_EARLY = "stopped early"  # a constraint
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
@@ -56,27 +66,28 @@ class StudyLog:
     ) -> None:
         self.objectives = list(objectives)
         try:
-            self._study: Study = create_study(
-                study_name=name,
-                storage=open_storage(url),
-                directions=list(directions),
-                load_if_exists=True,
-                sampler=RandomSampler(),
-            )
+            with sole_creator(url):
+                storage = open_storage(url)
+                check_owner(storage, url, name, directions, sweep_id)
+                self._study: Study = create_study(
+                    study_name=name,
+                    storage=storage,
+                    directions=list(directions),
+                    load_if_exists=True,
+                    sampler=RandomSampler(),
+                )
+                self._states = self._read_states()
+                if not self._states:  # a new study, or one whose first launch was killed
+                    self._study.set_user_attr(SWEEP, sweep_id)
+                    self._study.set_user_attr(_NAMES, _SHORT)
+                    self._study.set_metric_names(self.objectives)
+        except StudyError:
+            raise
         except Exception as error:  # any exception of the database's driver
             raise StudyError(storage_problem(url, error)) from error
         self._public_url = without_credentials(url)
-        self._journal = None if "://" in url else Path(url)
-        owner = self._study.user_attrs.get("sweep")
-        if owner not in (None, sweep_id):
-            problem = f"study {name!r} belongs to another sweep; choose another name or storage"
-            raise StudyError(f"{self._public_url}: {problem}")
-        if owner is None:
-            self._study.set_user_attr("sweep", sweep_id)
-            self._study.set_user_attr(_NAMES, _SHORT)
-            self._study.set_metric_names(self.objectives)
+        self._journal = None if "://" in url else Path(url).expanduser()
         self._short = short_names(parameters) if self._study.user_attrs.get(_NAMES) == _SHORT else {}
-        self._states = self._read_states()
         self._problem = self._left_out = ""  # of the last attempt; of the last entry that was given up
         self._entries: queue.Queue[Callable[[], None]] = queue.Queue()
         self._closing = threading.Event()
@@ -152,16 +163,17 @@ class StudyLog:
                 self._problem = reason(error)
                 wait = min(2 * wait, _RETRY_S[1])
 
-    def _read_states(self) -> list[TrialState]:
-        return [trial.state for trial in self._study.get_trials(deepcopy=False)]
+    def _read_states(self) -> dict[int, TrialState]:
+        """The states of the sweep's own trials."""
+        return {number: trial.state for number, trial in own_trials(self._study.get_trials(deepcopy=False)).items()}
 
     def _shorten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         return {self._short.get(name, name): entry for name, entry in entries.items()}
 
     def _add(self, proposal: Proposal, setting: str) -> None:
-        if proposal.number != len(self._states):  # the study has it, or lacks an earlier trial
+        if proposal.number in self._states:
             return
-        attrs: dict[str, Any] = {"setting": setting, "label": proposal.label}
+        attrs: dict[str, Any] = {TRIAL: proposal.number, "setting": setting, "label": proposal.label}
         if proposal.config is not None:
             attrs |= proposal.config.flat() | {"digest": proposal.config.digest()}
         self._study.add_trial(
@@ -172,12 +184,12 @@ class StudyLog:
                 user_attrs=attrs,
             )
         )
-        self._states.append(TrialState.RUNNING)
+        self._states[proposal.number] = TrialState.RUNNING
 
     def _finish(self, record: TrialRecord, expected: TrialRecord) -> None:
-        if record.number >= len(self._states) or self._states[record.number] != TrialState.RUNNING:
+        if self._states.get(record.number) != TrialState.RUNNING:
             return
-        frozen = self._study.get_trials(deepcopy=False)[record.number]
+        frozen = own_trials(self._study.get_trials(deepcopy=False))[record.number]
         trial = Trial(self._study, frozen._trial_id)
         for name, entry in record.metrics.items():
             trial.set_user_attr(name, entry.value)

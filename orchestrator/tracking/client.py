@@ -61,6 +61,12 @@ def default_uri(storage: Storage) -> str:
     return f"{_SQLITE}{folder / _DATABASE}"
 
 
+def is_database(uri: str) -> bool:
+    """Whether MLflow opens a database itself, instead of asking a server."""
+    scheme, sign, _ = uri.partition("://")
+    return bool(sign) and not scheme.startswith(("http", "databricks"))
+
+
 def local_database(uri: str) -> Path | None:
     """The file of a local database; None for a server."""
     file = local_file(uri) if "://" in uri else None
@@ -93,8 +99,7 @@ def create_database(uri: str) -> None:
 
     MLflow cannot continue tables of SQLite whose creation was killed, so a file gets its name when it is complete.
     """
-    scheme, sign, _ = uri.partition("://")
-    if not sign or scheme.startswith(("http", "databricks")):
+    if not is_database(uri):
         return
     database = local_database(uri)
     if database is not None and _has_content(database):

@@ -49,6 +49,7 @@ def sync_together(storages: Sequence[Storage], uri: str, folder: Path) -> list[s
 
 
 def _sync_after(barrier: Barrier, storage: str, output: str, uri: str) -> None:
+    os.chdir(Path(output).parent)  # MLflow puts the pictures of a PostgreSQL database into ./mlruns
     barrier.wait(120)
     _sync(storage, output, uri)
 

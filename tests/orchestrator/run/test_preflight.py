@@ -79,7 +79,7 @@ def assert_contains(message: str, parts: Words) -> None:
 
 def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its constraints are part of it: what is refused today in a new sweep must not strand a half-finished one."""
-    started = SimpleNamespace(format=FORMAT, captions={"hash": "of these captions"})
+    started = SimpleNamespace(id="its own", format=FORMAT, captions={"hash": "of these captions"})
     monkeypatch.setattr(preflight_module, "read_identity", lambda _: started)
     monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
     assert_passes(constraints=["drift <= 1.1 * vanilla"])

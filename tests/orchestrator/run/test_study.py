@@ -26,7 +26,7 @@ from orchestrator.run.study import (
     objective_values,
 )
 from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import StudyError, check_storage, open_storage
+from orchestrator.run.study_storage import StudyError, check_study, open_storage
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -332,13 +332,16 @@ def test_trials_of_another_search_are_refused(tmp_path: Path) -> None:
     [
         ("none/study.log", "none/study.log: the study cannot be opened"),
         ("nosuch://me:hunter22@host/db", r"nosuch://\*\*\*@host/db: the study cannot be opened"),
-        ("sqlite:////none/at/all.db", "unable to open database file"),
+        ("sqlite:////none/at/all.db", "cannot be opened .*(unable to open database file|No such file)"),
         (".", "cannot be opened .*directory"),
     ],
 )
 def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for opening in (check_storage, lambda url: StudyLog("studied", url, DIRECTIONS, NAMES, "digest")):
+    for opening in (
+        lambda url: check_study(url, "studied", DIRECTIONS, None),
+        lambda url: StudyLog("studied", url, DIRECTIONS, NAMES, "digest"),
+    ):
         with pytest.raises(StudyError, match=words) as raised:
             opening(url)
         assert "\n" not in str(raised.value)
@@ -346,11 +349,9 @@ def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, mo
 
 
 def test_a_check_leaves_no_file(tmp_path: Path) -> None:
-    check_storage(str(tmp_path / "study.log"))
-    assert list(tmp_path.iterdir()) == []
-    drive(sweep(tmp_path, "random"), 1)
-    StudyLog("studied", str(tmp_path / "study.log"), DIRECTIONS, NAMES, "digest")
-    check_storage(str(tmp_path / "study.log"))
+    for url in (str(tmp_path / "study.log"), f"sqlite:///{tmp_path}/study.db"):
+        check_study(url, "studied", DIRECTIONS, None)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_proposal_is_told_as_failed(tmp_path: Path) -> None:

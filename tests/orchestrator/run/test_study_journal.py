@@ -71,26 +71,26 @@ def test_a_damaged_journal_is_rebuilt_at_a_resume(
     finished: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     expected, records = studied(finished / "study.log"), read_trials(Storage(finished))
-    assert restore_journal(finished / "study.log", NAMES, records) is None
+    assert restore_journal(finished / "study.log", "tested", NAMES, records) is None
     store = tmp_path / "store"
     shutil.copytree(finished, store)
     journal = store / "study.log"
     damaged = damage(journal.read_bytes())
     journal.write_bytes(damaged)
-    note = restore_journal(journal, NAMES, read_trials(Storage(store)))
+    note = restore_journal(journal, "tested", NAMES, read_trials(Storage(store)))
     assert note is not None
     assert note.startswith(f"{journal}: ")
     assert (store / "study.log.damaged").read_bytes() == damaged
     run(sweep(tmp_path, changes={"budget.trials": TRIALS}), store, InstantWorkers())
     assert studied(journal) == expected
-    assert restore_journal(journal, NAMES, records) is None
+    assert restore_journal(journal, "tested", NAMES, records) is None
 
 
 def test_a_journal_with_a_finished_trial_that_has_no_record_is_rebuilt(finished: Path, tmp_path: Path) -> None:
     journal = Path(shutil.copy(finished / "study.log", tmp_path))
-    assert "trial 5" in str(restore_journal(journal, NAMES, read_trials(Storage(finished))[:5]))
+    assert "trial 5" in str(restore_journal(journal, "tested", NAMES, read_trials(Storage(finished))[:5]))
 
 
 def test_a_sweep_without_a_journal_has_nothing_to_restore(tmp_path: Path) -> None:
-    assert restore_journal(tmp_path / "study.log", NAMES, []) is None
+    assert restore_journal(tmp_path / "study.log", "tested", NAMES, []) is None
     assert not (tmp_path / "study.log").exists()

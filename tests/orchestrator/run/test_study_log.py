@@ -17,7 +17,7 @@ from optuna.study import Study
 from orchestrator.results.trials import Measured, TrialRecord
 from orchestrator.run.study import Proposal
 from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import StudyError, check_storage, open_storage
+from orchestrator.run.study_storage import StudyError, check_study, open_storage
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -133,6 +133,6 @@ def test_a_database_that_refuses_is_said_before_the_sweep(
     server: PostgreSQL, database: str, password: str, reason: str
 ) -> None:
     with pytest.raises(StudyError, match=reason) as refused:
-        check_storage(server.url(database, password))
+        check_study(server.url(database, password), "refused", ("maximize", "minimize"), None)
     assert "hunter2" not in str(refused.value)
     assert "\n" not in str(refused.value)

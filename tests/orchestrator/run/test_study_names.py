@@ -8,6 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
 from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
 from orchestrator.results.store import read_trials
@@ -62,8 +63,11 @@ def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
     assert params_of(new) == [{"budget (eagle, constant)": 2.0}] * 2
     before = optuna.create_study(study_name="named", storage=open_storage(old), directions=["maximize", "minimize"])
     before.set_user_attr("sweep", "id")
-    write(old, 0, BUDGETS)
-    assert params_of(old) == [{BUDGETS[0]: 2.0}]
+    trial = {"params": {BUDGETS[0]: 2.0}, "distributions": {BUDGETS[0]: FloatDistribution(0, 4)}}
+    before.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"setting": "a setting"}, **trial))
+    for number in range(2):
+        write(old, number, BUDGETS)
+    assert params_of(old) == [{BUDGETS[0]: 2.0}] * 2
 
 
 def test_the_dashboards_note_has_the_front(tmp_path: Path) -> None:
