@@ -18,6 +18,7 @@ import yaml
 from search_spaces.params import ConfigError, Path
 
 MAX_VALUES = 100_000  # aliases of aliases expand to any size
+_MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
 _BARE_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 
@@ -132,6 +133,36 @@ def write_document(data: Mapping[str, Any]) -> str:
         dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
     )
     return text
+
+
+def differences(before: Any, after: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """The values of two documents that differ, before and after, by dotted key as `with_override` takes it. None stands
+    for a key that one of them lacks. Lists of different lengths differ as a whole.
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = {str(index): pair for index, pair in enumerate(zip(before, after, strict=True))}
+    else:
+        return {} if before == after else {key: (before, after)}
+    return {
+        path: change
+        for name, (old, new) in pairs.items()
+        for path, change in differences(old, new, f"{key}.{name}" if key else str(name)).items()
+    }
+
+
+def describe_differences(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """`tree.length.high was 6, is 8`, for the first few keys."""
+    texts = [f"{key} was {_short(old)}, is {_short(new)}" for key, (old, new) in changes.items()]
+    more = len(texts) - _MAX_DIFFERENCES
+    return "; ".join(texts[:_MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _short(value: Any) -> str:
+    """A value as on one line of YAML; a long one by its first characters."""
+    text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[: _MAX_SHOWN_LENGTH - 3]}..."
 
 
 class _Builder:

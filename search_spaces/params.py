@@ -80,6 +80,17 @@ class Key(str):
     __slots__ = ()
 
 
+class Extensible:
+    """Mixin for the names of implementations, to which plugins may add."""
+
+    __slots__ = ()
+
+    @property
+    def problem(self) -> str:
+        """Why names may be missing, for messages; "" if nothing is known."""
+        return ""
+
+
 class Choices(tuple[str, ...]):
     """The allowed values of a string field, if they are known only at run time; otherwise the field uses `Literal`."""
 
@@ -180,7 +191,7 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
     """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not `known`."""
     if not isinstance(value, Mapping):
         raise ConfigError((), f"must be a mapping of keys to values, got {value!r}")
-    known = None if known is None else list(known)
+    known = known if known is None or isinstance(known, Extensible) else list(known)
     for key in value:
         if known is not None and str(key) not in known:
             raise ConfigError((str(key),), unknown_key(str(key), known))
@@ -196,15 +207,22 @@ def expect_list(value: object) -> list[Any]:
 
 def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
     """The error message for an unknown key (or metric, column), with the nearest and all known keys."""
-    known = list(known)
-    return f"unknown {noun};{_suggestion(key, known)} known {noun}s: {', '.join(known) or 'none'}"
+    names = list(known)
+    return f"unknown {noun};{_suggestion(key, names)} known {noun}s: {_list(known) or 'none'}{_problem(known)}"
 
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
     """The error message for a value that is not one of `choices`, with the nearest of them."""
-    choices = list(choices)
-    hint = _suggestion(value, choices) if isinstance(value, str) else ""
-    return f"must be one of {', '.join(choices)}, got {value!r}" + (f";{hint}" if hint else "")
+    hint = _suggestion(value, list(choices)) if isinstance(value, str) else ""
+    return f"must be one of {_list(choices)}, got {value!r}" + (f";{hint}" if hint else "") + _problem(choices)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join([*names, *(["or a plugin's (--plugin MODULE)"] if isinstance(names, Extensible) else [])])
+
+
+def _problem(names: Iterable[str]) -> str:
+    return f"; {names.problem}" if isinstance(names, Extensible) and names.problem else ""
 
 
 def as_tuples(value: Any) -> Any:

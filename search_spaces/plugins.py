@@ -8,31 +8,58 @@ A plugin is a module that registers classes or functions when it is imported:
 
 It is found in three ways: an installed package names it in the entry point group `specfrontier.plugins`, `--plugin
 MODULE` names it on the command line, or the environment variable SPECFRONTIER_PLUGINS does (comma separated), which
-carries the names to worker processes. A lookup of an unknown name loads the plugins before it fails.
+carries the names to worker processes. A lookup of an unknown name loads the plugins before it fails. A sweep stores the
+names of its plugins (`plugin_modules`); while its files are read, such a lookup loads them too (`stored_plugins`).
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from search_spaces.params import ConfigError, unknown_choice
+from search_spaces.params import ConfigError, Extensible, unknown_choice
 
 ENTRY_POINT_GROUP = "specfrontier.plugins"
 PLUGINS_VARIABLE = "SPECFRONTIER_PLUGINS"
 
 T = TypeVar("T")
 
+_PROJECT = ("search_spaces", "workers", "orchestrator", "specfrontier", "__main__")
+
 _loaded: set[str] = set()  # names of entry points and modules
+_missing: dict[str, str] = {}  # plugins of sweeps that cannot be found: module, reason
+_stored: ContextVar[_StoredPlugins | None] = ContextVar("_stored", default=None)
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class _Open(Extensible):
+    """Mixin that names the plugins of a sweep that are missing."""
+
+    __slots__ = ()
+
+    @property
+    def problem(self) -> str:
+        """Why names may be missing, and the fix."""
+        return "; ".join(
+            f"the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on PYTHONPATH, or "
+            "name another module by --plugin"
+            for module, reason in _missing.items()
+        )
+
+
+class PluginNames(tuple[str, ...], _Open):
+    """Names, to which plugins may add."""
+
+
+class Registry(Mapping[str, T], Generic[T], _Open):
     """Implementations by name, in order of registration; the first one is the default.
 
     what: a noun for messages, such as "tree policy". package: its modules may register entries; they are imported
@@ -57,8 +84,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._entries and isinstance(name, str):
-            self.load()
+        if isinstance(name, str):
+            if name not in self._entries:
+                self.load()
+            elif (stored := _stored.get()) and is_external(self._modules[name]):
+                stored.load()  # another plugin's entry may have this name
         return name in self._entries
 
     def load(self) -> None:
@@ -111,19 +141,104 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: a plugin fails to import; the message names it and the fix.
     """
-    modules = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]
-    modules += [name for name in dict.fromkeys(extra) if name not in modules]
     if extra:
-        os.environ[PLUGINS_VARIABLE] = ",".join(modules)
+        _pass_on(extra)
     for point in () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = point.dist.name if point.dist is not None else "unknown"
         _load(point.load, f"{point.name} = {point.value}", f"of the package {package}", "fix or uninstall the package")
     _loaded.add(ENTRY_POINT_GROUP)
-    for name in modules:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # a console script's path lacks it
-        _load(partial(importlib.import_module, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
-              "correct its name, or the module")  # fmt: skip
+    for name in _given():
+        _load(partial(_import, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
+              "correct its name or the module; every machine needs it, installed or on PYTHONPATH")  # fmt: skip
+    if stored := _stored.get():
+        stored.load()
+
+
+def plugin_modules() -> list[str]:
+    """The plugins of this process by their modules: those of installed packages, and those of SPECFRONTIER_PLUGINS."""
+    points = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return list(dict.fromkeys([*(point.value.partition(":")[0].strip() for point in points), *_given()]))
+
+
+@contextmanager
+def stored_plugins(find: Callable[[], Iterable[str]], folder: Path | None = None) -> Iterator[None]:
+    """Inside, a lookup of a name that this project does not define also loads the modules that `find` names: those that
+    a stored sweep was launched with. One that cannot be found is no error; messages about unknown names mention it.
+
+    The modules are found as those of --plugin, but never in `folder`, which is the sweep's: a sweep brings no code.
+    """
+    token = _stored.set(_StoredPlugins(find, folder))
+    try:
+        yield
+    finally:
+        _stored.reset(token)
+
+
+class _StoredPlugins:
+    """See `stored_plugins`."""
+
+    def __init__(self, find: Callable[[], Iterable[str]], folder: Path | None) -> None:
+        self._find, self._folder, self._is_loaded = find, folder and folder.resolve(), False
+
+    def load(self) -> None:
+        """Import the modules, once.
+
+        Raises:
+            ConfigError: one of them fails, for another reason than that it, or a module that it imports, is missing.
+        """
+        if self._is_loaded:
+            return
+        self._is_loaded = True  # before the imports: a plugin may look names up itself
+        for name in self._find():
+            try:
+                _load(partial(_import_stored, name, self._folder), name, "of the sweep", "correct the module")
+            except ConfigError as error:
+                if not isinstance(error.__cause__, ModuleNotFoundError):
+                    raise
+                _missing[name] = str(error.__cause__)
+            else:
+                _missing.pop(name, None)
+                _pass_on([name])
+
+
+def is_external(module: str) -> bool:
+    """Whether a module belongs to a plugin: neither to this project, nor to a notebook or script."""
+    return module.partition(".")[0] not in _PROJECT
+
+
+def _given() -> list[str]:
+    """The modules in SPECFRONTIER_PLUGINS."""
+    return [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]
+
+
+def _pass_on(modules: Sequence[str]) -> None:
+    """Add modules to SPECFRONTIER_PLUGINS."""
+    os.environ[PLUGINS_VARIABLE] = ",".join(dict.fromkeys([*_given(), *modules]))
+
+
+def _import(name: str) -> None:
+    """Import a module, which may be in the working directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a console script's path lacks it
+    importlib.import_module(name)
+
+
+def _import_stored(name: str, folder: Path | None) -> None:
+    """Import a module that a sweep names, unless its file is in the sweep's folder.
+
+    Raises:
+        ModuleNotFoundError: it is there, it is in a folder that is no package, or there is no such module.
+    """
+    if os.getcwd() not in sys.path and not (folder and Path.cwd().is_relative_to(folder)):
+        sys.path.append(os.getcwd())
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = importlib.util.find_spec(".".join(parts[:end]))  # imports the packages before, which are checked
+        if spec is None or spec.origin is None:  # without an origin: any folder, as `sweeps.theirs.module`
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        if folder and Path(spec.origin).resolve().is_relative_to(folder):
+            raise ModuleNotFoundError(f"{spec.origin} is in the folder of the sweep itself, which brings no code")
+    importlib.import_module(name)
 
 
 def import_modules(package: str) -> None:

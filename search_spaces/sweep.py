@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from search_spaces.constraints import Constraint, check_metric
-from search_spaces.documents import read_document, write_document
+from search_spaces.documents import Document, differences, read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
 from search_spaces.samplers import GRID
 from search_spaces.space import Space
@@ -39,7 +39,7 @@ from search_spaces.trial import DecodingConfig, Sampling, flat_types
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
 _VANILLA = "vanilla"
-_CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed
+_CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed, besides models.file
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
@@ -104,11 +104,18 @@ class SweepConfig:
     @classmethod
     def parse(cls, text: str | bytes, file: str, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
         """Like `read`, from YAML text; `file` names it in error messages."""
-        document = read_document(text, file)
-        for key, value in (overrides or {}).items():
-            document = document.with_override(key, value)
+        document = _read_document(text, file, overrides)
         with document.locate_errors():
             return cls.from_mapping(document.data)
+
+    @staticmethod
+    def read_name(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> str:
+        """The name alone of the sweep that `read` reads; raises as `read`."""
+        path = find_space(path_or_name)
+        document = _read_document(path.read_bytes(), str(path), overrides)
+        with document.locate_errors():
+            given = expect_mapping(document.data)
+            return SweepHeader.from_mapping({key: given[key] for key in ("name",) if key in given}).name
 
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
@@ -183,8 +190,8 @@ class SweepConfig:
         enqueue = tuple(Enqueued(label, config) for config, label in labels.items())
         return replace(self, sampling=sampling, enqueue=enqueue)
 
-    def changed_sections(self, stored: SweepConfig) -> list[str]:
-        """Sections in which the sweep differs from the stored, resolved one that it resumes.
+    def changes(self, stored: SweepConfig) -> dict[str, tuple[Any, Any]]:
+        """The values in which the sweep differs from the stored, resolved one that it resumes (see `differences`).
 
         The budget, the name and the description may change. So may the path of models.yaml: the workers compare the
         weight files' hashes.
@@ -197,7 +204,16 @@ class SweepConfig:
         before, after = stored.to_mapping(), self.resolve(sampling).to_mapping()
         for mapping in (before, after):
             mapping["models"].pop("file", None)
-        return [key for key in {**before, **after} if key not in _CHANGEABLE and before.get(key) != after.get(key)]
+            for key in _CHANGEABLE:
+                mapping.pop(key, None)
+        return differences(before, after)
+
+
+def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | None) -> Document:
+    document = read_document(text, file)
+    for key, value in (overrides or {}).items():
+        document = document.with_override(key, value)
+    return document
 
 
 def ready_spaces() -> list[str]:

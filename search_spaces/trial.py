@@ -24,7 +24,7 @@ from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
 from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping
-from search_spaces.plugins import Registry
+from search_spaces.plugins import Registry, is_external
 from search_spaces.schedules import SCHEDULES
 from search_spaces.sections import Section
 from search_spaces.trees import POLICIES, Chain, NoTree, TreePolicy
@@ -206,6 +206,12 @@ class DecodingConfig:
             for section, entries in self.to_mapping().items()
             for key, value in entries.items()
         }
+
+    @property
+    def plugins(self) -> list[str]:
+        """The modules that define its parts, where those are not of this project."""
+        parts = (self.drafter, self.policy, self.acceptance.neighbourhood, self.acceptance.schedule)
+        return sorted({module for part in parts if is_external(module := type(part).__module__)})
 
     def digest(self) -> str:
         """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""

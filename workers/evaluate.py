@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from search_spaces.plugins import load_plugins
 from workers.data.captions import captions_hash, read_captions
 from workers.data.records import ShardError, read_shard, write_shard
 from workers.data.reference import FILE
@@ -66,6 +67,7 @@ class Evaluator:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
+        load_plugins()  # before the weights: one may be missing on this machine
         self.spec, self.storage = spec, _open_store(spec)
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)

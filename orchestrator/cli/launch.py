@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ from orchestrator.results.text import clean
 from orchestrator.run.preflight_machine import check_resources
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.run.launch import LaunchOptions
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
@@ -113,7 +115,6 @@ def launch(
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
     from search_spaces.overrides import parse_assignments
-    from search_spaces.sweep import SweepConfig
 
     given = {
         "name": name,
@@ -127,12 +128,12 @@ def launch(
     }
     with ends_with(WRONG_USAGE):
         changes = {key: value for key, value in given.items() if value is not None}
-        config = SweepConfig.read(space, changes | parse_assignments(assignments or []))
+        config, storage = _read_space(space, changes | parse_assignments(assignments or []), out)
         typer.echo(
             f"{clean(config.name)}: checking models, captions and stores", err=True
         )  # these imports take seconds
         check_resources(workers, cpus_per_worker, gpus_per_worker or 0.0, address, config.requested_metrics)
-    storage = _open_storage(config, out, resume=resume or check)
+    _check_stored(config, storage, resume=resume or check)
     revived = stopped_trials(storage, revive)
     uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
     if check:
@@ -186,30 +187,47 @@ def _peak_bytes(config: SweepConfig) -> int:
         return work.big.bytes + nets
 
 
-def _open_storage(config: SweepConfig, out: str, *, resume: bool) -> Storage:
-    """The sweep's storage.
+def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[SweepConfig, Storage]:
+    """The sweep in a file with changed values, and its storage below the folder or URI `out`.
 
     Raises:
-        CommandError: it holds a sweep, and `resume` is false or the sweep differs.
+        ConfigError, OSError: see `SweepConfig.read`.
+        ValueError: the URI is malformed.
     """
-    from orchestrator.results.store import SWEEP, read_sweep_text
+    from orchestrator.results.store import plugins_of
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
+    root, sign, query = out.partition("?")  # of a URI
+    storage = Storage(f"{root.rstrip('/')}/{SweepConfig.read_name(space, changes)}{sign}{query}")
+    with plugins_of(storage):  # if it holds a sweep to resume
+        return SweepConfig.read(space, changes), storage
+
+
+def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> None:
+    """Check that no sweep is stored there, or that this is the one to resume.
+
+    Raises:
+        CommandError: the storage holds a sweep, and `resume` is false or the sweep differs.
+    """
+    from orchestrator.results.store import SWEEP, plugins_of, read_sweep_text
+    from search_spaces.documents import describe_differences
+    from search_spaces.plugins import load_plugins
+    from search_spaces.sweep import SweepConfig
+
     with ends_with(WRONG_USAGE):
-        root, sign, query = out.partition("?")  # of a URI
-        storage = Storage(f"{root.rstrip('/')}/{config.name}{sign}{query}")
         if not storage.exists(SWEEP):
-            return storage
+            return
         if not resume:
             problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
             raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
-        stored = SweepConfig.parse(read_sweep_text(storage), storage.locate(SWEEP))
-        changed = config.changed_sections(stored)
-        if changed:
-            problem = f"this sweep started with other values of {', '.join(changed)}; start another with --name NAME"
-            raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
-        return storage
+        with plugins_of(storage):
+            load_plugins()  # all of them: workers may need those of metrics and samplers too
+            stored = SweepConfig.parse(read_sweep_text(storage), storage.locate(SWEEP))
+        if changes := config.changes(stored):
+            problem = f"this sweep started with other values: {describe_differences(changes)}"
+            fix = "restore them, or start another with --name NAME (a resumed sweep may change its budget alone)"
+            raise CommandError(f"{storage.display_name}: {problem}; {fix}", WRONG_USAGE)
 
 
 def _preflight(

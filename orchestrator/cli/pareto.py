@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -115,13 +116,13 @@ def pareto(
         if csv_file is not None:
             _write_csv(front.table(rows), csv_file)
         if config is not None:
-            _write_config(choices.get(BEST if best else LOSSLESS if lossless else KNEE), config)
+            draw = _write_config(choices.get(BEST if best else LOSSLESS if lossless else KNEE), config)
     if as_json:
         typer.echo(json.dumps(_to_mapping(front, rows) | facts, indent=2, allow_nan=False))
     else:
         typer.echo(safe_text(describe_front(front, rows, facts, choices.values(), long=long)))
         if config is not None:
-            typer.echo(f'config: {config} (specfrontier generate "..." --config {config})')
+            typer.echo(f"config: {config} ({draw})")
 
 
 def _choose(front: Front, limits: list[str], given: list[str], *, lossless: bool) -> dict[str, Choice]:
@@ -233,12 +234,19 @@ def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def _write_config(chosen: Choice | None, path: str) -> None:
-    """Raises CommandError if nothing was chosen: --best and --lossless find a trial, --knee may not."""
+def _write_config(chosen: Choice | None, path: str) -> str:
+    """Write the config; returns the command that generates with it.
+
+    Raises:
+        CommandError: nothing was chosen: --best and --lossless find a trial, --knee may not.
+    """
+    from orchestrator.results.store import with_plugins
+
     if chosen is None:
         raise CommandError(f"--config: {_NO_KNEE}", FAILED)
     trial, origin = chosen.trial, f"{chosen.heading}: trial {chosen.trial.record.number} of {chosen.trial.sweep}"
     Path(path).write_text(f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}", encoding="utf-8")
+    return f'{shlex.join(with_plugins("generate", [trial.config]))} "..." --config {path}'
 
 
 def _write_csv(table: pyarrow.Table, path: str) -> None:

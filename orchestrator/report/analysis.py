@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.axes import Axis
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
-from orchestrator.results.store import read_sweep_yaml
+from orchestrator.results.store import plugins_of, read_sweep_yaml
 from orchestrator.results.sweep import Front, Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space
@@ -46,8 +46,9 @@ def importances(sweep: Sweep, axes: Sequence[Axis]) -> dict[str, Any]:
     import optuna
 
     try:
-        tree = Space.read(space)
-    except ConfigError:  # a plugin's, which is not loaded
+        with plugins_of(sweep.storage):
+            tree = Space.read(space)
+    except ConfigError:  # a plugin's, which is missing
         return facts
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=directions(axes))

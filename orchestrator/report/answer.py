@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
 from orchestrator.results.fronts import Candidate
-from orchestrator.results.store import location, read_sweep_yaml, read_table
+from orchestrator.results.store import location, read_sweep_yaml, read_table, with_plugins
 from orchestrator.results.sweep import Front, Sweep
 
 _STEPS = 150  # of the slider, about
@@ -106,8 +106,9 @@ def _commands(front: Front) -> dict[str, str]:
     if sweeps[0].identity.objectives != front.axes:
         words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
     prompt = _short_caption(sweeps[0])
-    draw = ["specfrontier", "generate", *_models(sweeps[0]), "--config", _CONFIG_FILE]
-    draw[2:2] = [] if prompt.startswith("-") else [prompt]
+    draw = with_plugins("generate", [candidate.config for candidate in front.candidates])
+    draw += [] if prompt.startswith("-") else [prompt]
+    draw += [*_models(sweeps[0]), "--config", _CONFIG_FILE]
     draw += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
 

@@ -15,7 +15,8 @@ store.id, *.lock            checks that all workers see this store, and that one
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
+from search_spaces.params import ConfigError
+from search_spaces.plugins import stored_plugins
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.checked_json import dump_checked, load_checked
+from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ SWEEPS = "sweeps"  # default folder of sweeps
 _RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS, ARTIFACTS)
 _MAX_NAMED = 4  # files in a message
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
+_RUN_AGAIN = "remove it: --resume runs a trial without a record again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,8 @@ class Identity:
     format: of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference: identity, count,
     source. baseline: vanilla with the sweep's sampling. objectives: with the direction that the sweep optimises.
     samples: images per caption. timing: images, batch, repetitions. device, threads, numerics: of the first worker (see
-    `orchestrator.run.agreement`). started: ISO 8601, UTC.
+    `orchestrator.run.agreement`). plugins: modules that registered more than this project has when it was launched.
+    started: ISO 8601, UTC.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Identity:
     numerics: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     timing: Mapping[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, as identity.json holds it."""
@@ -111,6 +117,7 @@ class Identity:
                 "constraints": tuple(given.get("constraints") or ()),
                 "baseline": DecodingConfig.from_mapping(baseline, Sampling()) if baseline else None,
                 "grid": tuple(grid) if grid else None,
+                "plugins": _module_names(given.get("plugins") or ()),
             }
             datetime.fromisoformat(given["started"])
             names = {entry.name for entry in fields(cls)}
@@ -133,6 +140,13 @@ class Identity:
     def sampling(self) -> Sampling | None:
         """The sampling settings of the baseline."""
         return None if self.baseline is None else self.baseline.sampling
+
+
+def _module_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of modules, as they are imported: never paths. ValueError for others."""
+    if isinstance(names, str) or not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError(f"plugins: must be names of modules, got {names!r}")
+    return tuple(names)
 
 
 class NoSweepError(ValueError):
@@ -164,6 +178,12 @@ def location(storage: Storage) -> str:
 def command(storage: Storage, name: str, *options: str) -> str:
     """A command on this sweep, for a shell."""
     return shlex.join(["specfrontier", name, location(storage), *options])
+
+
+def with_plugins(name: str, configs: Iterable[DecodingConfig]) -> list[str]:
+    """The first words of a command that reads these configs from a file of their own: the file names no plugins."""
+    modules = sorted({module for config in configs for module in config.plugins})
+    return ["specfrontier", *(word for module in modules for word in ("--plugin", module)), name]
 
 
 def near_path(storage: Storage, name: str) -> str:
@@ -212,6 +232,18 @@ def check_unused(storage: Storage) -> None:
             f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this sweep's: "
             f"{', '.join(found[:_MAX_NAMED])}{more}; launch under another --name or --out, or restore {IDENTITY}"
         )
+
+
+def plugins_of(storage: Storage) -> AbstractContextManager[None]:
+    """Inside, names of rules, drafters, samplers, metrics and models may be those of the plugins that the sweep was
+    launched with: such a name loads them (see `stored_plugins`)."""
+
+    def find() -> tuple[str, ...]:
+        identity = read_identity(storage)
+        return () if identity is None else identity.plugins
+
+    file = storage.path(IDENTITY)
+    return stored_plugins(find, file and file.parent)
 
 
 def write_identity(storage: Storage, identity: Identity) -> None:
@@ -265,22 +297,34 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
     """The finished trials in the order of their numbers, without those in `skip`.
 
     Raises:
-        ValueError: a file is damaged, not a trial's record, or that of a trial with another number than its name.
+        ValueError: a file is damaged, not a trial's record, that of a trial with another number than its name, or that
+            of a setting which needs a plugin that is missing.
     """
-    records = []
-    for name in storage.names(TRIALS):
-        stem = name.removesuffix(".json")
-        if stem.isdigit() and int(stem) in skip:
-            continue
-        try:
-            record = TrialRecord.from_json(storage.read(f"{TRIALS}/{name}"))
-            if (own := trial_file(record.number)) != f"{TRIALS}/{name}":
-                raise ValueError(f"holds the record of trial {record.number}, whose file is {own}")
-        except ValueError as error:
-            where = storage.locate(f"{TRIALS}/{name}")
-            raise ValueError(f"{where}: {error}; remove it: --resume runs a trial without a record again") from error
-        records.append(record)
-    return sorted(records, key=lambda record: record.number)
+    with plugins_of(storage):
+        names = [name for name in storage.names(TRIALS) if not _is_in(name, skip)]
+        return sorted((_read_trial(storage, f"{TRIALS}/{name}") for name in names), key=lambda record: record.number)
+
+
+def _is_in(name: str, numbers: Container[int]) -> bool:
+    stem = name.removesuffix(".json")
+    return stem.isdigit() and int(stem) in numbers
+
+
+def _read_trial(storage: Storage, name: str) -> TrialRecord:
+    """A trial's record. Raises ValueError as `read_trials`; only a file that is damaged is to be removed."""
+    data, where = storage.read(name), storage.locate(name)
+    try:
+        record = TrialRecord.from_json(data)
+    except ConfigError as error:
+        raise ConfigError(error.path, error.problem, where) from error
+    except ValueError as error:
+        is_intact = has_intact_checksum(data)
+        fix = "read it with the version that wrote it" if is_intact else _RUN_AGAIN
+        raise ValueError(f"{where}: {error}; {fix}") from error
+    if (own := trial_file(record.number)) != name:
+        fix = _RUN_AGAIN if storage.exists(own) else "rename it"
+        raise ValueError(f"{where}: holds the record of trial {record.number}, whose file is {own}; {fix}")
+    return record
 
 
 def read_table(

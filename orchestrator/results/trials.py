@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from search_spaces.params import ConfigError, at
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import dump_checked, load_checked
 
@@ -135,6 +136,7 @@ class TrialRecord:
 
         Raises:
             ValueError: these bytes are not a trial's record.
+            ConfigError: its setting is invalid, or of a plugin that is not loaded.
         """
         try:
             fields = load_checked(data)
@@ -142,8 +144,11 @@ class TrialRecord:
             fields["history"] = parse_history(fields["history"])
             fields["shards"] = tuple(map(intern, fields["shards"]))  # the driver knows these names too
             fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
-            fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
+            with at("config"):
+                fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
             return cls(**fields)
+        except ConfigError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
 

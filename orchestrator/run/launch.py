@@ -6,13 +6,14 @@ import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import (
     EVENTS,
+    IDENTITY,
     SHARDS,
     STORE_ID,
     Identity,
@@ -38,8 +39,9 @@ from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_note import describe_study
 from orchestrator.run.study_storage import default_journal
 from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError, Task
+from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
-from search_spaces.plugins import PLUGINS_VARIABLE
+from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -274,26 +276,31 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
             "target": capabilities.target,
             "grid": [capabilities.rows, capabilities.cols],
             "image_size": capabilities.image_size,
+            "plugins": plugin_modules(),
         }
         | {key: facts[key] for key in _IDENTITY_FACTS}
     )
 
 
 def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> Identity:
-    """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns the stored identity.
+    """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns the stored identity,
+    with the plugins of both.
 
     Raises:
         IdentityError: weights, captions, reference or seed have changed since the sweep started.
     """
-    stored = read_identity(storage)
-    if stored is None:
-        write_identity(storage, identity)
-        stored = identity
-    changed = [key for key in _FIXED if getattr(stored, key) != getattr(identity, key)]
-    if changed:
+    stored = read_identity(storage) or identity
+    before, after = stored.to_mapping(), identity.to_mapping()
+    changes = differences({key: before[key] for key in _FIXED}, {key: after[key] for key in _FIXED})
+    if changes:
+        changes.pop("experiment", None)  # a digest of others, and of the models' dtype
+        changed = describe_differences(changes) or "the experiment, by the models' dtype"
         raise IdentityError(
-            f"{storage.display_name}: {', '.join(changed)} changed since this sweep started; launch under another "
-            "--name, or restore the originals"
+            f"{storage.display_name}: changed since this sweep started: {changed}; launch under another --name, or "
+            "restore the originals"
         )
+    kept = replace(stored, plugins=tuple(dict.fromkeys([*stored.plugins, *identity.plugins])))
+    if kept != stored or not storage.exists(IDENTITY):
+        write_identity(storage, kept)
     write_sweep_text(storage, sweep.to_yaml())
-    return stored
+    return kept

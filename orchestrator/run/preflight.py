@@ -118,7 +118,7 @@ def _check_names(sweep: SweepConfig) -> None:
     Raises:
         ValueError: names the section and the nearest metric.
     """
-    registered = tuple(registered_metrics())
+    registered = registered_metrics()
     for section, name in sweep.named_metrics:
         if name not in registered:
             raise ValueError(f"{section}: metric {unknown_choice(name, registered)}")

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.documents import MAX_VALUES, read_document, write_document
+from search_spaces.documents import (
+    MAX_VALUES,
+    Document,
+    describe_differences,
+    differences,
+    read_document,
+    write_document,
+)
 from search_spaces.params import ConfigError
 
 TEXT = """\
@@ -130,3 +137,25 @@ def test_errors_get_the_line_of_the_key() -> None:
 def test_errors_survive_a_process_border() -> None:
     error = ConfigError(("a", "[0]", "b"), "is wrong", "f:3")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "f:3: a[0].b: is wrong"
+
+
+def test_differences_have_the_keys_of_overrides() -> None:
+    before = {"a": [{"low": 1}, {"low": 2}], "b": {"c": None, "d": [1]}, "same": {"x": [1, 2]}}
+    after = {"a": [{"low": 1}, {"low": 3}], "b": {"c": 4, "d": [1, 2]}, "same": {"x": [1, 2]}, "new": {"e": 5}}
+    found = differences(before, after)
+    assert found == {"a.1.low": (2, 3), "b.c": (None, 4), "b.d": ([1], [1, 2]), "new": (None, {"e": 5})}
+    document = Document(before, {(): "f:1"})
+    for key, (_, value) in found.items():
+        document = document.with_override(key, value)
+    assert document.data == after
+    text = describe_differences(found)
+    for part in ("a.1.low was 2, is 3", "b.c was not given, is 4"):
+        assert part in text
+
+
+def test_long_differences_are_shortened() -> None:
+    text = describe_differences({f"key{index}": ("x" * 1000, index) for index in range(9)})
+    assert "key4" in text
+    assert "key5" not in text
+    assert "4 more" in text
+    assert len(text) < 1000

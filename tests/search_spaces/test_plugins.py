@@ -154,7 +154,7 @@ def test_lookup_suggests_the_nearest_name() -> None:
     registry.add("beta", 2)
     assert list(registry) == ["alpha", "beta"]
     assert registry.lookup("beta") == 2
-    with pytest.raises(ConfigError, match=r"must be one of alpha, beta, got 'alpa'; did you mean 'alpha'\?"):
+    with pytest.raises(ConfigError, match=r"alpha, beta, or a plugin's .*, got 'alpa'; did you mean 'alpha'\?"):
         registry.lookup("alpa")
     with pytest.raises(ConfigError, match=r"package\.module:Name"):
         load_object("search_spaces.trees:Nothing")

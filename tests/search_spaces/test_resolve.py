@@ -42,17 +42,19 @@ def test_a_resumed_sweep_equals_the_stored_one(more: str) -> None:
     before = stored(config)
     assert before.enqueue[0].label == "vanilla"
     assert all(entry.config.sampling for entry in before.enqueue)
-    assert config.changed_sections(before) == []
-    assert sweep(more, **{"budget.trials": 99}).changed_sections(before) == []
+    assert config.changes(before) == {}
+    assert sweep(more, **{"budget.trials": 99}).changes(before) == {}
 
 
 def test_another_sweep_differs_in_its_sections() -> None:
     before = stored(sweep("enqueue: [lantern]"))
-    assert sweep().changed_sections(before) == ["enqueue"]
-    assert sweep("enqueue: [lantern]", **{"quality.shard": 7}).changed_sections(before) == ["quality"]
-    assert sweep("enqueue: [lantern]\nmetrics: [fid, speedup]").changed_sections(before) == ["metrics"]
+    assert list(sweep().changes(before)) == ["enqueue"]
+    assert sweep("enqueue: [lantern]", **{"quality.shard": 7}).changes(before) == {"quality.shard": (48, 7)}
+    assert sweep("enqueue: [lantern]\nmetrics: [fid, speedup]").changes(before) == {
+        "metrics": (None, ["fid", "speedup"])
+    }
     other = "enqueue: [lantern]\nsampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}"
-    assert "sampling" in sweep(other).changed_sections(before)
+    assert "sampling.cfg" in sweep(other).changes(before)
 
 
 def test_vanilla_is_reserved_for_the_baseline() -> None:

@@ -258,10 +258,12 @@ BROKEN = [
     ("[]", "f:1: space: must not be empty; list the branches, or leave the key out"),
     ("- drafter: none\n- drafter: none", "f:3: space[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: eagel",
-     "f:2: space.drafter: must be one of none, eagle, medusa, independent, jacobi, got 'eagel'; did you mean 'eagle'?"),
+     "f:2: space.drafter: must be one of none, eagle, medusa, independent, jacobi, or a plugin's (--plugin MODULE), "
+     "got 'eagel'; did you mean 'eagle'?"),
     ("drafter: [eagle, eagle]", "f:2: space.drafter[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: {kind: {values: [eagle, jacoby]}}",
-     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, medusa, independent, jacobi, got 'jacoby'; "
+     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, medusa, independent, jacobi, "
+     "or a plugin's (--plugin MODULE), got 'jacoby'; "
      "did you mean 'jacobi'?"),
     ("drafter: eagle\ntree: {policy: chain, lenght: {low: 2, high: 3}}",
      "f:3: space.tree.lenght: unknown key; did you mean 'length'? known keys: policy, length, children"),

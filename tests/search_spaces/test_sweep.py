@@ -173,8 +173,8 @@ BROKEN = [
     (SHORT + "quality: {batch: 1.5}\n", "f:3: quality.batch: must be a whole number, got 1.5"),
     (SHORT + "seed: -1\n", "f:3: seed: must be in [0, 9.22337e+18], got -1"),
     (SHORT + "search: {sampler: tpee}\n",
-     "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, replay, got 'tpee'; "
-     "did you mean 'tpe'?"),
+     "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, replay, "
+     "or a plugin's (--plugin MODULE), got 'tpee'; did you mean 'tpe'?"),
     (SHORT + "search: {options: 3}\n", "f:3: search.options: must be a mapping of keys to values, got 3"),
     (SHORT + "racing: {}\n",
      "f:3: racing.rungs: missing; give the numbers of captions after which trials may stop, rising (at least 2)"),
@@ -207,7 +207,8 @@ BROKEN = [
     (SHORT + "constraints: [drift <= 2, drift<=2.0]\n",
      "f:3: constraints[1]: 'drift <= 2' is listed twice; remove or rename one of the two"),
     (SHORT + "enqueue: [vanilla, lanturn]\n",
-     f"f:3: enqueue[1]: must be one of {', '.join(PRESETS)}, got 'lanturn'; did you mean 'lantern'?"),
+     f"f:3: enqueue[1]: must be one of {', '.join(PRESETS)}, or a plugin's (--plugin MODULE), got 'lanturn'; "
+     "did you mean 'lantern'?"),
     (SHORT + "enqueue: [adt, peanut]\n", "f:3: enqueue[1]: is the same config as 'adt'; remove one of the two"),
     (SHORT + "enqueue:\n  - vanilla\n  - {label: vanilla, preset: cool}\n",
      "f:5: enqueue[1]: the label 'vanilla' is listed twice; remove or rename one of the two"),

@@ -126,7 +126,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafte": "eagle"},
      "drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
     ({"drafter": "eagel"},
-     "drafter: must be one of none, eagle, medusa, independent, jacobi, got 'eagel'; did you mean 'eagle'?"),
+     "drafter: must be one of none, eagle, medusa, independent, jacobi, or a plugin's (--plugin MODULE), got 'eagel'; "
+     "did you mean 'eagle'?"),
     ({"drafter": 3}, "drafter: must be a mapping of keys to values, got 3"),
     ({"drafter": {"kind": "eagle", "initialisation": "random"}, "tree": {"policy": "chain", "length": 2}},
      "drafter.initialisation: not a key of kind 'eagle' but of 'jacobi'; known keys: kind"),

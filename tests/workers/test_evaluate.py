@@ -19,6 +19,7 @@ from PIL import Image
 from search_spaces.acceptance import EXACT
 from search_spaces.neighbourhoods import Additive
 from search_spaces.params import ConfigError
+from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Medusa, Sampling
 from tests.fakes.tiny_models import tiny_scenes
@@ -71,6 +72,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluator(home: Path, weights: Path) -> Evaluator:
     return Evaluator(spec(home, weights))
+
+
+def test_a_plugin_that_this_machine_lacks_is_named_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, "no_such_rules")
+    with pytest.raises(ConfigError, match=r"no_such_rules.*PYTHONPATH"):
+        Evaluator(spec(tmp_path, tmp_path / "no weights"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
-from search_spaces.plugins import load_object
+from search_spaces.plugins import PluginNames, load_object
 from search_spaces.trial import DRAFTERS, DecodingConfig, DrafterChoice
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
@@ -21,10 +21,10 @@ def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] 
     return implementation if implementation is not None and issubclass(implementation, Drafter) else None
 
 
-def kinds_with_weights() -> tuple[str, ...]:
+def kinds_with_weights() -> PluginNames:
     """All drafters that have weight files."""
     DRAFTERS.load()
-    return tuple(kind for kind, choice in DRAFTERS.items() if drafter_class(choice) is not None)
+    return PluginNames(kind for kind, choice in DRAFTERS.items() if drafter_class(choice) is not None)
 
 
 def load_drafter(target: Target, kind: str, path: Path) -> Drafter:

@@ -25,6 +25,7 @@ import torch
 
 from search_spaces.documents import read_document
 from search_spaces.params import ConfigError, Params, at, expect_mapping, unknown_choice
+from search_spaces.plugins import PluginNames
 from workers.decoding.build import kinds_with_weights, load_drafter
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
@@ -232,11 +233,11 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
     with at("drafters"):
         drafters = _folder_drafters(family) | _read_paths(given.get("drafters"), kinds_with_weights(), base)
     with at("metrics"):
-        metrics = _read_paths(given.get("metrics"), tuple(weight_keys()), base)
+        metrics = _read_paths(given.get("metrics"), weight_keys(), base)
     return Entry(name, family, shared.dtype, drafters, metrics, where)
 
 
-def _read_paths(section: object, keys: tuple[str, ...], base: Path) -> dict[str, str]:
+def _read_paths(section: object, keys: PluginNames, base: Path) -> dict[str, str]:
     """A section that maps known keys to paths, as absolute paths."""
     paths: dict[str, str] = {}
     for key, path in ({} if section is None else expect_mapping(section, keys)).items():

@@ -158,7 +158,7 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     given, known = {key: str(Path(path).expanduser()) for key, path in (weights or {}).items()}, weight_keys()
     for key in given:
         if key not in known:
-            raise WeightsError(f"metrics: {unknown_choice(key, tuple(known))}")
+            raise WeightsError(f"metrics: {unknown_choice(key, known)}")
     extractors = registered_extractors()
     for role in get_args(Role):
         keys = [key for key in given if key in extractors and extractors[key].role == role]

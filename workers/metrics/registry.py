@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from search_spaces.params import unknown_choice
-from search_spaces.plugins import Registry, import_modules, load_plugins
+from search_spaces.plugins import PluginNames, Registry, import_modules, load_plugins
 from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.metric import METRICS, TIMINGS, Metric, MetricInputs
 from workers.metrics.networks import EXTRACTORS, SCORE_PREFIX, SCORERS, ExtractorFactory, ScorerFactory
@@ -35,11 +35,13 @@ def registered_extractors() -> Registry[ExtractorFactory]:
     return EXTRACTORS
 
 
-def weight_keys(metrics: Collection[str] = ()) -> list[str]:
+def weight_keys(metrics: Collection[str] = ()) -> PluginNames:
     """Keys under `metrics` of a models.yaml entry that are read to compute these metrics (default: all metrics)."""
     needed = required_inputs(metrics or registered_metrics())
     scorers = [scorer for name, scorer in registered_scorers().items() if SCORE_PREFIX + name in needed]
-    return list(dict.fromkeys([*registered_extractors(), *(key for scorer in scorers for key in scorer.weight_keys)]))
+    return PluginNames(
+        dict.fromkeys([*registered_extractors(), *(key for scorer in scorers for key in scorer.weight_keys)])
+    )
 
 
 def required_inputs(names: Collection[str]) -> set[str]:
@@ -66,7 +68,7 @@ def select_metrics(
     requested = list(metrics) if names is None else list(names)
     for name in requested:
         if name not in metrics:
-            raise ValueError(f"metrics: {unknown_choice(name, tuple(metrics))}")
+            raise ValueError(f"metrics: {unknown_choice(name, metrics)}")
     missing = {name: [need for need in metrics[name].needs if need not in available] for name in requested}
     selected = tuple(metrics[name] for name in requested if not missing[name])
     return selected, {name: f"needs {', '.join(needs)}" for name, needs in missing.items() if needs}

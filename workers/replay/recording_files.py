@@ -62,10 +62,12 @@ def read_recording(
         stored, tree = config["identity"], dict(config["tree"])
         kind = tree.pop("policy")
         policy = (NestedTrees if kind == NestedTrees.kind else POLICIES.lookup(kind)).from_mapping(tree)
-    except (KeyError, TypeError, ConfigError) as error:
+    except ConfigError as error:  # the tree may be a plugin's
+        raise ConfigError(error.path, error.problem, str(path)) from error
+    except (KeyError, TypeError) as error:
         raise WeightsError(f"{path}: not a recording; {_FIX}") from error
     changed = [key for key in identity if stored.get(key) != identity[key]]
     if changed:
-        raise WeightsError(f"{path}: recorded with other {' and '.join(changed)}; {_FIX}")
+        raise WeightsError(f"{path}: recorded with other {' and '.join(changed)}; give another folder, or delete it")
     tensors = {name: tensor.to(device) for name, tensor in load_tensors(path).items()}
     return policy, RecordedSteps(**{field.name: tensors.get(field.name) for field in fields(RecordedSteps)})  # type: ignore[arg-type]

@@ -212,7 +212,12 @@ def write_file_in_place() -> None:
     [
         (write_store, (), ("sweeps/tested", "--resume", "--name")),
         (write_store, ("--resume", "--sampler", "tpe"), ("search", "--name")),
-        (write_store, ("--resume", "--seed", "3"), ("seed", "--name")),
+        (write_store, ("--resume", "--seed", "3"), ("seed was 0, is 3", "budget", "--name")),
+        (
+            write_store,
+            ("--resume", "--set", "space.tree.length.high=8"),
+            ("space.tree.length.high was 6, is 8", "--name"),
+        ),
         (write_store, ("--resume", "--set", "metrics=[fid]"), ("metrics", "--name")),
         (lambda: write_store(captions={"hash": "0"}), ("--resume",), ("captions: scenes has changed", "--name")),
         (lambda: write_store(format=2), ("--resume",), ("shards of format 2", "--name")),

@@ -46,11 +46,30 @@ def storage(tmp_path: Path) -> Storage:
 )
 def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, storage: Storage) -> None:
     before = storage.read(SWEEP)
-    with pytest.raises(IdentityError, match=f"{key}.* changed") as refused:
+    with pytest.raises(IdentityError, match=f"changed .*{key}") as refused:
         keep_identity(storage, SweepConfig.read("cool"), replace(NEW, **{key: other}))
     assert "--name" in str(refused.value)
     assert storage.read(SWEEP) == before
     assert read_identity(storage) == NEW
+
+
+def test_a_refusal_names_the_old_and_the_new_value(storage: Storage) -> None:
+    models = {"target.safetensors": "0f" * 8, "eagle.safetensors": "77" * 8}
+    with pytest.raises(IdentityError) as refused:
+        keep_identity(storage, SweepConfig.read("cool"), replace(NEW, models=models, experiment="f" * 20))
+    assert "models.eagle.safetensors" in str(refused.value)
+    assert "1e" * 8 in str(refused.value)
+    assert "77" * 8 in str(refused.value)
+    assert "target.safetensors" not in str(refused.value), "it is the same"
+    assert NEW.experiment not in str(refused.value), "nobody can read a digest of what is named"
+
+
+def test_a_resumed_sweep_keeps_the_plugins_of_all_launches(storage: Storage) -> None:
+    sweep = SweepConfig.read("quickstart")
+    for given, kept in (("b", ("b",)), ("a", ("b", "a")), ("b", ("b", "a"))):
+        assert keep_identity(storage, sweep, replace(NEW, plugins=(given,))).plugins == kept
+        stored = read_identity(storage)
+        assert stored == replace(NEW, plugins=kept)
 
 
 def test_versions_and_threads_may_change(storage: Storage) -> None:

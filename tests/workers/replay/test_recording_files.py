@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_models import tiny_scenes
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
-from workers.models.checkpoint_files import WeightsError
+from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.own_files import read_config, save
 from workers.replay.replayer import Replayer
 from workers.scenes.images import sample_captions
 
@@ -96,6 +98,16 @@ def test_other_weights_and_captions_are_refused(models: Models, tmp_path: Path) 
         assert str(path) in str(refused.value)
         assert what in str(refused.value)
         assert "delete" in str(refused.value)
+
+
+def test_a_recording_of_a_plugins_tree_is_not_damaged(models: Models, tmp_path: Path) -> None:
+    replayer(models, tmp_path).record(SETTINGS[:1])
+    (path,) = tmp_path.iterdir()
+    facts = read_config(path)
+    save(path, load_tensors(path), facts | {"tree": {"policy": "comb"}})
+    with pytest.raises(ConfigError, match=f"{path.name}.*'comb'") as refused:
+        replayer(models, tmp_path).record(SETTINGS[:1])
+    assert "delete" not in str(refused.value)
 
 
 def test_a_file_is_refused_before_any_image_of_others(
