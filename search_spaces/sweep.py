@@ -40,6 +40,7 @@ _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
 _VANILLA = "vanilla"
 _CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed, besides models.file
+_OBJECTIVES = (2, 3)  # how many a front has
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
@@ -147,6 +148,9 @@ class SweepConfig:
         for name in ("metrics", "objectives"):
             if parts[name] == ():
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
+        if (count := len(parts["objectives"])) not in _OBJECTIVES:
+            fix = "add another one" if count < 2 else "move the others to `metrics` or `constraints`"
+            raise ConfigError(("objectives",), f"must be two or three metrics, got {count}; {fix}")
         with at("space"):
             parts["space"] = Space.read(given.get("space", {}))
             if parts["search"].sampler == GRID:

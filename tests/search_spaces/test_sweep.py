@@ -203,6 +203,9 @@ BROKEN = [
     (SHORT + "objectives: [{direction: minimize}]\n", "f:3: objectives[0].metric: missing; give the name of a metric"),
     (SHORT + "objectives: []\n",
      "f:3: objectives: must not be empty; leave it out for the default"),
+    (SHORT + "objectives: [fid]\n", "f:3: objectives: must be two or three metrics, got 1; add another one"),
+    (SHORT + "seed: 1\nobjectives: [speedup, fid, drift, kid]\n",
+     "f:4: objectives: must be two or three metrics, got 4; move the others to `metrics` or `constraints`"),
     (SHORT + "constraints:\n  - drift < 2\n", "f:4: constraints[0]: limits are inclusive; write 'drift <= 2'"),
     (SHORT + "constraints: [drift <= 2, drift<=2.0]\n",
      "f:3: constraints[1]: 'drift <= 2' is listed twice; remove or rename one of the two"),
@@ -241,6 +244,7 @@ def test_refusals(text: str, message: str) -> None:
     [
         ("budget.trials", 0, "override: budget.trials: must be at least 1, got 0"),
         ("space.tree.length.high", 1, "f:2: space.tree.length.low: must be at most high, got 2 and 1; swap the two"),
+        ("objectives", ["fid"], "override: objectives: must be two or three metrics, got 1; add another one"),
         ("budget.trials.more", 0, "override: budget.trials: must be a whole number, got {'more': 0}"),
         ("nmae", "x", f"override: nmae: unknown key; did you mean 'name'? known keys: {', '.join(KEYS)}"),
     ],
