@@ -12,18 +12,17 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants
 from ray._private.authentication import authentication_token_setup
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from orchestrator.interrupts import Terminated, cleaned_up
+from orchestrator.run.cluster_address import ClusterAddress, requires_token, resolve_address
 from orchestrator.run.cluster_guard import ClusterGuard
 from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit
 from orchestrator.run.tasks import ClusterLost, PoolError
 
-_ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-_PROBE_TIMEOUT_S = 10.0
 _AUTH_MODE = "RAY_AUTH_MODE"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 
@@ -41,11 +40,13 @@ def connected(
     environment: variables of the processes of a Ray started here. (Ray's own way starts an agent for it first.)
 
     Raises:
+        ValueError: `address` is not the address of a cluster, or Ray's files cannot be kept here (RAY_TMPDIR).
         PoolError: no cluster at the address, or no node with room for a worker, or none of a kind that is needed.
     """
+    cluster = None if address is None else resolve_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if address is None:
+        if cluster is None:
             guard = stack.enter_context(contextlib.closing(ClusterGuard()))
             stack.enter_context(cleaned_up(guard.kill))
             # without a mode, Ray requires tokens of whoever connects to a cluster that it starts
@@ -58,7 +59,7 @@ def connected(
         else:
             stack.enter_context(_environment({_AUTH_MODE: os.environ.get(_AUTH_MODE)}))
         stack.callback(ray.shutdown)
-        _connect(address, options)
+        _connect(cluster, options)
         nodes = alive_nodes()
         slots = fit(slots, nodes)
         placement.check(slots, nodes)
@@ -118,59 +119,61 @@ def _loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _connect(address: str | None, options: Mapping[str, Any]) -> None:
-    """Connect to the cluster at `address`, or start Ray on this machine. Handlers of signals stay as they are.
+def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None:
+    """Connect to a cluster, or start Ray on this machine (None). Handlers of signals stay as they are.
 
     Raises:
-        PoolError: no cluster at the address.
+        PoolError: no cluster; the message has the cause and the fix.
         Terminated: SIGTERM arrived meanwhile.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle processes, which no actor takes
-    if address and _AUTH_MODE not in os.environ:
-        if _requires_token(address):
-            authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        else:
-            os.environ[_AUTH_MODE] = "disabled"
-            Config.initialize("")  # Ray caches the mode
+    if cluster is not None:
+        _authenticate(cluster)
     handler = signal.getsignal(signal.SIGTERM)
     ray._private.worker._worker_logs_enabled = False  # a dead raylet's last words would go to standard output
     try:
-        ray.init(address or "local", **options)
+        ray.init("local" if cluster is None else cluster.address, **options)
     except SystemExit:  # by Ray's own handler
         raise Terminated from None
     except Exception as error:  # Ray has no class of its own for a node that did not start in time
-        host = f"at {address}" if address else "on this machine"
-        raise PoolError(
-            f"no Ray cluster {host}: {error}. `ray status` shows running clusters; for one that requires a token, set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-        ) from error
+        raise _connect_problem(cluster, error) from error
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
-def _requires_token(address: str) -> bool:
-    """Whether a cluster refuses calls without a token. True if that cannot be asked: of Ray clients, and over TLS.
+def _authenticate(cluster: ClusterAddress) -> None:
+    """Use the user's token if the cluster requires one. With a token, a driver in a cluster without tokens would refuse
+    its own workers' calls.
 
-    With a token, a driver in a cluster without tokens would refuse its own workers' calls.
+    Raises:
+        PoolError: no cluster responds, or it requires a token that the user does not have.
     """
-    import grpc
+    mode = os.environ.get(_AUTH_MODE)
+    if requires_token(cluster) and mode is None:
+        if not authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
+            fix = "copy the head node's ~/.ray/auth_token here, or name a file by RAY_AUTH_TOKEN_PATH"
+            raise cluster.problem("the cluster requires a token, and there is none", fix)
+    elif mode is None:
+        os.environ[_AUTH_MODE] = "disabled"
+        Config.initialize("")  # Ray caches the mode
+        return
+    if requires_token(cluster):
+        if mode is not None and mode.lower() != "token":
+            raise cluster.problem(f"the cluster requires a token, and {_AUTH_MODE} is {mode}", f"unset {_AUTH_MODE}")
+        fix = "copy the head node's ~/.ray/auth_token here, or name that file by RAY_AUTH_TOKEN_PATH"
+        raise cluster.problem("the cluster refuses this user's token", fix)
 
-    if "://" in address or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return True
-    try:
-        bootstrap = services.canonicalize_bootstrap_address(address)
-    except (ConnectionError, RuntimeError, ValueError):
-        bootstrap = None  # `ray.init` says why
-    if bootstrap is None:
-        return True
-    with grpc.insecure_channel(bootstrap) as channel:
-        try:
-            channel.unary_unary(_ALIVE_METHOD)(b"", timeout=_PROBE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
-    return False
+
+def _connect_problem(cluster: ClusterAddress | None, error: Exception) -> PoolError:
+    """Why there is no cluster, in one line, with the fix for this cause."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if cluster is None:
+        fix = "check this machine's free memory, its load, and the space in the folder of RAY_TMPDIR or TMPDIR"
+        return PoolError(f"Ray did not start on this machine: {text}; {fix}")
+    same_versions = "install the same versions of Ray and Python on all machines"
+    return cluster.problem(text, same_versions if "Version mismatch" in text else None)
 
 
 def alive_nodes() -> list[Node]:

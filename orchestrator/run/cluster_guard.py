@@ -23,7 +23,10 @@ from pathlib import Path
 MARK = "SPECFRONTIER_CLUSTER"  # the variable; its value is the cluster's folder
 _KILL_TIMEOUT_S = 5.0
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # in the guard: schedulers send them to all processes
-_MAX_ROOT_LENGTH = 27  # of the parent folder: sockets lie deep in a cluster's folder, and their paths have a limit
+_VARIABLE = "RAY_TMPDIR"
+# Of the parent folder, in bytes. A socket's path has at most 107; Ray's part is /sf-RANDOM8/ray/session_DATE_TIME_PID/
+# sockets/plasma_store, with 80.
+_MAX_ROOT_LENGTH = 27
 
 
 class ClusterGuard:
@@ -33,10 +36,7 @@ class ClusterGuard:
     """
 
     def __init__(self) -> None:
-        root = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-        if "RAY_TMPDIR" not in os.environ and len(root) > _MAX_ROOT_LENGTH:
-            root = "/tmp"
-        self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=root))
+        self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=check_root()))
         read_end, self._write_end = os.pipe()  # the kernel closes it when this process dies
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # inherited: from its first moment on
         try:
@@ -67,6 +67,30 @@ class ClusterGuard:
             os.write(self._write_end, b".")  # a child that was forked meanwhile may keep the pipe open
         os.close(self._write_end)
         self._guard.wait()
+
+
+def check_root() -> str:
+    """The folder for Ray's files: RAY_TMPDIR, else that of temporary files, or /tmp if its path is too long.
+
+    Raises:
+        ValueError: its path is too long for sockets, or there is no such folder, or it is not writable.
+    """
+    root = os.environ.get(_VARIABLE, "")
+    source = f"{_VARIABLE}={root}"
+    if not root:
+        root = tempfile.gettempdir()
+        root = root if len(os.fsencode(root)) <= _MAX_ROOT_LENGTH else "/tmp"
+        source = f"{root}, the folder for temporary files"
+    if (length := len(os.fsencode(os.path.abspath(root)))) > _MAX_ROOT_LENGTH:
+        limit = f"name a folder of at most {_MAX_ROOT_LENGTH}"
+        problem = f"{length} bytes are too long for the paths of Ray's sockets; {limit}"
+    elif not os.path.isdir(root):
+        problem = "there is no such folder; create it, or name another"
+    elif not os.access(root, os.W_OK | os.X_OK):
+        problem = "this folder is not writable; make it so, or name another"
+    else:
+        return os.path.abspath(root)
+    raise ValueError(f"{source}: {problem}" + ("" if source.startswith(_VARIABLE) else f" by {_VARIABLE}"))
 
 
 def kill_cluster(folder: Path) -> None:

@@ -4,17 +4,16 @@ addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded 
 
 from __future__ import annotations
 
-import socket
-
 from orchestrator.outputs import check_writable
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP, read_identity, read_trials
 from orchestrator.run import preflight_models as models
+from orchestrator.run.cluster_address import requires_token, resolve_address
+from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.predicted_pool import check_pool
 from orchestrator.run.preflight_models import CheckedModels, prefix_errors
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
-from orchestrator.run.tasks import PoolError
 from search_spaces.params import ConfigError, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -28,8 +27,6 @@ from workers.metrics.extractors import unavailable_metrics
 from workers.metrics.metric import OWN_TIMINGS, TIMINGS
 from workers.metrics.registry import registered_metrics, uses_timings
 
-_RAY_CLIENT = "ray://"  # such a driver runs outside of the cluster, so files are checked by the workers only
-_CONNECT_TIMEOUT_S = 3.0
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or scheme+driver
 
 
@@ -45,6 +42,7 @@ def preflight(
         PoolError: the Ray cluster does not respond.
     """
     _check_names(sweep)
+    is_client = _check_cluster(address)
     if (file := storage.path(SWEEP)) is not None:
         check_writable(file.parent)
     storage.check_bucket()
@@ -58,7 +56,7 @@ def preflight(
     _check_tracking_uri(mlflow)
     directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
-    if not (address or "").startswith(_RAY_CLIENT):
+    if not is_client:  # else the cluster's machines have the files, and its workers check them
         model = models.read_models(sweep)
         captions = models.read_sweep_captions(sweep, model)
         if identity is not None and identity.captions["hash"] != captions_hash(captions):
@@ -77,25 +75,21 @@ def preflight(
         _check_racing(sweep)
         check_pool(resolved, model.capabilities)
         Search(resolved, directions)
-    _check_reachable(address)
 
 
-def _check_reachable(address: str | None) -> None:
-    """Connect once to HOST:PORT, because Ray itself would retry for minutes.
+def _check_cluster(address: str | None) -> bool:
+    """Check that the cluster responds, or that Ray can keep its files on this machine. Whether the driver is a Ray
+    client.
 
     Raises:
-        PoolError: no response.
+        ValueError, PoolError: see `resolve_address`, `requires_token` and `check_root`.
     """
-    host, colon, port = (address or "").removeprefix(_RAY_CLIENT).rpartition(":")
-    if not colon or not port.isdecimal():
-        return  # auto, local, or an address that Ray rejects at once
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PoolError(
-            f"--address {address}: no response ({reason}); `ray status` on the head node shows the address"
-        ) from error
+    if address is None:
+        check_root()
+        return False
+    cluster = resolve_address(address)
+    requires_token(cluster)
+    return cluster.is_client
 
 
 def _check_tracking_uri(uri: str) -> None:

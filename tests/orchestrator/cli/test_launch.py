@@ -164,7 +164,8 @@ def test_errors_name_the_line(old: str, new: str, parts: Words) -> None:
         (("--out", "nope://me:hunter22@h/s"), 2, ("nope://h",)),
         (("--address", "127.0.0.1:1"), 1, ("127.0.0.1:1", "no response", "ray status")),
         (("--address", "ray://127.0.0.1:1"), 1, ("ray://127.0.0.1:1", "no response")),
-        (("--address", "127.0.0.1:99999999"), 1, ("no response",)),
+        (("--address", "127.0.0.1:99999999"), 2, ("HOST:PORT",)),
+        (("--address", "local"), 2, ("--address local", "HOST:PORT")),
     ],
 )
 def test_options(words: Words, code: int, parts: Words) -> None:

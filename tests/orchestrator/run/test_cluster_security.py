@@ -14,8 +14,9 @@ import grpc
 import psutil
 import pytest
 
-from orchestrator.run.cluster import _ALIVE_METHOD
+from orchestrator.run.cluster_address import ALIVE_METHOD
 from orchestrator.tracking.server import free_port
+from tests.fakes.odd_servers import HTTP, odd_server
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -64,7 +65,7 @@ def code_without_token(address: str) -> grpc.StatusCode:
     """What a cluster answers to a caller who has no token."""
     with grpc.insecure_channel(address) as channel:
         try:
-            channel.unary_unary(_ALIVE_METHOD)(b"", timeout=10)
+            channel.unary_unary(ALIVE_METHOD)(b"", timeout=10)
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code
@@ -78,7 +79,8 @@ def folder() -> Iterator[Path]:
 
 
 def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: Path, tmp_path: Path) -> None:
-    with driver("local", folder, tmp_path) as address:
+    with odd_server(HTTP) as proxy, driver("local", folder, tmp_path, http_proxy=f"http://{proxy.address}") as address:
+        assert proxy.requests == []
         found = processes(folder)
         listeners = {
             (process.name(), entry.laddr.ip)
@@ -148,6 +150,10 @@ def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, t
         stderr=subprocess.DEVNULL,
         check=True,
     )
-    with driver(f"127.0.0.1:{port}", folder, tmp_path) as address:
+    with (
+        odd_server(HTTP) as proxy,
+        driver(f"127.0.0.1:{port}", folder, tmp_path, http_proxy=f"http://{proxy.address}") as address,
+    ):
+        assert proxy.requests == []
         wanted = grpc.StatusCode.UNAUTHENTICATED if secured else grpc.StatusCode.OK
         assert code_without_token(address) == wanted

@@ -1,0 +1,186 @@
+"""Addresses of Ray clusters: where they come from, and what answers there, within seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import services
+
+from orchestrator.run import cluster_address
+from orchestrator.run.cluster import connected
+from orchestrator.run.cluster_address import requires_token, resolve_address
+from orchestrator.run.placement import Slots
+from orchestrator.run.tasks import PoolError
+from tests.fakes.odd_servers import HTTP, REDIS, fake_gcs, odd_server
+
+LIMIT_S = 10.0  # with the imports of a launch, less than 15
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster runs here, as far as Ray sees."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: set())
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+
+
+def write_address_file(folder: Path, address: str) -> Path:
+    """As `ray start` does, and a killed head node leaves it."""
+    file = folder / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text(f"{address}\n")
+    return file
+
+
+def run_raylets(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: set(addresses))
+
+
+def test_auto_is_resolved_in_rays_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_address_file(tmp_path, "10.0.0.1:1")
+    found = resolve_address("auto")
+    assert found.address == "10.0.0.1:1" == services.canonicalize_bootstrap_address("auto")
+    assert str(file) in found.source
+    run_raylets(monkeypatch, "10.0.0.2:2")
+    found = resolve_address("auto")
+    assert found.address == "10.0.0.2:2" == services.canonicalize_bootstrap_address("auto")
+    assert "process" in found.source
+    run_raylets(monkeypatch, "10.0.0.2:2", "10.0.0.3:3")
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    assert resolve_address("auto").address == "10.0.0.1:1" == services.canonicalize_bootstrap_address("auto")
+    file.unlink()
+    with pytest.raises(PoolError, match=r"several clusters.*10\.0\.0\.2:2, 10\.0\.0\.3:3"):
+        resolve_address("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.4:4")
+    found = resolve_address("auto")
+    assert found.address == "10.0.0.4:4" == services.canonicalize_bootstrap_address("auto")
+    assert "RAY_ADDRESS" in found.source
+    assert resolve_address("10.0.0.5:5").address == "10.0.0.5:5", "only auto asks the environment"
+
+
+def test_no_cluster_for_auto() -> None:
+    with pytest.raises(PoolError, match=r"--address auto.*RAY_ADDRESS.*ray_current_cluster"):
+        resolve_address("auto")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "local",
+        "head",
+        "head:",
+        "head:0",
+        "head:65536",
+        ":6379",
+        "::1:6379",
+        "[::1]",
+        "ray://head",
+        "a b:1",
+        "u@h:1",
+    ],
+)
+def test_what_is_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="--address") as raised:
+        resolve_address(address)
+    assert "HOST:PORT" in str(raised.value)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match="RAY_ADDRESS"):
+            resolve_address("auto")
+
+
+def test_the_dashboards_address_is_named() -> None:
+    with pytest.raises(ValueError, match="dashboard"):
+        resolve_address("http://127.0.0.1:8265")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2:1", "[::1]:1", "[fe80::1]:1", "localhost:1", "ray://127.0.0.2:1"])
+def test_nothing_answers(address: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(PoolError, match="no response"):
+        requires_token(resolve_address(address))
+    assert time.monotonic() - start < LIMIT_S
+
+
+def test_stale_addresses_name_their_source_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_address_file(tmp_path, "127.0.0.2:1")
+    with pytest.raises(PoolError, match=rf"{file} names 127\.0\.0\.2:1.*remove the file"):
+        requires_token(resolve_address("auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:2")
+    with pytest.raises(PoolError, match=r"RAY_ADDRESS is 127\.0\.0\.2:2.*unset RAY_ADDRESS"):
+        requires_token(resolve_address("auto"))
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+@pytest.mark.parametrize("answer", [b"", HTTP, REDIS], ids=["silent", "http", "redis"])
+def test_another_server_answers(answer: bytes, scheme: str) -> None:
+    start = time.monotonic()
+    with odd_server(answer) as server, pytest.raises(PoolError, match=f"{server.address} is not a Ray c"):
+        requires_token(resolve_address(f"{scheme}{server.address}"))
+    assert time.monotonic() - start < LIMIT_S
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "grpc_proxy", "https_proxy"])
+def test_no_proxy_is_asked(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of a proxy would say nothing about the cluster."""
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with odd_server(HTTP) as proxy, fake_gcs(ray.__version__, "secret") as address:
+        monkeypatch.setenv(variable, f"http://{proxy.address}")
+        assert requires_token(resolve_address(address))
+        with odd_server(REDIS) as server, pytest.raises(PoolError, match="is not a Ray cluster"):
+            requires_token(resolve_address(server.address))
+        assert proxy.requests == []
+
+
+def test_a_cluster_of_another_version() -> None:
+    with (
+        fake_gcs("2.1.0") as address,
+        pytest.raises(PoolError, match=f"Ray 2\\.1\\.0.*{ray.__version__}.*same version"),
+    ):
+        requires_token(resolve_address(address))
+
+
+def test_a_machine_outside_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait for a minute."""
+    monkeypatch.setattr(cluster_address, "_NODE_TIMEOUT_S", 0.2)
+    run_raylets(monkeypatch, "ab" * 28)
+    with fake_gcs(ray.__version__, alive=True) as address:
+        assert not requires_token(resolve_address(address))
+    with fake_gcs(ray.__version__) as address, pytest.raises(PoolError, match="not a node of the cluster"):
+        requires_token(resolve_address(address))
+
+
+@pytest.mark.parametrize(
+    ("mode", "token", "parts"),
+    [
+        (None, "", ("requires a token", "RAY_AUTH_TOKEN_PATH")),
+        (None, "wrong", ("refuses this user's token", "RAY_AUTH_TOKEN_PATH")),
+        ("token", "wrong", ("refuses this user's token", "RAY_AUTH_TOKEN_PATH")),
+        ("disabled", "right", ("requires a token", "unset RAY_AUTH_MODE")),
+    ],
+)
+def test_advice_about_tokens(
+    mode: str | None, token: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text(token)
+    with (
+        fake_gcs(ray.__version__, "right") as address,
+        pytest.raises(PoolError, match=f"--address {address}: ") as raised,
+        connected(address, Slots(1), 1),
+    ):
+        raise AssertionError("connected")
+    for part in parts:
+        assert part in str(raised.value)
