@@ -25,6 +25,7 @@ from orchestrator.cli import (
 from orchestrator.cli.arguments import command_line
 from orchestrator.errors import WRONG_USAGE, CommandError, last_words
 from orchestrator.interrupts import exit_code, interruptible
+from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
@@ -88,6 +89,7 @@ def main() -> None:
     """Run the command line; a `CommandError` ends it with its message and exit code."""
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
     keep_freed_memory()
+    os.environ.update(without_proxy())
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray's takes SIGTERM for a crash
     called = command_line.set(sys.argv[1:])
     with interruptible():

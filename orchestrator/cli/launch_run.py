@@ -61,7 +61,7 @@ def _run(
     config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, check: Callable[[], None], *, as_json: bool
 ) -> None:
     """See `run_sweep`; raises KeyboardInterrupt. check: raises SweepError if another launch has taken over."""
-    from orchestrator.results.store import EVENTS
+    from orchestrator.results.store import EVENTS, IDENTITY
     from orchestrator.results.views import Views
     from orchestrator.run import progress
     from orchestrator.run.forecast import Forecast
@@ -77,16 +77,19 @@ def _run(
         tracker = SweepTracker(storage, uri=uri) if uri else None
     if events is not None:
         events.parent.mkdir(parents=True, exist_ok=True)
-    ending = "failed"
+    ending, is_sweep = "failed", storage.exists(IDENTITY)
     try:
         with progress.choose_view(state, as_json=as_json) as view:
             record = progress.event_sink(state, view, events)
 
             def emit(event: Any) -> None:
+                nonlocal is_sweep
                 check()
                 record(event)
-                if event["event"] == "identity" and tracker:
-                    tracker.start()
+                if event["event"] == "identity":
+                    is_sweep = True
+                    if tracker:
+                        tracker.start()
                 if event["event"] in ("trial_finished", "trial_revived"):
                     if problem := views.refresh():
                         record({"event": "note", "note": f"tables and plot not written: {problem}"})
@@ -101,8 +104,8 @@ def _run(
     except ValueError as error:  # the same command would fail again
         raise CommandError(str(error), WRONG_USAGE) from error
     except (RuntimeError, OSError) as error:
-        problem = f"{explain(error)}\nfinished trials are kept; resume with: {_resume_command()}"
-        raise CommandError(problem, FAILED) from error
+        kept = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
+        raise CommandError(f"{explain(error)}{kept}", FAILED) from error
     finally:
         _finish(storage, tracker, ending)
     typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
@@ -126,9 +129,12 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     is reported, and `specfrontier report` and `sync` make up for it.
     """
     from orchestrator.report.page import write_report
+    from orchestrator.results.store import IDENTITY
     from orchestrator.results.views import Views
 
     try:
+        if not storage.exists(IDENTITY):
+            return  # it ended before its sweep existed
         if event == "finished":
             say_on_terminal("writing tables, plot and report")
         Views(storage).write()

@@ -18,6 +18,7 @@ from ray._private.authentication.authentication_token_generator import generate_
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from orchestrator.interrupts import Terminated, cleaned_up
+from orchestrator.proxies import without_proxy
 from orchestrator.run.cluster_address import ClusterAddress, requires_token, resolve_address
 from orchestrator.run.cluster_guard import ClusterGuard
 from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit
@@ -46,6 +47,7 @@ def connected(
     cluster = None if address is None else resolve_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        stack.enter_context(_environment(without_proxy(ray.util.get_node_ip_address())))
         if cluster is None:
             guard = stack.enter_context(contextlib.closing(ClusterGuard()))
             stack.enter_context(cleaned_up(guard.kill))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from orchestrator.proxies import without_proxy
 from orchestrator.results.databases import local_file, sole_creator
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import MLFLOW_RUNS
@@ -130,7 +131,7 @@ def _create_tables(uri: str) -> None:
 
 def _prepare() -> None:
     """Set MLflow up, before it is imported."""
-    os.environ.update(_NO_RETRIES)
+    os.environ.update(_NO_RETRIES | without_proxy())
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
 

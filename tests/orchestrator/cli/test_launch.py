@@ -23,6 +23,7 @@ from orchestrator.cli.launch_run import _finish, _summary, only_vanilla_ran
 from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
+from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
@@ -346,10 +347,25 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
     """The driver's lock is written first and last."""
     full = OSError(errno.ENOSPC, "No space left on device", "sweeps/tested/driver.lock")
     monkeypatch.setattr("orchestrator.results.locks._write", mock.Mock(side_effect=[*[None] * written, full]))
-    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=full))
+
+    def launch(sweep: object, storage: object, options: object, emit: Callable[[Any], None], **rest: object) -> None:
+        write_store()
+        emit({"event": "identity", "objectives": []})
+        raise full
+
+    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "driver.lock: No space left on device" in message
     assert ("resume with: " in message) == bool(written)
+
+
+def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to resume, and no view to write."""
+    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=PoolError("no worker started")))
+    message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
+    assert "no worker started" in message
+    for text in ("resume", "kept", "not written"):
+        assert text not in message
 
 
 HOLDER = """

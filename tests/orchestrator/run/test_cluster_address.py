@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private import services
+from ray._raylet import Config  # type: ignore[attr-defined]
 
 from orchestrator.run import cluster_address
 from orchestrator.run.cluster import connected
@@ -168,6 +169,7 @@ def test_a_machine_outside_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> No
 def test_advice_about_tokens(
     mode: str | None, token: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_raylets(monkeypatch, "ab" * 28)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -176,6 +178,7 @@ def test_advice_about_tokens(
     if token:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text(token)
+    Config.initialize("")  # Ray caches the mode
     with (
         fake_gcs(ray.__version__, "right") as address,
         pytest.raises(PoolError, match=f"--address {address}: ") as raised,

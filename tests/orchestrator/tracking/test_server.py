@@ -27,6 +27,7 @@ from orchestrator.tracking.server import free_port
 from orchestrator.tracking.tracker import SweepTracker, SyncResult, sync
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
+from tests.fakes.odd_servers import HTTP, odd_server
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -117,6 +118,16 @@ def test_a_run_whose_creation_went_unanswered_is_found_again(storage: Storage, m
         tracker.start()
         assert tracker.finish(120) is None
     assert children(mlflow_server, storage).keys() == set(range(TRIALS))
+
+
+def test_a_server_of_this_machine_is_reached_without_a_proxy(
+    storage: Storage, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with odd_server(HTTP) as proxy_server:
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("http_proxy", f"http://{proxy_server.address}")
+        assert sync(storage, mlflow_server).logged == TRIALS
+        assert proxy_server.requests == []
 
 
 def test_credentials_in_the_address_are_not_stored(
