@@ -15,7 +15,7 @@ from search_spaces.params import ConfigError
 
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)(?!=)\s*(?P<bound>.+)")
+_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)(?!=)\s*(?P<bound>.*)")
 _BOUND = re.compile(
     rf"(?P<number>{_NUMBER})"
     rf"|(?:(?P<before>{_NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(?P<after>{_NUMBER}))?(?:\s*(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?"
@@ -43,6 +43,8 @@ class Constraint:
         if match is None:
             raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
         metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
+        if (end := match["bound"][-1:] or match["op"]) in ("+", "-", "*", match["op"]):
+            raise ConfigError((), f"{text!r}: a number or vanilla is missing after {end}; {_FORMS}")
         if match["op"] in ("<", ">"):
             bound = match["bound"].strip()
             hint = f"write '{metric} {match['op']}= {bound}'" if _BOUND.fullmatch(bound) else _FORMS

@@ -32,7 +32,8 @@ _AND = (
     r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
 )
 _FLAG = re.compile(r"\s*(not\s+)?(\S+)\s*")
-_FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)in\s|(?<=\s)not\s+in\s)\s*(.*?)\s*")
+_FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)(?:not\s+)?in(?!\S))\s*(.*?)\s*")
+_UNFINISHED = re.compile(r".*?((?<!\S)and|[-+*])")  # the end of a value
 
 
 class QueryError(ValueError):
@@ -95,7 +96,9 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
     relation = " ".join(sign.split())
     values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
     try:
-        return name, _compare(column_of(table, name), relation, [_unquote(value) for value in values])
+        column = column_of(table, name)
+        _check_finished(column, sign, values)
+        return name, _compare(column, relation, [_unquote(value) for value in values])
     except ValueError as error:
         raise QueryError(f"filter {text!r}: {name}{error}") from None
 
@@ -124,6 +127,21 @@ def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
     if name in (types := flat_types()):
         return typed_table([{}] * table.num_rows, {name: types[name]})[name]
     raise ValueError(f": {unknown_key(name, table.column_names, 'column')}")
+
+
+def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[str]) -> None:
+    """Raise ValueError if a filter ends too early. The empty text is a value, but in a list only within quotes."""
+    import pyarrow as pa
+
+    is_text, is_bool = pa.types.is_string(column.type), pa.types.is_boolean(column.type)
+    one = "a value" if is_text else "true or false" if is_bool else "a number"
+    if "" in values and not (is_text and sign in ("=", "==", "!=")):
+        raise ValueError(f": {one} is missing after {sign}")
+    for value in values:
+        if value[:1] in ("'", '"') and (len(value) == 1 or value[-1] != value[0]):
+            raise ValueError(f": the closing {value[0]} of {value} is missing")
+        if (found := _UNFINISHED.fullmatch(value)) and (not is_text or found[1] == "and"):
+            raise ValueError(f": the filter ends with {found[1]}; write what follows it, or leave it out")
 
 
 def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> Bools:

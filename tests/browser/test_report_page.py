@@ -218,7 +218,7 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     "query",
     [
         "tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100",
-        "drift<1.2", "lossless=true", "feasible=false", "tree.policy=dynamic and fid<5", "label=vanilla",
+        "acceptance.k in 50, 100", "drift<1.2", "lossless=true", "feasible=false", "tree.policy=dynamic and fid<5", "label=vanilla",
         "acceptance.k in 50,100 and drift<=1.5 and feasible=true", "lossless", "not lossless and front", "not front",
         "front and lossless=false and fid<9", "not feasible and number>3", "feasible in true and tree.policy=chain",
     ],
@@ -250,7 +250,23 @@ def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path
         ("nonsense=1", ["nonsense", "unknown key"]),
         ("tree.policy<chain", ["tree.policy", "text"]),
         ("fid<low", ["fid", "numbers", "low"]),
-        ("fid<", ["fid<", "KEY<=VALUE"]),
+        ("fid<", ["fid", "number", "missing after <"]),
+        ("fid<=", ["fid", "number", "missing after <="]),
+        ("fid <= and lossless", ["fid", "number", "missing after <="]),
+        ("fid≤", ["fid", "number", "missing after ≤"]),
+        ("fid!", ["fid!", "KEY<=VALUE"]),
+        ("fid<=1.2*", ["fid", "1.2*", "vanilla"]),
+        ("fid <= 1.2 *", ["*", "missing"]),
+        ("fid <= vanilla +", ["+", "missing"]),
+        ("fid=<5", ["fid=<5", "KEY<=VALUE"]),
+        ("acceptance.k>=", ["acceptance.k", "number", "missing"]),
+        ("acceptance.k in", ["acceptance.k", "number", "missing after in"]),
+        ("acceptance.k in 50,", ["acceptance.k", "number", "missing"]),
+        ("acceptance.k not in 50, and lossless", ["acceptance.k", "number", "missing"]),
+        ("lossless=", ["lossless", "true or false", "missing after ="]),
+        ("lossless in", ["lossless", "true or false", "missing after in"]),
+        ("tree.policy=", ["tree.policy", "text", "missing after ="]),
+        ("label='two words", ["'two", "closing '"]),
         ("fid<vanilla", ["fid", "<= or >="]),
         ("fid<=2*vanilla*3", ["fid", "1.2*vanilla"]),
         ("fid<=0*vanilla", ["fid", "1.2*vanilla"]),
@@ -265,6 +281,7 @@ def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, pa
     page = open_page(folder)
     page.locator("#filter").fill(f"chain {query}")
     problem = page.locator("#filter-error").inner_text()
+    assert "got =" not in problem
     assert all(part in problem for part in parts)
     assert page.locator("#filter").get_attribute("aria-invalid") == "true"
     assert column(page, "number") == []

@@ -35,17 +35,24 @@ const columnOf = new Map(COLUMNS.map((column) => [column.key, column]));
 const NUMBER = String.raw`[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?`,
   BOUND = String.raw`(?:${NUMBER}\s*\*\s*)?vanilla(?:\s*\*\s*${NUMBER})?(?:\s*[-+]\s*${NUMBER})?`; // as constraints.py
 const FLAGS = COLUMNS.filter((column) => column.flag).map(({ key }) => key.replaceAll(".", String.raw`\.`));
+const KEY = String.raw`[^\s=!<>≤≥]+`,
+  QUOTED = String.raw`"[^"]*"|'[^']*'`,
+  NOT_AND = String.raw`(?!and(?!\S))`,
+  LIST = String.raw`${NOT_AND}(?:(?:${QUOTED}|[^\s,]+)?\s*,\s*${NOT_AND})*(?:${QUOTED}|[^\s,]+)?`;
+// A flag; a key with `in` and its values; a key with a relation and its value; a word. Values may be missing.
 const WORD = new RegExp(
-  String.raw`(?<!\S)(not\s+)?(${FLAGS.join("|")})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in\s)` +
-    String.raw`|([^\s=!<>≤≥]+)\s+(not\s+)?in\s+(\S+)` +
-    String.raw`|([^\s=!<>≤≥]+)\s*(<=|>=|==|!=|=|<|>|≤|≥)\s*("[^"]*"|'[^']*'|${BOUND}(?!\S)|\S+)|(\S+)`,
+  String.raw`(?<!\S)(not\s+)?(${FLAGS.join("|")})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))` +
+    String.raw`|(${KEY})\s+(not\s+)?in(?!\S)(?:\s+(${LIST}))?` +
+    String.raw`|(${KEY})\s*(<=|>=|==|!=|=|<|>|≤|≥)(?![=<>≤≥])` +
+    String.raw`(?:\s*(${QUOTED}|${BOUND}(?!\S)|${NOT_AND}[^\s=<>≤≥]\S*))?|(\S+)`,
   "g",
 );
 const READ = {
   text: (value) => value.toLowerCase(),
-  numbers: Number,
+  numbers: (value) => (value.trim() ? Number(value) : NaN),
   "true or false": (value) => ({ __proto__: null, true: true, false: false })[value.toLowerCase()],
 };
+const ONE = { text: "a text", numbers: "a number", "true or false": "true or false" };
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
 class FilterError extends Error {}
@@ -56,14 +63,29 @@ function readQuery(query) {
     .filter(([text]) => text !== "and")
     .map(([text, without, flag, listed, not, values, key, relation, value, word]) => {
       if (flag) return condition(flag, "=", [without ? "false" : "true"]);
-      if (word === "not") throw new FilterError(`not: write it before ${FLAGS.join(", ")}, or KEY!=VALUE`);
-      if (word && /[=<>≤≥]/.test(word)) throw new FilterError(`${text}: write KEY<=VALUE, such as fid<5`);
-      if (word) return (trial) => haystack(trial).includes(word.toLowerCase());
-      if (listed) return condition(listed, not ? "!=" : "=", values.split(","));
+      if (word) return wordTest(word);
+      if (listed) return condition(listed, not ? "!=" : "=", (values ?? "").split(","), "in");
       const plain = { "≤": "<=", "≥": ">=" }[relation] ?? relation;
-      if (columnOf.get(key)?.metric && /vanilla/.test(value)) return limit(key, plain, value);
-      return condition(key, plain, [value.replace(/^(["'])(.*)\1$/, "$2")]);
+      if (columnOf.get(key)?.metric && /vanilla|[-+*]$/.test(value)) return limit(key, plain, value);
+      return condition(key, plain, [value ?? ""], relation);
     });
+}
+// Of a word that is no part of a condition: whether a trial has it in its texts.
+function wordTest(word) {
+  if (word === "not") throw new FilterError(`not: write it before ${FLAGS.join(", ")}, or KEY!=VALUE`);
+  if (/^[-+*]+$/.test(word))
+    throw new FilterError(`${word}: a number or vanilla is missing beside it; write it like fid<=1.2*vanilla`);
+  if (/[=<>≤≥]/.test(word) || (word.endsWith("!") && columnOf.has(word.slice(0, -1))))
+    throw new FilterError(`${word}: write KEY<=VALUE, such as fid<5`);
+  return (trial) => haystack(trial).includes(word.toLowerCase());
+}
+// A value without spaces and quotes around it; null if it is missing.
+function unquoted(given) {
+  const value = given.trim(),
+    quote = value.match(/^["']/)?.[0];
+  if (!quote) return value || null;
+  if (value.length < 2 || !value.endsWith(quote)) throw new FilterError(`${value}: the closing ${quote} is missing`);
+  return value.slice(1, -1);
 }
 // A limit relative to the vanilla of each trial's own sweep, such as fid<=1.2*vanilla (search_spaces/constraints.py).
 function limit(key, relation, text) {
@@ -90,12 +112,15 @@ function limit(key, relation, text) {
     Number.isFinite(base(trial)) &&
     ORDER[relation](value(trial), factor * base(trial) + offset);
 }
-function condition(key, relation, given) {
+// given: values as they are written. sign: what they stand behind in the query.
+function condition(key, relation, given, sign = relation) {
   const column = columnOf.get(key);
   if (!column) throw new FilterError(`${key}: unknown key; the nearest one is ${nearestKey(key)}`);
   if (ORDER[relation] && column.text) throw new FilterError(`${key} holds text, which has no order; use = or !=`);
-  const kind = column.text ? "text" : column.flag ? "true or false" : "numbers";
-  const wanted = given.map((value) => (value === "null" ? null : READ[kind](value)));
+  const kind = column.text ? "text" : column.flag ? "true or false" : "numbers",
+    values = given.map(unquoted);
+  if (values.includes(null)) throw new FilterError(`${key}: ${ONE[kind]} is missing after ${sign}`);
+  const wanted = values.map((value) => (value === "null" ? null : READ[kind](value)));
   if (wanted.some((value) => value === undefined || Number.isNaN(value)))
     throw new FilterError(`${key} holds ${kind}, got ${given.join(",")}`);
   const plain = (trial) => {

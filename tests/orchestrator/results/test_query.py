@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pyarrow as pa
@@ -106,6 +107,40 @@ def test_a_mistake_is_one_sentence_that_names_the_expression(text: str, words: s
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "words"),
+    [
+        ("tree.depth>=", "tree.depth", "number is missing after >="),
+        ("fid <= ", "fid", "number is missing after <="),
+        ("fid!=", "fid", "number is missing after !="),
+        ("tree.width<", "tree.width", "number is missing after <"),  # a key that no trial has
+        ("feasible=", "feasible", "true or false is missing after ="),
+        ("acceptance.k in", "acceptance.k", "number is missing after in"),
+        ("acceptance.k not in ", "acceptance.k", "number is missing after not in"),
+        ("acceptance.k in 10, ", "acceptance.k", "number is missing after in"),
+        ("label in a,", "label", "value is missing after in"),
+        ("fid<=1.2 *", "fid", "ends with *"),
+        ("fid<=vanilla+", "fid", "ends with +"),
+        ("fid<=-", "fid", "ends with -"),
+        ("fid<=4 and", "fid", "ends with and"),
+        ("label=lantern and ", "label", "ends with and"),
+        ("label='two words", "label", "closing '"),
+    ],
+)
+def test_an_unfinished_filter_says_what_is_missing(text: str, column: str, words: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        passing(TABLE, [text])
+    assert f"{column}: " in str(caught.value)
+    assert words in str(caught.value)
+    assert "got" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["<=", " >= ", "<", "<= 1.2 *", "<= vanilla +", ">= vanilla * 2 -", "≤"])
+def test_an_unfinished_limit_says_what_is_missing(end: str) -> None:
+    with pytest.raises(QueryError, match=re.escape(f"missing after {end.split()[-1]}")):
+        parse_limit(f"fid{end}", ["fid"], {})
 
 
 @pytest.mark.parametrize(
