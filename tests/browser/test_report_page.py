@@ -218,8 +218,9 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
     "query",
     [
         "tree.depth>=4", "acceptance.neighbourhood=additive", "tree.policy!=chain", "acceptance.k in 50,100",
-        "acceptance.k in 50, 100", "drift<1.2", "lossless=true", "feasible=false", "tree.policy=dynamic and fid<5", "label=vanilla",
-        "acceptance.k in 50,100 and drift<=1.5 and feasible=true", "lossless", "not lossless and front", "not front",
+        "acceptance.k in 50, 100", "drift<1.2", "lossless=true", "feasible=false",
+        "tree.policy=dynamic and fid<5", "label=vanilla", "acceptance.k in 50,100 and drift<=1.5 and feasible=true",
+        "lossless", "not lossless and front", "not front",
         "front and lossless=false and fid<9", "not feasible and number>3", "feasible in true and tree.policy=chain",
     ],
 )  # fmt: skip
