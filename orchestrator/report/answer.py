@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
 from orchestrator.results.fronts import Candidate
+from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import location, read_sweep_yaml, read_table, with_plugins
 from orchestrator.results.sweep import Front, Sweep
 
@@ -22,7 +23,7 @@ def answer(front: Front) -> dict[str, Any]:
     """What the slider and the recommendation need; empty without a front.
 
     `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is better than vanilla
-    in the first metric; `better`, `best` and `best_lossless` are words.
+    in the first metric; `better`, `best` and `best_lossless` are words. `warnings`: see `speed_warnings`.
     """
     if not front.candidates:
         return {}
@@ -31,6 +32,11 @@ def answer(front: Front) -> dict[str, Any]:
     chosen |= {trial.name: trial for trial in (knee, lossless) if trial is not None}
     gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
     return {
+        "warnings": [
+            (f"{name}, " if len(front.sweeps) > 1 else "") + text
+            for name, sweep in front.sweeps.items()
+            for text in speed_warnings(sweep.records, sweep.identity.timing)
+        ],
         "metric": front.axes[1].name,
         "bar": bar,
         "better": front.axes[0].better,

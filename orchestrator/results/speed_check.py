@@ -24,7 +24,7 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
 
     Its `speedup_timed` is compared with its `speedup`, and its `step_cost` with that of the first trial of its shape,
     by Student's t. The level is divided by the number of comparisons (Bonferroni). timing: the section of the sweep. A
-    last sentence says how much speeds drifted from timing to timing, if that was much.
+    first sentence says how much speeds drifted from timing to timing, if that was much.
     """
     from scipy.special import stdtr  # the import takes a part of a second
 
@@ -34,7 +34,7 @@ def speed_warnings(records: Sequence[TrialRecord], timing: Mapping[str, Any]) ->
             checked.append((sentence, 2 * float(stdtr(dof, -abs(difference) / error))))
     found = [(sentence, p) for sentence, p in checked if p * len(checked) < LEVEL]
     certain = "speed-ups of its shape are less certain than stated"
-    return [*(f"{sentence} (p = {p:.1g}): {certain}" for sentence, p in found), *_drift(records)]
+    return [*_drift(records), *(f"{sentence} (p = {p:.1g}): {certain}" for sentence, p in found)]
 
 
 def _drift(records: Sequence[TrialRecord]) -> list[str]:

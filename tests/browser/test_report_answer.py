@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.choices import gain_confidence
+from orchestrator.results.speed_check import speed_warnings
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
 from orchestrator.results.text import percent
@@ -218,6 +219,27 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
         assert frame["x"] >= 0
         assert frame["x"] + frame["width"] <= viewport["width"], part
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_drift_of_speeds_is_told_beside_the_recommendation(
+    open_page: Open, tmp_path: Path, viewport: ViewportSize
+) -> None:
+    records = write_sweep(tmp_path, trials=24, seed=3)
+    for record in records:
+        if record.metrics:  # vanilla beside every second shape took twice as long
+            slower = replace(record.metrics["latency"], value=record.metrics["latency"].value * (1 + record.number % 2))
+            metrics = {**record.metrics, "latency": slower}
+            write_trial(Storage(tmp_path), replace(record, metrics=metrics, shape=f"shards/timing-{record.number}"))
+    (warning,) = speed_warnings(Sweep.open(tmp_path).records, {})
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path, viewport=viewport)
+    note = page.locator("#answer .warning")
+    assert warning in note.inner_text()
+    for part in (note, page.locator("#fastest .headline"), page.locator("#knee .headline")):
+        frame = part.bounding_box()
+        assert frame is not None
+        assert frame["y"] + frame["height"] <= viewport["height"]
 
 
 def test_the_whole_command_is_legible(open_page: Open, folder: Path) -> None:

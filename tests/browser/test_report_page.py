@@ -315,6 +315,51 @@ def test_columns_are_chosen(open_page: Open, folder: Path) -> None:
     assert page.locator('#table th[data-key="drafter"]').count() == 0
 
 
+def test_the_choice_of_columns_closes_as_popovers_do(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    box, button = page.locator(".columns"), page.locator(".columns summary")
+
+    def open_it() -> None:
+        button.click()
+        page.locator('input[data-column="label"]').focus()
+        assert box.evaluate("box => box.open")
+
+    point(page, 2).click(force=True)
+    open_it()
+    page.keyboard.press("Escape")
+    assert not box.evaluate("box => box.open")
+    assert button.evaluate("button => button === document.activeElement")
+    assert page.locator(".point.active").count() == 1, "Escape closes one thing"
+    page.keyboard.press("Escape")
+    assert page.locator(".point.active").count() == 0
+    open_it()
+    page.locator('input[data-column="label"]').check()
+    assert box.evaluate("box => box.open"), "a click inside leaves it open"
+    page.locator("#notes-title").click()
+    assert not box.evaluate("box => box.open")
+    assert button.evaluate("button => button === document.activeElement")
+    open_it()
+    page.locator("#filter").click()
+    assert not box.evaluate("box => box.open")
+    assert page.locator("#filter").evaluate("field => field === document.activeElement"), "it took the focus"
+    open_it()
+    button.click()
+    assert not box.evaluate("box => box.open")
+
+
+def test_on_paper_the_page_keeps_its_names_and_fits(open_page: Open, folder: Path) -> None:
+    page = open_page(folder, viewport={"width": 720, "height": 1000})
+    page.emulate_media(media="print")
+    for part in ("fastest", "lossless", "knee"):
+        assert page.locator(f"#{part} .chosen .link").is_visible()
+    numbers = page.locator("#table tbody th .link")
+    assert numbers.count() > 10
+    assert all(number.is_visible() for number in numbers.all())
+    for control in ("#bar", ".copy", "#filter", ".columns", "nav"):
+        assert not page.locator(control).first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+
+
 def test_the_table_fits_or_scrolls_beside_its_first_columns(open_page: Open, folder: Path) -> None:
     page = open_page(folder, viewport={"width": 1280, "height": 800})
     table, first = page.locator("#table"), page.locator("#table tbody th").first

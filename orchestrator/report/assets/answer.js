@@ -1,6 +1,7 @@
 // The recommendation: the best setting within a quality bar that a slider moves, and the front's knee.
 const ANSWER = DATA.answer,
-  BAR = ANSWER.bar; // null where the second metric has none
+  BAR = ANSWER.bar, // null where the second metric has none
+  MAX_WARNINGS = 2;
 
 // Of the slider's position: the id of the best trial within the bar (null: none), and the share of draws in which it
 // stays within.
@@ -31,6 +32,7 @@ function drawAnswer() {
   show(
     "answer",
     head,
+    warnings(),
     BAR ? barControls(name) : el("p", { class: "quiet" }, `No quality bar: ${name} says nothing about the images.`),
     el("div", { id: "lossless", class: "choice-part" }),
     el("div", { id: "knee", class: "choice-part" }),
@@ -45,6 +47,15 @@ function drawAnswer() {
     nothing: "This front has no knee: no setting bends it.",
     sure: () => sureness(`the knee in ${percent(ANSWER.knee.confidence)} of draws`, ANSWER.knee.confidence),
   });
+}
+// What makes the speeds of all choices less certain. Setup has all of them.
+function warnings() {
+  const shown = ANSWER.warnings.slice(0, MAX_WARNINGS),
+    left = ANSWER.warnings.length - shown.length;
+  return [
+    ...shown.map((text) => el("p", { class: "warning" }, `Note: ${text}.`)),
+    left > 0 && el("p", { class: "warning" }, el("a", { href: "#setup" }, `${plural(left, "more note")} on speeds`)),
+  ];
 }
 function barControls(name) {
   const slider = el("input", {

@@ -155,7 +155,11 @@ byId("chart").addEventListener("click", (event) => {
   return trial && announce(`${title(trial)}: ${[state.x, state.y].map((name) => spoken(trial, name)).join(", ")}`);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && (state.pins.length || state.hovered)) unpin();
+  if (event.key !== "Escape" || closeColumns()) return;
+  if (state.pins.length || state.hovered) unpin();
+});
+document.addEventListener("click", (event) => {
+  if (!event.target.closest(".columns")) closeColumns();
 });
 const size = () => `${window.innerWidth} ${narrow() || window.innerHeight}`; // a phone's address bar comes and goes
 byId("table").addEventListener("scroll", markMore, { passive: true });

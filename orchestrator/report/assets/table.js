@@ -71,6 +71,15 @@ function drawTableControls() {
     ),
   );
 }
+// Closes the choice of columns; its focus returns to the button, unless another element has taken it. Whether it was open.
+function closeColumns() {
+  const box = byId("table-controls").querySelector(".columns[open]");
+  if (!box) return false;
+  if (box.contains(document.activeElement) || document.activeElement === document.body)
+    box.querySelector("summary").focus({ preventScroll: true });
+  box.open = false;
+  return true;
+}
 // An invalid query has no result, and says what is wrong.
 function filterTable(query) {
   let problem = "";
