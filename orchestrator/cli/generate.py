@@ -24,7 +24,12 @@ Captions = Annotated[
     list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
 ]
 CaptionsFile = Annotated[
-    str | None, typer.Option("--captions", metavar="FILE", help="File with one caption per line; - for standard input.")
+    str | None,
+    typer.Option(
+        "--captions",
+        metavar="FILE",
+        help="File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
+    ),
 ]
 Preset = Annotated[
     str | None,
@@ -81,7 +86,7 @@ def generate(
         typer.echo(_describe_presets())
         return
     mapping = _read_config(preset, config, assignments or [])
-    texts = _read_captions(captions or [], captions_file)
+    texts = _read_captions(captions or [], captions_file, seed)
     o.say_on_terminal("loading the models")
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
@@ -129,23 +134,27 @@ def _read_config(preset: str | None, file: str | None, assignments: list[str]) -
     return mapping
 
 
-def _read_captions(captions: list[str], file: str | None) -> list[str]:
-    """The captions of the command line, then those of the file (`-`: standard input). Blank lines are skipped.
+def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str]:
+    """The captions of the command line, then those of the file in its order (`-`: standard input). A file is read as a
+    sweep's is; one of another ending, as text with one caption per line.
 
     Raises:
-        CommandError: no captions, an empty one, or a file that is not UTF-8 text.
+        CommandError: no captions, an empty one, or a file that cannot be read.
     """
+    from workers.data.captions import ENDINGS, captions_in_order, captions_of_text, clean_caption
+    from workers.data.text_files import decode, read_text
+
     if any(not caption.strip() for caption in captions):
         raise CommandError("a caption is empty; describe what to draw", WRONG_USAGE)
-    found = [caption.strip() for caption in captions]
-    if file is not None:
-        with ends_with(WRONG_USAGE):
-            data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-            try:
-                text = data.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file}: not UTF-8 text (byte {error.start}); give one caption a line") from error
-        found += [line.strip() for line in text.splitlines() if line.strip()]
+    with ends_with(WRONG_USAGE):
+        found = [clean_caption(caption, f"caption {number}") for number, caption in enumerate(captions, start=1)]
+        if file == "-":
+            listed = captions_of_text(decode(sys.stdin.buffer.read(), "standard input"), "standard input")
+        elif file is not None and Path(file).suffix.lower() not in ENDINGS:
+            listed = captions_of_text(read_text(Path(file)), file)
+        else:
+            listed = [] if file is None else captions_in_order(Path(file), seed=seed)
+        found += [caption.text for caption in listed]
     if not found:
         name = "standard input" if file == "-" else file
         fix = f"{name} is empty" if file is not None else "give them as arguments, or with --captions FILE"

@@ -11,6 +11,7 @@ tokens over target passes. The two are close on images of hundreds of tokens.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -60,8 +61,8 @@ class Published:
 @cache
 def published() -> tuple[Published, ...]:
     """All rows, in the papers' order."""
-    lines = files("orchestrator.results").joinpath("published.csv").read_text("utf-8").splitlines()
-    return tuple(_row(row) for row in csv.DictReader(lines))
+    text = files("orchestrator.results").joinpath("published.csv").read_text("utf-8")
+    return tuple(_row(row) for row in csv.DictReader(io.StringIO(text, newline="")))
 
 
 def tables() -> list[str]:

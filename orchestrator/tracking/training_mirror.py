@@ -41,7 +41,7 @@ class TrainingMirror:
 
         client = self._connect()
         text = self._journal.read_text("utf-8") if self._journal.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")][self._sent :]
+        lines = text.split("\n")[:-1][self._sent :]  # an incomplete last line is still being written
         now = round(time.time() * 1000)
         metrics = [
             Metric(legal_name(name), value, now, int(entry["step"]))

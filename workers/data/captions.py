@@ -13,19 +13,16 @@ selected, and their order: both are the same on every machine, and a smaller sel
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from search_spaces.documents import parse_json
 from workers.data.shards import digest
-from workers.data.text_files import collect_errors, read_lines, read_text
+from workers.data.text_files import collect_errors, read_lines, read_table, read_text, split_lines
 
 SCENES, CLASSES = "scenes", "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
@@ -72,7 +69,7 @@ def read_captions(
     if source == CLASSES:
         found = [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
     else:
-        found = _read(path, seed, column, choose)
+        found = captions_in_order(path, seed=seed, column=column, choose=choose)
     if not found:
         raise ValueError(f"{path}: no captions; give a file with at least one")
     if count is not None and count > len(found):
@@ -99,75 +96,58 @@ def _rank(*parts: int) -> bytes:
     return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
 
 
-def _read(path: Path, seed: int, column: str | None, choose: Choose) -> list[Caption]:
+def captions_in_order(
+    path: Path, *, seed: int = 0, column: str | None = None, choose: Choose = "seeded"
+) -> list[Caption]:
+    """All captions of a file in its order; see `read_captions`.
+
+    Raises:
+        ValueError: see `read_captions`.
+    """
     ending = path.suffix.lower()
     if ending == ".json":
         return _from_coco(path, seed, choose)
     if ending not in _READERS:
-        known = ", ".join([*_READERS, ".json"])
-        raise ValueError(
-            f"{path}: use a file of captions ({known}), not {ending or 'a file without an ending'}; rename it"
-        )
+        found = ending or "a file without an ending"
+        raise ValueError(f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; rename it")
     if not path.is_file():
         raise ValueError(f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}")
-    found: list[Caption] = []
-    with collect_errors("row") as collect:
-        for number, (location, text) in enumerate(_READERS[ending](path, column)):
-            with collect():
-                found.append(Caption(number, _clean(text, location), location))
-    return found
+    return _to_captions(_READERS[ending](path, column))
+
+
+def captions_of_text(text: str, name: str) -> list[Caption]:
+    """The captions of a text with one per line, as in a .txt file. name: of its source, for locations.
+
+    Raises:
+        ValueError: a blank line between others, or invalid characters.
+    """
+    return _to_captions(split_lines(text, name))
 
 
 _Row = tuple[str, object]  # location, and the caption or the error of the row
 
 
-def _from_lines(path: Path, column: str | None) -> list[_Row]:
+def _to_captions(rows: Iterable[_Row]) -> list[Caption]:
+    found: list[Caption] = []
+    with collect_errors("row") as collect:
+        for number, (location, text) in enumerate(rows):
+            with collect():
+                found.append(Caption(number, clean_caption(text, location), location))
+    return found
+
+
+def _from_lines(path: Path, column: str | None) -> Iterable[_Row]:
     if column is not None:
         raise ValueError(f"{path}: a text file has no columns; remove column {column!r}")
-    return list(read_lines(path))
+    return read_lines(path)
 
 
-def _from_table(path: Path, column: str | None) -> list[_Row]:
-    cells = list(_tab_cells(path) if path.suffix.lower() == ".tsv" else _comma_cells(path))
-    while cells and not any(cells[-1][1]):
-        cells.pop()
-    header = cells[0][1] if cells else []
-    index = header.index(_column(path, header, column))
-    fix = _FIXES[path.suffix.lower()]
-
-    def cell(location: str, row: list[str]) -> object:
-        if len(row) > len(header):
-            return ValueError(f"{location}: {len(row)} fields under {len(header)} columns; {fix}")
-        return row[index] if index < len(row) else ""
-
-    return [(location, cell(location, row)) for location, row in cells[1:]]
+def _from_table(path: Path, column: str | None) -> Iterable[_Row]:
+    table = read_table(path)
+    return table.column(table.header.index(_column(path, table.header, column)))
 
 
-_FIXES = {".csv": "put the caption in double quotes", ".tsv": "remove the tabs from the caption"}
-
-
-def _comma_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    reader, first = csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1
-    try:
-        for row in reader:
-            yield f"{path}, line {first}", row
-            first = reader.line_num + 1  # a quoted caption may span several lines
-    except csv.Error as error:
-        raise ValueError(f'{path}, line {reader.line_num}: {error}; write " inside a quoted field as ""') from error
-
-
-def _tab_cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Fields between tabs. Published sets have plain quotation marks; spreadsheets quote fields as in CSV. So quotes
-    are removed only from a field that is quoted as a whole, with every quotation mark inside doubled."""
-    for location, line in read_lines(path):
-        fields = line.rstrip("\n").split("\t")
-        yield location, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
-
-
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
-
-
-def _from_jsonl(path: Path, column: str | None) -> list[_Row]:
+def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
     return [(location, _entry(line, location, column)) for location, line in read_lines(path)]
 
 
@@ -182,7 +162,7 @@ def _entry(line: str, location: str, column: str | None) -> object:
         return error
 
 
-def _from_parquet(path: Path, column: str | None) -> list[_Row]:
+def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -223,7 +203,7 @@ def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Capt
         raise ValueError(f"{location}: id {entry['id']} occurs twice; give each annotation its own")
     seen.add(entry["id"])
     location = f"{location} (id {entry['id']})"
-    return entry["image_id"], Caption(entry["id"], _clean(entry.get("caption"), location), location)
+    return entry["image_id"], Caption(entry["id"], clean_caption(entry.get("caption"), location), location)
 
 
 def _is_id(value: object) -> bool:
@@ -247,9 +227,12 @@ def _column(location: Path | str, columns: Sequence[str], column: str | None) ->
     )
 
 
-def _clean(text: object, location: str) -> str:
-    """The caption as one line. ValueError if it is blank, not text, or has invalid characters, or if `text` itself is
-    an error."""
+def clean_caption(text: object, location: str) -> str:
+    """The caption as one line: line ends of any kind within it become spaces.
+
+    Raises:
+        ValueError: it is blank, not text, or has invalid characters, or `text` itself is an error.
+    """
     if isinstance(text, ValueError):
         raise text
     if text is None or (isinstance(text, str) and not text.strip()):
@@ -273,10 +256,11 @@ def _json(text: str, location: str) -> Any:
         raise ValueError(f"{location}: broken JSON: {error.msg}{where}; the file may be truncated") from error
 
 
-_READERS: Mapping[str, Callable[[Path, str | None], list[_Row]]] = {
+_READERS: Mapping[str, Callable[[Path, str | None], Iterable[_Row]]] = {
     ".txt": _from_lines,
     ".csv": _from_table,
     ".tsv": _from_table,
     ".jsonl": _from_jsonl,
     ".parquet": _from_parquet,
 }
+ENDINGS = (*_READERS, ".json")

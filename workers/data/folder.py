@@ -10,7 +10,6 @@ The first of these layouts that fits is read:
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from search_spaces.documents import parse_json
+from workers.data.captions import clean_caption
 from workers.data.pictures import centre_square
-from workers.data.text_files import collect_errors, read_lines, read_text
+from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
@@ -110,22 +110,22 @@ def _images(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and path.is_file()]
 
 
-_Row = tuple[str, str, str]  # location, image file, caption
+_Row = tuple[str, str, object]  # location, image file, and the caption or the error of the row
 
 
-def _from_jsonl(line: str) -> tuple[str, str]:
+def _from_jsonl(line: str) -> tuple[str, object]:
     entry = parse_json(line)
-    return str(entry["file"]), str(entry["caption"])
+    return str(entry["file"]), entry["caption"]
 
 
-def _from_tabs(line: str) -> tuple[str, str]:
+def _from_tabs(line: str) -> tuple[str, object]:
     name, tab, caption = line.partition("\t")
     if not tab:
         raise ValueError("no tab")
     return name.strip(), caption
 
 
-def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, str]], form: str) -> list[_Row]:
+def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, object]], form: str) -> list[_Row]:
     rows: list[_Row] = []
     with collect_errors("line") as collect:
         for location, line in read_lines(path):
@@ -139,23 +139,26 @@ def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, str]], form: str
 
 
 def _from_csv(path: Path) -> list[_Row]:
-    reader = csv.DictReader(read_text(path).splitlines())
-    if not {"file", "caption"} <= set(reader.fieldnames or ()):
-        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {reader.fieldnames}")
-    return [(f"{path}, line {reader.line_num}", row["file"] or "", row["caption"] or "") for row in reader]
+    table = read_table(path)
+    if not {"file", "caption"} <= set(table.header):
+        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {table.header}")
+    files, captions = (table.column(table.header.index(name)) for name in ("file", "caption"))
+    rows = zip(files, captions, strict=True)
+    return [(location, str(name), caption) for (location, name), (_, caption) in rows if name or caption]
 
 
 def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
     if not rows:
         raise ValueError(f"{file}: no captions")
+    pairs: list[tuple[str, str]] = []
     with collect_errors("line") as collect:
-        for location, name, caption in rows:
+        for location, name, text in rows:
             with collect():
+                caption = clean_caption(text, location)
                 if not (folder / name).is_file():
                     raise ValueError(f"{location}: {name!r} is not a file in {folder}")
-                if not caption.strip():
-                    raise ValueError(f"{location}: {name!r} has an empty caption")
-    pairs = sorted((name, caption.strip()) for _, name, caption in rows)
+                pairs.append((name, caption))
+    pairs.sort()
     return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs), "captions")
 
 
@@ -165,10 +168,9 @@ def _with_texts(images: Sequence[Path]) -> ImageFolder:
         for path in images:
             with collect():
                 caption_file = path.with_suffix(".txt")
-                caption = read_text(caption_file).strip() if caption_file.is_file() else ""
-                if not caption:
+                if not caption_file.is_file():
                     raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
-                captions.append(caption)
+                captions.append(clean_caption(read_text(caption_file), str(caption_file)))
     return ImageFolder(tuple(images), tuple(captions), "captions")
 
 

@@ -1,10 +1,17 @@
-"""Text files that users write: read as UTF-8, line by line, and errors of many rows reported together."""
+"""Text files that users write: read as UTF-8, line by line or as tables, and errors of many rows reported together.
+
+A line ends at \\n, \\r\\n or \\r. The other characters at which `str.splitlines` splits, such as form feed, U+0085 and
+U+2028, are part of their line.
+"""
 
 from __future__ import annotations
 
+import csv
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -42,18 +49,91 @@ def read_text(path: Path) -> str:
     """
     try:
         data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}; give a file that can be read") from error
+    return decode(data, str(path))
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 text, with or without a byte order mark. name: of its file, for errors.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from error
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}; give a file that can be read") from error
+        raise ValueError(f"{name}, line {line}: not UTF-8 text; save the file as UTF-8") from error
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """The lines of a text file and their locations; blank lines at its end are left out."""
-    lines = list(io.StringIO(read_text(path), newline=None))
+    return split_lines(read_text(path), str(path))
+
+
+def split_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
+    """The lines of a text and their locations in the file `name`; blank lines at its end are left out."""
+    lines = list(io.StringIO(text, newline=None))
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, start=1):
-        yield f"{path}, line {number}", line
+        yield f"{name}, line {number}", line
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file of fields between commas (CSV) or tabs (TSV).
+
+    rows: the location and the fields of each; blank rows at the end of the file are left out.
+    """
+
+    header: list[str]
+    rows: list[tuple[str, list[str]]]
+    fix: str  # what to do about a row with too many fields
+
+    def column(self, index: int) -> list[tuple[str, str | ValueError]]:
+        """Each row's location and its field of a column, "" if the row is too short; an error if it has more fields
+        than the header."""
+        return [(location, self._field(location, fields, index)) for location, fields in self.rows]
+
+    def _field(self, location: str, fields: list[str], index: int) -> str | ValueError:
+        if len(fields) > len(self.header):
+            return ValueError(f"{location}: {len(fields)} fields under {len(self.header)} columns; {self.fix}")
+        return fields[index] if index < len(fields) else ""
+
+
+def read_table(path: Path) -> Table:
+    """The table of a .csv or .tsv file, whose first line is the header. A quoted field of a .csv file may span several
+    lines, and keeps its line ends.
+
+    Raises:
+        ValueError: the file cannot be read, is not UTF-8, or has a stray quotation mark.
+    """
+    is_tabbed = path.suffix.lower() == ".tsv"
+    fix = "remove the tabs from the caption" if is_tabbed else "put the caption in double quotes"
+    rows = list(_tab_fields(path) if is_tabbed else _comma_fields(path))
+    while rows and not any(rows[-1][1]):
+        rows.pop()
+    return Table(rows[0][1] if rows else [], rows[1:], fix)
+
+
+def _comma_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
+    reader, first = csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1
+    try:
+        for row in reader:
+            yield f"{path}, line {first}", row
+            first = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f'{path}, line {reader.line_num}: {error}; write " inside a quoted field as ""') from error
+
+
+def _tab_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Published sets have plain quotation marks; spreadsheets quote fields as in CSV. So quotes are removed only from a
+    field that is quoted as a whole, with every quotation mark inside doubled."""
+    for location, line in read_lines(path):
+        fields = line.rstrip("\n").split("\t")
+        yield location, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
+
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')

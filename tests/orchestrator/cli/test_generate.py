@@ -130,7 +130,7 @@ def test_the_written_config_draws_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("toy")
 def test_captions_from_arguments_file_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "captions.txt"
-    file.write_bytes("\ufeffa red circle\r\n\r\n  a blå star \r\n".encode())
+    file.write_bytes("\ufeffa red circle\r\n  a blå star \r\n\r\n".encode())
     out = ("--out", str(tmp_path / "o"), "--json")
     captions = [row["caption"] for row in generate("a ring", "--captions", str(file), *out).json["images"]]
     assert captions == ["a ring", "a red circle", "a blå star"]
@@ -138,6 +138,27 @@ def test_captions_from_arguments_file_and_standard_input(tmp_path: Path, monkeyp
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": standard_input}))
         result = generate("--captions", "-", *out)
     assert [row["caption"] for row in result.json["images"]] == captions[1:]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_file_has_the_captions_that_a_sweep_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a red\u2028circle", "a blue\x0cstar", "a\x85ring"]
+    expected = ["a red circle", "a blue star", "a ring"]
+    contents = {
+        "a.txt": "\n".join(texts),
+        "a.list": "\n".join(texts),  # of an ending that no sweep reads: as text
+        "a.csv": "caption\n" + "".join(f'"{text}"\n' for text in texts),
+        "a.jsonl": "".join(json.dumps({"caption": text}, ensure_ascii=False) + "\n" for text in texts),
+    }
+    for name, content in contents.items():
+        file = tmp_path / name
+        file.write_bytes(content.encode())
+        run = generate("--captions", str(file), "--out", str(tmp_path / "o"), "--json")
+        assert [row["caption"] for row in run.json["images"]] == expected, name
+    with (tmp_path / "a.txt").open("rb") as standard_input:
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": standard_input}))
+        run = generate("--captions", "-", "--out", str(tmp_path / "o"), "--json")
+    assert [row["caption"] for row in run.json["images"]] == expected
 
 
 @pytest.mark.usefixtures("toy")
@@ -161,9 +182,10 @@ def sets(*assignments: str) -> tuple[str, ...]:
     [
         ((), ("no captions",)),
         (("",), ("a caption is empty",)),
-        (("a ring", "--captions", "none.txt"), ("none.txt", "No such file")),
+        (("a ring", "--captions", "none.txt"), ("none.txt", "no such file")),
         (("--captions", "empty.txt"), ("no captions", "empty.txt")),
         (("--captions", "latin1.txt"), ("latin1.txt", "UTF-8")),
+        (("--captions", "blank.txt"), ("blank.txt, line 2", "blank caption")),
         (("a ring", "--preset", "lantren"), ("'lantern'",)),
         (("a ring", "--preset", "lantern", "--config", "x.yaml"), ("--preset and --config",)),
         (("a ring", "--config", "x.yaml"), ("x.yaml", "No such file")),
@@ -184,6 +206,7 @@ def test_wrong_usage_gets_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n  \n")
+    (tmp_path / "blank.txt").write_text("a ring\n\na star\n")
     (tmp_path / "latin1.txt").write_bytes("ein blåer Kreis".encode("latin-1"))
     (tmp_path / "bad.yaml").write_text("drafter: eagle\ntree: {policy: chain, length: 0}\n")
     message = error_of("generate", *arguments, code=2)

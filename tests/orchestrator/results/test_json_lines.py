@@ -21,6 +21,13 @@ def test_a_torn_last_line_is_no_damage_until_it_is_continued(tmp_path: Path) -> 
     assert read_lines(storage, NAME) == ([{"trial": 0}, {"trial": 1}, {"trial": 3}], 1)
 
 
+def test_line_breaks_in_texts_are_no_ends_of_lines(tmp_path: Path) -> None:
+    entry = {"error": "a\nb\rc\x0bd\x0ce\x1cf\x85g\u2028h\u2029i"}
+    append_line(tmp_path / NAME, entry)
+    append_line(tmp_path / NAME, entry)
+    assert read_lines(Storage(tmp_path), NAME) == ([entry, entry], 0)
+
+
 def test_a_changed_digit_is_damage(tmp_path: Path) -> None:
     path, storage = tmp_path / NAME, Storage(tmp_path)
     for number in range(3):

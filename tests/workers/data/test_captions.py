@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from workers.data.captions import Caption, Choose, captions_hash, read_captions, scene_captions
+from workers.data.captions import (
+    Caption,
+    Choose,
+    captions_hash,
+    captions_in_order,
+    captions_of_text,
+    read_captions,
+    scene_captions,
+)
 from workers.decoding.rng import image_keys
 from workers.scenes.images import render, sample_attributes, sample_captions
 
@@ -176,6 +184,23 @@ def test_all_broken_rows_are_counted(name: str, content: str, message: str, tmp_
 def test_a_caption_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'caption\n"  a cat\non a mat "\n')
     assert read_captions(path) == [Caption(0, "a cat on a mat")]
+
+
+BREAKS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # `str.splitlines` splits at them, an editor does not
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("character", BREAKS, ids=ascii)
+def test_only_line_ends_end_a_row(character: str, ending: str, tmp_path: Path) -> None:
+    """In every format, for a sweep as for `generate`; within a caption each break is a space."""
+    texts = [f"a red{character}ball", "two", f"{character}three "]
+    expected = [Caption(0, "a red ball"), Caption(1, "two"), Caption(2, "three")]
+    for path in formats(tmp_path, texts):
+        if path.suffix != ".parquet":
+            path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", ending.encode()))
+        assert captions_in_order(path) == expected, path
+        assert sorted(read_captions(path), key=lambda caption: caption.id) == expected, path
+    assert captions_of_text(ending.join(texts), "standard input") == expected
 
 
 def test_scenes_are_those_that_the_model_holds_out() -> None:

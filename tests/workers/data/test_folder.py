@@ -61,6 +61,22 @@ def test_captioned_layouts(tmp_path: Path, write: Callable[[Path], None]) -> Non
     assert folder.captions == tuple(f"a {colour} wall" for colour in COLOURS)
 
 
+@pytest.mark.parametrize("character", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
+def test_captions_are_those_that_a_sweep_reads(tmp_path: Path, character: str) -> None:
+    """In every layout a caption is one line: breaks within it are spaces."""
+    caption, name = f'a "red"{character}wall, old', "0.png"
+    contents = {
+        "captions.jsonl": json.dumps({"file": name, "caption": caption}, ensure_ascii=False),
+        "captions.csv": f'file,caption\r\n{name},"{caption.replace(chr(34), 2 * chr(34))}"\r\n',
+        "0.txt": caption,
+    } | ({} if character in "\r\n" else {"captions.txt": f"{name}\t{caption}\n"})
+    for file, content in contents.items():
+        folder = tmp_path / file
+        picture(folder / name, "red")
+        (folder / file).write_bytes(content.encode())
+        assert read_folder(folder).captions == ('a "red" wall, old',), file
+
+
 def test_class_folders(tmp_path: Path) -> None:
     in_classes(tmp_path, each=2)
     folder = read_folder(tmp_path)
@@ -113,6 +129,16 @@ def empty_caption(folder: Path) -> None:
     (folder / "captions.csv").write_text("file,caption\n0.png, ")
 
 
+def unquoted_comma(folder: Path) -> None:
+    with_csv(folder)
+    (folder / "captions.csv").write_text("file,caption\n0.png,a wall, red\n")
+
+
+def open_quote(folder: Path) -> None:
+    with_csv(folder)
+    (folder / "captions.csv").write_text('file,caption\n0.png,"a wall\n')
+
+
 def not_text(folder: Path) -> None:
     (folder / "captions.txt").write_bytes(b"\xff\xfe\x00x")
 
@@ -138,7 +164,9 @@ def several_wrong_lines(folder: Path) -> None:
         (without_tab, "line 1: not of the form file name, tab, caption"),
         (without_header, "columns file and caption"),
         (broken_json, "line 1: not of the form"),
-        (empty_caption, "'0.png' has an empty caption"),
+        (empty_caption, "line 2: blank caption"),
+        (unquoted_comma, "line 2: 3 fields under 2 columns"),
+        (open_quote, r"captions\.csv, line 2: "),
         (not_text, "not UTF-8"),
         (several_without_caption, r"0.png: no caption; .* \(1 more image is wrong\)"),
         (several_wrong_lines, r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)"),

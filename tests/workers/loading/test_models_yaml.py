@@ -281,7 +281,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     ),
     "class names that are no text": (
         lambda f: ((f / "names.txt").write_bytes(b"\xff\xfe\x00"), change(f, class_names="names.txt")),
-        ("names.txt: not a readable text",),
+        ("names.txt, line 1: not UTF-8 text",),
     ),
 }  # fmt: skip
 

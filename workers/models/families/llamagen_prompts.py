@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.data.text_files import read_lines
 from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Prompt
 from workers.models.text import CAPTION_TOKENS, T5Encoder, TextEncoder
@@ -140,9 +141,9 @@ def read_class_names(file: str) -> tuple[str, ...]:
         WeightsError: the file is missing, not UTF-8 text, or does not have one name per class.
     """
     try:
-        names = tuple(Path(file).read_text("utf-8").rstrip().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{file}: not a readable text file of class names ({error})") from error
+        names = tuple(line.strip() for _, line in read_lines(Path(file)))
+    except ValueError as error:
+        raise WeightsError(str(error)) from error
     if len(names) != CLASSES:
         raise WeightsError(f"{file}: {len(names)} lines for {CLASSES} classes; give one per class")
     return names
