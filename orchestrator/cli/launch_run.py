@@ -96,7 +96,8 @@ def _run(
                     if tracker:
                         tracker.nudge()
 
-            outcome = launch_sweep(config, storage, options, emit, cores=cores())
+            with progress.recorded_end(record):
+                outcome = launch_sweep(config, storage, options, emit, cores=cores())
         ending = "finished"
     except KeyboardInterrupt:
         ending = "interrupted"

@@ -23,25 +23,32 @@ Examples:
 
 
 def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -> None:
-    """Show a sweep's progress: trials finished, failed and running, images, the front so far, the latest events."""
-    (opened,) = o.open_sweeps([sweep])
-    from orchestrator.results.choices import choices_mapping, choose, default_limit
+    """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
+    the front so far, the latest events."""
+    from orchestrator.results.choices import Choice, choices_mapping, choose, default_limit
+    from orchestrator.results.launches import is_launched
     from orchestrator.results.status import sweep_status
-    from orchestrator.results.sweep import front_of
+    from orchestrator.results.store import IDENTITY, find_sweep
+    from orchestrator.results.sweep import Sweep, front_of
 
+    front, limits, choices = None, list[str](), dict[str, Choice]()
     with o.query_errors():
-        now = sweep_status(opened)
-        front = front_of([opened])
-        limits = [limit] if (limit := default_limit(front)) else []
-        choices = choose(front, limits)
+        storage = find_sweep(sweep)
+        is_preparing = not storage.exists(IDENTITY) and is_launched(storage)
+        opened = None if is_preparing else Sweep.open(storage)
+        now = sweep_status(storage, opened)
+        if opened is not None:
+            front = front_of([opened])
+            limits = [limit] if (limit := default_limit(front)) else []
+            choices = choose(front, limits)
     if as_json:
         facts: dict[str, Any] = asdict(now)
-        facts["front"] = [member.to_mapping() for member in front.members]
+        facts["front"] = [] if front is None else [member.to_mapping() for member in front.members]
         facts |= choices_mapping(choices, limits)
         typer.echo(json.dumps(facts, indent=2, allow_nan=False))
         return
     lines = _describe(now)
-    if front.candidates:
+    if front is not None and front.candidates:
         lines += ["", *front_table(front, front.members, long=long), "", *choice_lines(front, choices.values())]
     typer.echo(safe_text(lines))
 
@@ -49,20 +56,24 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
     from orchestrator.results.describe import describe_duration
+    from orchestrator.results.launches import RUNNING
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)
-    running = f"; running at the last event: {numbers}" if numbers else ""
+    word = "running" if now.launch.state == RUNNING else "started, not finished"
+    running = f"; {word}: {numbers}" if numbers else ""
     kinds = (("failed", now.failed), ("stopped", now.stopped))
     failed = "".join(f", {len(trials)} of them {word}" for word, trials in kinds if trials)
     lines = [
         f"{now.name} at {now.place}",
+        f"launch    {now.launch.text}",
         f"trials    {now.finished}{planned} finished{failed}{running}",
         f"images    {now.images:,}",
     ]
     if now.idle_s is not None:
         lines.append(f"last event {describe_duration(now.idle_s)} ago")
     lines += [f"          {event}" for event in now.events]
+    lines += [f"lost      {event}" for event in now.lost]
     lines += [f"note      {warning}" for warning in now.warnings]
     if now.logs is not None:
         lines.append(f"logs      {now.logs}")

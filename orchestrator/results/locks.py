@@ -29,6 +29,7 @@ _POLL_INTERVAL_S = 0.05
 RENEWAL_S = 8.0  # between two renewals of a claim
 LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
 _JOIN_TIMEOUT_S = 2.0
+_UNKNOWN = "an unknown process"
 
 
 @dataclass(slots=True)
@@ -55,17 +56,38 @@ def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
     return _claim(storage, name) if path is None else _lock_file(path)
 
 
-def find_holder(storage: Storage, name: str) -> str | None:
-    """Who holds a lock now, None if nobody. Writes nothing; in object stores, it relies on this machine's clock."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that a lock names. is_alive: whether it holds the lock now; one that does not has died with it,
+    because a lock that is released names nobody.
+    """
+
+    name: str
+    is_alive: bool
+
+
+def read_holder(storage: Storage, name: str) -> Holder | None:
+    """Who holds a lock, or died with it; None if nobody. Writes nothing, so the storage may be read-only; in object
+    stores, it relies on this machine's clock."""
     path = storage.path(name)
     if path is None:
         claims = storage.modified(name)
-        fresh = [claim for claim in claims if time.time() - claims[claim] <= LEASE_S]
-        return _describe(_read_claim(storage, name, fresh[0])) if fresh else None
+        if not claims:
+            return None
+        last = max(claims, key=lambda claim: claims[claim])
+        return Holder(_describe(_read_claim(storage, name, last)) or _UNKNOWN, time.time() - claims[last] <= LEASE_S)
     if not path.exists():
         return None
-    with open(path, "ab") as file:
-        return None if _flock(file.fileno()) else _describe(path.read_bytes())
+    with open(path, "rb") as file:
+        is_alive = not _flock(file.fileno(), fcntl.LOCK_SH)  # a lock that needs no right to write
+        holder = _describe(file.read())
+    return Holder(holder or _UNKNOWN, is_alive) if holder or is_alive else None
+
+
+def find_holder(storage: Storage, name: str) -> str | None:
+    """Who holds a lock now, None if nobody (see `read_holder`)."""
+    holder = read_holder(storage, name)
+    return holder.name if holder and holder.is_alive else None
 
 
 @contextmanager
@@ -119,9 +141,9 @@ def _write(path: Path, holder: bytes) -> None:
     path.write_bytes(holder)
 
 
-def _flock(descriptor: int) -> bool:
+def _flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -186,4 +208,4 @@ def _describe(data: bytes) -> str | None:
     with suppress(ValueError, TypeError, KeyError):
         facts = json.loads(data)
         return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
-    return "an unknown process"
+    return _UNKNOWN

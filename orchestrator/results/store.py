@@ -192,16 +192,6 @@ def near_path(storage: Storage, name: str) -> str:
     return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else storage.locate(name)
 
 
-def load_identity(storage: Storage) -> Identity:
-    """The identity of a sweep. Raises NoSweepError if no sweep has started here, ValueError if the file is damaged."""
-    identity = read_identity(storage)
-    if identity is None:
-        names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
-        others = f"; ./{SWEEPS} has {', '.join(names)}" if names else ""
-        raise NoSweepError(f"{storage.display_name}: no sweep here (no {IDENTITY}){others}")
-    return identity
-
-
 def read_identity(storage: Storage) -> Identity | None:
     """The identity of a sweep; None if no sweep has started here.
 

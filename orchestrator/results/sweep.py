@@ -29,10 +29,11 @@ from orchestrator.results.fronts import (
 from orchestrator.results.image_table import image_table
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
+from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import Identity, find_sweep, load_identity, read_trials
+from orchestrator.results.store import Identity, find_sweep, read_trials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
@@ -55,7 +56,7 @@ class Sweep:
         """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
 
         Raises:
-            NoSweepError: there is no sweep.
+            NoSweepError: there is no sweep, or it has no results yet.
             ValueError: one of its files is damaged.
         """
         storage = location if isinstance(location, Storage) else find_sweep(location)

@@ -1,4 +1,4 @@
-"""The events of trials: what progress, logs and `status` know of them."""
+"""The events of trials and workers: what progress, logs and `status` know of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Collection
 from typing import Any
 
 from orchestrator.results.names import SettingNames
+from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.pending import PendingTrial
 from orchestrator.run.study import Proposal
+from orchestrator.run.tasks import Loss
 
 
 def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) -> dict[str, Any]:
     """An event of a trial, with its label and the name of its setting."""
     return {"event": event, "trial": trial.number, "label": trial.label, "setting": names.name(trial.config)}
+
+
+def lost_event(loss: Loss, alive: int) -> dict[str, Any]:
+    """The event of a worker or node that was lost; `alive` workers are left."""
+    note = f"lost {loss.what} ({loss.cause}); {counted(alive, 'worker')} left"
+    return {"event": "workers", "alive": alive, "lost": loss.what, "note": note}
 
 
 def started_event(pending: PendingTrial, existing: Collection[str], names: SettingNames) -> dict[str, Any]:

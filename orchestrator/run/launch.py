@@ -27,6 +27,7 @@ from orchestrator.results.views import Views
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.cluster_address import resolve_address
 from orchestrator.run.driver import Driver
+from orchestrator.run.events import lost_event
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.placement import Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
@@ -39,7 +40,7 @@ from orchestrator.run.study_journal import restore_journal
 from orchestrator.run.study_log import StudyLog
 from orchestrator.run.study_note import describe_study
 from orchestrator.run.study_storage import default_journal
-from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError, Task
+from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError, Task
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
@@ -115,9 +116,12 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
         def warn(message: str) -> None:
             emit({"event": "workers", "alive": pool.alive, "note": message})
 
+        def lose(loss: Loss) -> None:
+            emit(lost_event(loss, pool.alive))
+
         variables = {} if options.address is None else environment
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
-        with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage))) as pool:
+        with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage), lose)) as pool:
             journal = None if options.study else default_journal(storage, sweep.name)
             _emit_phase(emit, "loading the models")
             records = _read_records(sweep, storage, journal, emit)  # while the workers load their models

@@ -23,7 +23,7 @@ from orchestrator.run.leases import AwakeClock, Durations, Lasting
 from orchestrator.run.placement import ANYWHERE, NODE_ID_LABEL, Node, Placement, Slots, describe_labels, worker_capacity
 from orchestrator.run.pool_worker import PoolWorker, describe_error, start_worker
 from orchestrator.run.task_queue import Attempts, TaskQueue
-from orchestrator.run.tasks import PoolError, SweepError, Task, TaskResult
+from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from workers.data.local_files import StorageError
 from workers.data.shards import TimingShard
@@ -45,7 +45,8 @@ class Pool:
 
     spec: plain data from which an actor loads its models. environment: variables of the actors' processes. warn: called
     with a message about each worker that cannot be used. placement: on which nodes workers draw and time. stored: facts
-    of a resumed sweep's images, which workers that draw must share.
+    of a resumed sweep's images, which workers that draw must share. lose: called with each worker that had started
+    and died or fell silent, when `alive` no longer counts it, and with each node of one that left the cluster.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Pool:
         warn: Callable[[str], None] = lambda message: None,
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
+        lose: Callable[[Loss], None] = lambda loss: None,
     ) -> None:
         self._spec, self._slots, self._placement = dict(spec), slots, placement
-        self._environment, self._warn = dict(environment or {}), warn
+        self._environment, self._warn, self._lose = dict(environment or {}), warn, lose
         self._facts: Mapping[str, Any] | None = None
         self._busy: list[PoolWorker] = []
         self._idle: list[PoolWorker] = []
@@ -68,6 +70,7 @@ class Pool:
         self._released = 0  # workers of the requested number that were not needed
         self._clock, self._durations, self._monitor = AwakeClock(), Durations(), ClusterMonitor()
         self._untimed, self._nodes = Lasting(_TIMING_DELAY_S), list[Node]()
+        self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
         self._grow()
         self._agreement = WorkerAgreement({worker.name for worker in self._busy}, placement, stored or {})
 
@@ -190,7 +193,6 @@ class Pool:
         results = []
         for worker in [worker for worker in self._workers if worker.ready]:
             if problem := worker.problem(self._clock.now):
-                self._warn(f"{worker.name} is replaced: {problem}")
                 (self._busy if worker in self._busy else self._idle).remove(worker)
                 results.append(self._handle_death(worker, problem))
         for worker in self._busy:
@@ -228,7 +230,8 @@ class Pool:
             if not roles.draws:
                 self._warn(f"{worker.name} runs timing shards only: {roles.drawing_problem}")
             worker.ready, worker.draws, worker.times = True, roles.draws, roles.times
-            worker.labels, self._failed_starts = (facts or {}).get("labels", {}), 0
+            worker.labels, worker.node = (facts or {}).get("labels", {}), (facts or {}).get("node", "")
+            self._failed_starts = 0
             if roles.draws:
                 self._facts = self._facts or facts
         self._agreement.check()
@@ -241,6 +244,8 @@ class Pool:
             self._handle_failed_start(worker, death)
             return None
         worker.kill()
+        self._lose(Loss(f"{worker.name} on {worker.node}" if worker.node else worker.name, death))
+        self._suspects[worker.labels.get(NODE_ID_LABEL, "")] = worker.node
         for other in self._idle:  # the whole node may have died: give the others no task before they reply
             other.request_facts()
         self._busy += self._idle
@@ -287,6 +292,9 @@ class Pool:
             return
         self._monitor.check_node()
         self._nodes = alive_nodes()
+        alive = {"", *(node.id for node in self._nodes)}
+        for node in self._suspects.keys() - alive:
+            self._lose(Loss(f"node {self._suspects.pop(node)}", "it has left the cluster"))
         for _ in range(self._target_count() - len(self._workers)):
             spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
             labels = self._placement.next_labels([worker.labels for worker in self._workers])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from orchestrator.run.placement import Labels, Slots
 from orchestrator.run.tasks import Task
@@ -22,7 +22,8 @@ CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 
 @dataclass(eq=False)
 class PoolWorker:
-    """An actor. reply: Ray's reference to the result of its current call. labels: that its node must have.
+    """An actor. reply: Ray's reference to the result of its current call. labels: that its node must have. node: the
+    name of its machine, once it is ready.
 
     draws, times: what it may do, once it is ready; `draws` includes everything but timing.
 
@@ -34,6 +35,7 @@ class PoolWorker:
     handle: Any
     name: str
     labels: Labels = field(default_factory=dict)
+    node: str = ""
     reply: Any = None
     ready: bool = False
     draws: bool = False
@@ -114,6 +116,8 @@ def describe_error(error: BaseException) -> str:
     """The exception that Ray wrapped, in one line."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, ActorUnavailableError):
+        return "no connection to it: its process, its node or the network failed"
     if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
         return lines[-1] if lines else type(cause).__name__
     return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.errors import explain
 from orchestrator.results.json_lines import append_line
 from orchestrator.results.text import clean, counted, measured
 from orchestrator.run.forecast import Forecast, Range
@@ -224,10 +225,14 @@ def show_live(progress: Progress, console: Console | None = None) -> Iterator[Ev
     console = console or Console(stderr=True)
     with Live(console=console, refresh_per_second=4, get_renderable=lambda: render(progress)) as live:
 
+        def write(line: str, style: str) -> None:
+            live.console.print(clean(line), style=style, markup=False, highlight=False)
+
         def show(event: Event) -> None:
             if event["event"] == "trial_finished" and event["new"] and event["state"] == "failed":
-                line = clean(trial_line(event, progress))
-                live.console.print(line, style="red", markup=False, highlight=False)
+                write(trial_line(event, progress), "red")
+            elif "lost" in event:  # the next trial that ends replaces the note
+                write(event["note"], "yellow")
 
         yield show
         progress.is_over = True
@@ -291,3 +296,17 @@ def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventS
             append_line(file, stamped, sync=False)
 
     return emit
+
+
+@contextmanager
+def recorded_end(emit: EventSink) -> Iterator[None]:
+    """Emit how the block ended: finished, interrupted, or failed and why."""
+    try:
+        yield
+    except BaseException as error:
+        ended = {"state": "interrupted"} if isinstance(error, KeyboardInterrupt) else {"state": "failed"}
+        cause = {"cause": explain(error).partition("\n")[0]} if isinstance(error, Exception) else {}
+        with suppress(OSError):  # of a full disk, which the launch's own error names
+            emit({"event": "end", **ended, **cause})
+        raise
+    emit({"event": "end", "state": "finished"})

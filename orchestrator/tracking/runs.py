@@ -17,10 +17,11 @@ from urllib.parse import quote
 import numpy as np
 
 from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import Identity, load_identity
+from orchestrator.results.store import Identity
 from orchestrator.results.text import clean
 from orchestrator.results.trials import STOPPED, TrialRecord
 from workers.data.storage import Storage

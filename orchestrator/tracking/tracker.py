@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.results.store import load_identity, planned_trials
+from orchestrator.results.launches import load_identity
+from orchestrator.results.store import planned_trials
 from orchestrator.results.views import Views
 from orchestrator.tracking.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
 from orchestrator.tracking.damage import restore_tracking

@@ -17,7 +17,7 @@ from unittest import mock
 from orchestrator.run import launch
 from orchestrator.run.placement import ANYWHERE, Placement, Slots
 from orchestrator.run.pool import _PERMANENT_ERRORS
-from orchestrator.run.tasks import Task, TaskResult
+from orchestrator.run.tasks import Loss, Task, TaskResult
 from workers.actor import Worker
 
 
@@ -34,6 +34,7 @@ class LocalPool:
         warn: Callable[[str], None] | None = None,
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
+        lose: Callable[[Loss], None] | None = None,
     ) -> None:
         self.worker = Worker(_sent({**spec, "worker": "local"}))
         self.queue: list[tuple[tuple[int, int, int], Task]] = []

@@ -25,6 +25,7 @@ from orchestrator.results.choices import gain_confidence
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.text import clean, measured
+from orchestrator.run.driver_lock import driver_lock
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
@@ -441,7 +442,10 @@ def test_status_while_it_runs(tmp_path: Path) -> None:
             )
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
-    assert "4 of 10 finished; running at the last event: 4, 5" in run(status, tmp_path).out
+    assert "4 of 10 finished; started, not finished: 4, 5" in run(status, tmp_path).out
+    with driver_lock(Storage(tmp_path)):
+        assert "4 of 10 finished; running: 4, 5" in run(status, tmp_path).out
+        assert data(status, tmp_path)["launch"]["state"] == "running"
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "launch"}\n')
     assert data(status, tmp_path)["running"] == []

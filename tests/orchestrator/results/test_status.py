@@ -1,15 +1,72 @@
-"""How `status` words the latest events, and what it counts."""
+"""What `status` says of a launch, how it words the latest events, and what it counts."""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import pytest
 
 from orchestrator.results.json_lines import append_line
-from orchestrator.results.status import sweep_status
-from orchestrator.results.store import EVENTS
+from orchestrator.results.launches import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    RUNNING,
+    STOPPED,
+    find_launch,
+)
+from orchestrator.results.status import SweepStatus, sweep_status
+from orchestrator.results.store import EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
+from orchestrator.run.driver_lock import driver_lock
+from orchestrator.run.events import lost_event
+from orchestrator.run.tasks import ClusterLost, Loss, PoolError
+from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+ROOT = Path(__file__).parents[3]
+START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
+HOLDER = """
+import sys, time
+from orchestrator.run.driver_lock import driver_lock
+from workers.data.storage import Storage
+with driver_lock(Storage(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(300)
+"""
+
+
+def status_of(folder: Path) -> SweepStatus:
+    return sweep_status(Storage(folder), Sweep.open(folder))
+
+
+def add_events(folder: Path, *events: dict[str, Any]) -> None:
+    """Events a second apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for second, event in enumerate(events):
+        append_line(folder / EVENTS, {"at": (START + timedelta(seconds=second)).isoformat(), **event})
+
+
+@contextmanager
+def running_driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the sweep's lock."""
+    words = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
 
 
 def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
@@ -22,7 +79,7 @@ def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
     ]
     for event in events:
         append_line(tmp_path / "sweep" / EVENTS, {"at": "2026-01-02T03:00:00+00:00", **event})
-    said = sweep_status(Sweep.open(tmp_path / "sweep")).events
+    said = status_of(tmp_path / "sweep").events
     assert [text.removeprefix("03:00:00 ") for text in said[-3:]] == [
         "phase: loading models",
         "2 workers",
@@ -32,10 +89,102 @@ def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
 
 def test_images_of_running_trials_count(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
-    before = sweep_status(Sweep.open(tmp_path / "sweep")).images
+    before = status_of(tmp_path / "sweep").images
     facts = {"at": "2026-01-02T03:00:00+00:00", "event": "shard", "seconds": 1.0, "worker": "w"}
     for trial, kind, images in ((1, "quality", 96), (2, "quality", 96), (2, "timing", 3), (2, "quality", 48)):
         append_line(tmp_path / "sweep" / EVENTS, {**facts, "trial": trial, "kind": kind, "images": images})
         append_line(tmp_path / "sweep" / EVENTS, {"at": facts["at"], "event": "launch"})
     assert before > 0
-    assert sweep_status(Sweep.open(tmp_path / "sweep")).images == before + 144, "trial 1 has a record"
+    assert status_of(tmp_path / "sweep").images == before + 144, "trial 1 has a record"
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "cause"),
+    [
+        (KeyboardInterrupt(), INTERRUPTED, None),
+        (PoolError("no worker started"), FAILED, "no worker started"),
+        (ValueError("models: no such file\nmore"), FAILED, "models: no such file"),
+        (None, FINISHED, None),
+    ],
+)
+def test_a_launch_records_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, state: str, cause: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def launch(sweep: Any, storage: Storage, options: Any, emit: Any, *, cores: int) -> Any:
+        emit({"event": "launch"})
+        emit({"event": "phase", "phase": "loading the models"})
+        during = json.loads(specfrontier("status", "quickstart", "--json").out)["launch"]
+        assert (during["state"], during["phase"]) == (RUNNING, "loading the models")
+        assert during["elapsed_s"] >= 0
+        if end is not None:
+            raise end
+        return mock.Mock(records=[], lost=[], stopped_by="trials")
+
+    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *_: "")
+    specfrontier("launch", "quickstart", "--no-mlflow")
+    shown = specfrontier("status", "quickstart", "--json").json
+    assert (shown["name"], shown["finished"], shown["front"]) == ("quickstart", 0, [])
+    assert (shown["launch"]["state"], shown["launch"]["cause"]) == (state, cause)
+    assert f"launch    {state}" in specfrontier("status", "quickstart").out
+    for command in ("pareto", "report", "sync"):
+        refused = specfrontier(command, "quickstart")
+        assert refused.code in (1, 2)
+        assert state in refused.err
+        assert "specfrontier status quickstart" in " ".join(refused.err.split())
+        assert "no sweep here" not in refused.err
+    with pytest.raises(NoSweepError, match=state):
+        Sweep.open("quickstart")
+
+
+def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
+    """The lock tells it from one that runs; `status` needs no right to write."""
+    folder = tmp_path / "sweep"
+    add_events(folder, {"event": "launch"}, {"event": "phase", "phase": "starting Ray on this machine"})
+    with running_driver(folder) as driver:
+        (folder / "driver.lock").chmod(0o444)
+        alive = find_launch(Storage(folder), now=START + timedelta(seconds=42))
+        assert (alive.state, alive.phase, alive.elapsed_s) == (RUNNING, "starting Ray on this machine", 42)
+        assert f"process {driver.pid} on " in alive.text
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    dead = find_launch(Storage(folder))
+    assert dead.state == KILLED
+    assert f"process {driver.pid} on " in dead.text
+    assert "killed" in specfrontier("status", str(folder)).out
+
+
+def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> None:
+    folder, end = tmp_path / "sweep", {"event": "end", "state": INTERRUPTED}
+    add_events(folder, {"event": "launch"}, end)
+    assert find_launch(Storage(folder)).elapsed_s == 1
+    add_events(folder, {"event": "launch"})
+    assert find_launch(Storage(folder)).state == STOPPED
+    with driver_lock(Storage(folder)):
+        assert find_launch(Storage(folder)).state == RUNNING
+
+
+@pytest.mark.parametrize("file", [EVENTS, STORE_ID])
+def test_a_folder_of_something_else_is_no_sweep(tmp_path: Path, file: str) -> None:
+    assert "no sweep here" in specfrontier("status", str(tmp_path)).err
+    (tmp_path / file).touch()
+    assert specfrontier("status", str(tmp_path)).code == 0
+
+
+def test_lost_workers_and_clusters_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    lost = lost_event(Loss("worker-1 on node-b", "its process has died"), alive=1)
+    again = {"event": "launch", "note": f"{ClusterLost('Ray on this machine lost its raylet')}; starting another"}
+    add_events(folder, {"event": "launch"}, {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 1})
+    write_sweep(folder.with_name("other"), trials=1)
+    (folder / IDENTITY).write_bytes((folder.with_name("other") / IDENTITY).read_bytes())
+    (first,) = status_of(folder).lost
+    for fact in ("03:00:02", "worker-1", "node-b", "its process has died", "1 worker left"):
+        assert fact in first
+    assert f"lost      {first}" in specfrontier("status", str(folder)).out
+    add_events(folder, again)
+    assert "lost its raylet" in status_of(folder).lost[1]
+    add_events(folder, {"event": "launch"})
+    assert status_of(folder).lost == (), "those of an earlier launch"

@@ -19,7 +19,7 @@ from orchestrator.run import leases, pool_worker
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Pool
-from orchestrator.run.tasks import PoolError, SweepError, Task, TaskResult
+from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from workers.data.local_files import StorageError
 from workers.runtime.threads import cores
 
@@ -105,17 +105,24 @@ def echoes(cluster: None) -> Iterator[None]:
         yield
 
 
-def build(log: Path, count: int, warnings: list[str], **spec: Any) -> Pool:
+@pytest.fixture
+def lost() -> list[Loss]:
+    """The workers that the pool lost."""
+    return []
+
+
+def build(log: Path, count: int, warnings: list[str], lost: list[Loss], **spec: Any) -> Pool:
     slots = Slots(count, 0.5)
-    return Pool({"log": str(log), **spec}, slots, slots.environment(spec.get("threads")), warnings.append)
+    environment = slots.environment(spec.get("threads"))
+    return Pool({"log": str(log), **spec}, slots, environment, warnings.append, lose=lost.append)
 
 
 @pytest.fixture
-def make(echoes: None, tmp_path: Path, warnings: list[str]) -> Iterator[Any]:
+def make(echoes: None, tmp_path: Path, warnings: list[str], lost: list[Loss]) -> Iterator[Any]:
     pools: list[Pool] = []
 
     def make(count: int = 2, **spec: Any) -> Pool:
-        pools.append(build(tmp_path / "log", count, warnings, **spec))
+        pools.append(build(tmp_path / "log", count, warnings, lost, **spec))
         return pools[-1]
 
     yield make
@@ -126,7 +133,7 @@ def make(echoes: None, tmp_path: Path, warnings: list[str]) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def single(echoes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of one worker for tests that leave it alive and idle."""
-    pool = build(tmp_path_factory.mktemp("single") / "log", 1, [])
+    pool = build(tmp_path_factory.mktemp("single") / "log", 1, [], [])
     pool.first_facts(TIMEOUT_S)
     yield pool
     pool.close()
@@ -205,7 +212,7 @@ def test_a_store_that_cannot_be_used_for_a_moment_is_no_fault_of_a_trial(single:
         collect_all(single, 1)
 
 
-def test_the_task_of_a_killed_worker_runs_again(make: Any, tmp_path: Path) -> None:
+def test_the_task_of_a_killed_worker_runs_again(make: Any, tmp_path: Path, lost: list[Loss]) -> None:
     pool = make()
     for n in range(6):
         pool.submit(task(n, dies=str(tmp_path / "died")) if n == 2 else task(n, seconds=0.05))
@@ -217,6 +224,9 @@ def test_the_task_of_a_killed_worker_runs_again(make: Any, tmp_path: Path) -> No
     pool.submit(task(8))
     collect_all(pool, 2)
     both_up(pool)  # a new worker took its place
+    (dead,) = lost
+    assert dead.what in ("worker-0 on worker-0", "worker-1 on worker-1"), "the facts of `Echo` name the node so"
+    assert dead.cause
 
 
 def test_a_task_that_kills_its_workers_is_given_up(make: Any, tmp_path: Path) -> None:
@@ -266,7 +276,7 @@ def pids(log: Path, n: int) -> list[int]:
 
 
 def test_a_silent_worker_is_replaced(
-    make: Any, tmp_path: Path, impatient: None, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    make: Any, tmp_path: Path, impatient: None, lost: list[Loss], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker is stopped while it runs a task, the other one is killed while it is idle."""
     monkeypatch.setattr(leases, "MIN_DEADLINE_S", 1000.0)
@@ -283,7 +293,7 @@ def test_a_silent_worker_is_replaced(
     assert done.output == {"n": 1}
     assert len(set(pids(tmp_path / "log", 1))) == 2
     both_up(pool)
-    assert [warning for warning in warnings if "no sign of life" in warning]
+    assert [loss for loss in lost if "no sign of life" in loss.cause]
     pool.submit(task(2))
     collect_all(pool, 1)
     (idle,) = pids(tmp_path / "log", 2)
@@ -293,6 +303,7 @@ def test_a_silent_worker_is_replaced(
     while pool.names == names or pool.alive < 2:  # no task finds it dead
         assert time.monotonic() < end
         pool.collect(0.1)
+    assert len(lost) == 2
     while Path(f"/proc/{stopped}").exists():
         assert time.monotonic() < end, "a stopped worker was left"
         time.sleep(0.1)

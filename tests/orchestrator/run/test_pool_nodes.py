@@ -19,7 +19,7 @@ from orchestrator.run import pool_worker
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
-from orchestrator.run.tasks import PoolError, Task, TaskResult
+from orchestrator.run.tasks import Loss, PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
 
 pytestmark = pytest.mark.slow(seconds=85)
@@ -87,9 +87,13 @@ def make() -> Iterator[Any]:
     pools: list[Pool] = []
 
     def make(
-        slots: Slots, placement: Placement = ANYWHERE, warn: Callable[[str], None] = lambda text: None, **spec: Any
+        slots: Slots,
+        placement: Placement = ANYWHERE,
+        warn: Callable[[str], None] = lambda text: None,
+        lose: Callable[[Loss], None] = lambda loss: None,
+        **spec: Any,
     ) -> Pool:
-        pools.append(Pool(spec, slots, None, warn, placement))
+        pools.append(Pool(spec, slots, None, warn, placement, lose=lose))
         return pools[-1]
 
     yield make
@@ -217,7 +221,11 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
     """The only node that times goes while it runs a shard, and another one joins."""
     monkeypatch.setattr(pool_module, "_TIMING_DELAY_S", 1.0)
     warnings: list[str] = []
-    pool = make(Slots(None, 1.0), Placement({}, A10G), warnings.append, precision="float32")
+    lost: list[tuple[str, int]] = []
+    pool: Pool = make(
+        Slots(None, 1.0), Placement({}, A10G), warnings.append, lambda loss: lost.append((loss.what, pool.alive)),
+        precision="float32",
+    )  # fmt: skip
     wait(pool, 2)
     pool.submit(Task(0, "timing", {"kind": "timing", "seconds": 5.0}))
     timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
@@ -227,9 +235,11 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
     (drawn,) = collect(pool, 1)
     assert drawn.output == {"kind": "h100"}
     assert pool._attempts._nodes == {"timing": [timing.node_id]}
-    end = time.monotonic() + 3.0
-    while time.monotonic() < end:
+    start = time.monotonic()
+    while time.monotonic() < start + 3.0 or len(lost) < 2:  # Ray takes some seconds to call a node dead
+        assert time.monotonic() < start + TIMEOUT_S
         pool.collect(0.2)
+    assert [(what.split(" ", 1)[1], left) for what, left in lost] == [("on a10g", 1), ("a10g", 1)], "worker, node"
     assert [text for text in warnings if "gpu=a10g" in text] == ["timing shards wait for a worker on gpu=a10g"]
     mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)

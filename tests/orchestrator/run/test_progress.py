@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
+from orchestrator.run.events import lost_event
 from orchestrator.run.forecast import Forecast, Range
 from orchestrator.run.progress import (
     Progress,
@@ -28,6 +29,7 @@ from orchestrator.run.progress import (
     show_live,
     trial_line,
 )
+from orchestrator.run.tasks import Loss
 
 OBJECTIVES = {
     "event": "identity",
@@ -224,7 +226,7 @@ def live(progress: Progress, *events: Mapping[str, Any], width: int = 100) -> st
             progress.update(event)
             show(event)
         view.print(render(progress))
-    lines = [line for line in above.export_text().splitlines() if line.startswith("trial ")]
+    lines = [line for line in above.export_text().splitlines() if line.startswith(("trial ", "lost "))]
     return "\n".join([*lines, view.export_text()])
 
 
@@ -286,6 +288,15 @@ def test_a_finished_sweep_leaves_one_line() -> None:
     with pytest.raises(KeyboardInterrupt), show_live(progress, console):
         raise KeyboardInterrupt
     assert "on the front so far" in console.export_text()
+
+
+def test_a_lost_worker_is_said_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """The note of the view goes when the next trial ends; the line above the view stays."""
+    lost = lost_event(Loss("worker-1 on node-b", "no sign of life for 60 s"), alive=1)
+    text = live(after(), {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 2}, finished(0))
+    assert text.count("worker-1 on node-b") == 1
+    show_lines(after())(lost)
+    assert "worker-1 on node-b" in capsys.readouterr().err
 
 
 def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
