@@ -31,7 +31,8 @@ Examples:
   specfrontier launch my_sweep.yaml --resume --revive 7,12
   specfrontier launch joint --models models.yaml#llamagen-xl
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
-  ray job submit --address http://head:8265 --working-dir . -- specfrontier launch quickstart --address auto
+  ray job submit --address http://head:8265 --working-dir . --runtime-env-json '{"excludes": ["weights", "sweeps"]}' \\
+    -- specfrontier launch my_sweep.yaml --address auto --out /shared/sweeps --resume
 """
 Space = Annotated[
     str,
@@ -65,7 +66,12 @@ GpusPerWorker = Annotated[
     float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs at the start, else 0.")
 ]
 Study = Annotated[
-    str | None, typer.Option(metavar="URL|FILE", help="Optuna storage. Default: a journal in the sweep's folder.")
+    str | None,
+    typer.Option(
+        metavar="URL|FILE",
+        callback=o.lasting_database,
+        help="Optuna storage. Default: a journal in the sweep's folder.",
+    ),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Validate everything, print what would run, and exit.")]
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
+from orchestrator.outputs import check_lasting
+from orchestrator.results.redaction import without_credentials
 from workers.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -42,6 +44,29 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
+    """The path of an option.
+
+    Raises:
+        CommandError: it is empty, as from an unset variable of a shell; "" would be the working directory, or /. Or a
+            Ray job would lose it.
+    """
+    if path is not None and not path.strip():
+        raise CommandError(f"{option.opts[0]} is empty; give a path", WRONG_USAGE)
+    if path is not None:
+        with ends_with(WRONG_USAGE):
+            check_lasting(option.opts[0], path, "/shared/results or s3://bucket/results")
+    return path
+
+
+def lasting_database(option: typer.CallbackParam, url: str | None) -> str | None:
+    """The URL or file of a database. Raises CommandError if a Ray job would lose it."""
+    if url is not None:
+        with ends_with(WRONG_USAGE):
+            check_lasting(option.opts[0], without_credentials(url), "sqlite:////shared/NAME.db or a server's address")
+    return url
+
+
 def _use_threads(count: int | None) -> int | None:
     if count is not None:
         use_threads(count)
@@ -64,7 +89,9 @@ Address = Annotated[
 TrackingUri = Annotated[
     str | None,
     typer.Option(
-        metavar="URI", help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else SQLite in the output folder."
+        metavar="URI",
+        callback=lasting_database,
+        help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else SQLite in the output folder.",
     ),
 ]
 Mlflow = Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log to MLflow.")]
@@ -75,17 +102,6 @@ Assignments = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
-    """The path of an option.
-
-    Raises:
-        CommandError: it is empty, as from an unset variable of a shell; "" would be the working directory, or /.
-    """
-    if path is not None and not path.strip():
-        raise CommandError(f"{option.opts[0]} is empty; give a path", WRONG_USAGE)
-    return path
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -25,6 +25,7 @@ from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit
 from orchestrator.run.tasks import ClusterLost, PoolError
 
 _AUTH_MODE = "RAY_AUTH_MODE"
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 
 
@@ -51,8 +52,9 @@ def connected(
         if cluster is None:
             guard = stack.enter_context(contextlib.closing(ClusterGuard()))
             stack.enter_context(cleaned_up(guard.kill))
-            # without a mode, Ray requires tokens of whoever connects to a cluster that it starts
-            variables = {**environment, **guard.mark, **_token(guard.folder), _AUTH_MODE: None}
+            # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts. The files of a job,
+            # if this process is one, are on the job's own cluster.
+            variables = {**environment, **guard.mark, **_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
             stack.enter_context(_environment(variables))
             stack.enter_context(_loopback())
             local_cores = max(cores, round((slots.count or 1) * slots.cpus + 0.5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.real_sweeps import (
     CAPTIONS,
     COMMAND,
+    ROOT,
     SWEEP,
     SWEEP_TIMEOUT_S,
     SweepRun,
@@ -87,12 +89,12 @@ def current_workers(run: SweepRun) -> int:
     return alive[-1] if 1 in alive[alive.index(2) :] else 0
 
 
-def submit(client: Any, command: str, path: str) -> str:
+def submit(client: Any, command: str, environment: Mapping[str, Any]) -> str:
     """The job's id. Retries while the head node's agent is starting."""
     end = time.monotonic() + SWEEP_TIMEOUT_S
     while True:
         try:
-            job: str = client.submit_job(entrypoint=command, runtime_env={"env_vars": {"PYTHONPATH": path}})
+            job: str = client.submit_job(entrypoint=command, runtime_env=dict(environment))
             return job
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > end:
@@ -125,7 +127,8 @@ def job(
     log, port = RunLog(Storage(str(run.store))), free_port(HOST, 0)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", f"http://{HOST}:{port}")
-    submitted = submit(client, shlex.join([*COMMAND, *run.arguments(*options)]), run.environment["PYTHONPATH"])
+    environment = {"env_vars": {"PYTHONPATH": run.environment["PYTHONPATH"]}}
+    submitted = submit(client, shlex.join([*COMMAND, *run.arguments(*options)]), environment)
 
     def running() -> bool:
         return not client.get_job_status(submitted).is_terminal()
@@ -178,6 +181,53 @@ def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_serv
     for record in job.run.records:
         assert runs[record.number].info.status == "FINISHED"
         assert runs[record.number].data.metrics["step_compression"] == record.metrics["step_compression"].value
+
+
+JOB = """
+ls -A
+run() {
+    "$PYTHON" -c "from orchestrator.cli.app import main; main()" launch quickstart --address auto --no-mlflow "$@" 2>&1
+    echo "code $?"
+}
+run
+run --out "$PWD/sweeps"
+run --out "$LASTING" --study study.log
+run --out "$LASTING" --check
+"""
+
+
+def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, tmp_path: Path) -> None:
+    """And its package has what neither `excludes` nor .gitignore leaves out."""
+    from ray.job_submission import JobSubmissionClient
+
+    folder, lasting = tmp_path / "work", tmp_path / "lasting"
+    (folder / "weights").mkdir(parents=True)
+    files = {
+        "job.sh": JOB,
+        ".gitignore": "ignored.txt",
+        "ignored.txt": "",
+        "weights/large.safetensors": "",
+        "a.yaml": "",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
+    variables = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "LASTING": str(lasting)}
+    environment = {"working_dir": str(folder), "excludes": ["weights", "sweeps"], "env_vars": variables}
+    job = submit(client, "sh job.sh", environment)
+    end = time.monotonic() + SWEEP_TIMEOUT_S
+    while not client.get_job_status(job).is_terminal() and time.monotonic() < end:
+        time.sleep(STATUS_INTERVAL_S)
+    logs = client.get_job_logs(job)
+    listed, default, absolute, study, good = logs.split("code ")[0].partition("Error")[0], *logs.split("code ")[:4]
+    assert set(listed.split()) >= {"job.sh", "a.yaml"}
+    assert not {"weights", "ignored.txt"} & set(listed.split())
+    assert "Error: --out sweeps: " in default
+    assert "Error: --out /" in absolute
+    assert "Error: --study study.log: " in study
+    assert "Error" not in good
+    assert [part.split()[0] for part in logs.split("code ")[1:]] == ["2", "2", "2", "0"]
+    assert not lasting.exists()
 
 
 def logged_trials(base: str, name: str) -> dict[int, Run]:

@@ -27,7 +27,7 @@ _ADVICE = (
 )
 
 
-def advice(error: OSError) -> str:
+def advice(error: Exception) -> str:
     """What to do about an error, as the end of its message; "" if unknown."""
     return next((f"; {fix}" for codes, fix in _ADVICE if codes.search(str(error))), "")
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from workers.data import local_files, remote_files
 from workers.data.local_files import StorageError
 from workers.data.remote_files import HIDDEN
+from workers.data.uris import SCHEME, quoted, unquoted_character
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
 _RETRY_TIMEOUT_S = 120.0  # for a server that was there before
 _RETRY_S = (0.5, 10.0)  # the first wait, and the longest; each wait doubles the last
+_IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
 _T = TypeVar("_T")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file):/*")
 
 
 class Storage:
@@ -44,13 +46,17 @@ class Storage:
 
     def __init__(self, uri: str | Path, *, filesystem: FileSystem | None = None) -> None:
         text = str(uri)
-        remote = bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
+        remote = bool(SCHEME.match(text)) and not text.lower().startswith("file://")
+        if remote:
+            scheme, mark, rest = text.partition("://")
+            text = f"{scheme.lower()}{mark}{rest}"
         self._fs: FileSystem | None = filesystem
         self._is_reached = False
         self.uri = text if remote or filesystem is not None else str(_local(text))
         self.display_name, self._secrets = _without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:
+            _check_quoting(text)
             self._fs, self._root = self._connect()
 
     @classmethod
@@ -61,14 +67,15 @@ class Storage:
             ValueError: a malformed URI, or one that ends in a slash.
         """
         text = str(file)
-        if not _SCHEME.match(text) or text.lower().startswith("file://"):
+        if not SCHEME.match(text) or text.lower().startswith("file://"):
             path = _local(text)
             return cls(path.parent), path.name
         base, mark, options = text.partition("?")
         folder, _, name = base.rpartition("/")
         if not name or folder.endswith("/"):
             raise ValueError(f"{_without_secrets(text)[0]}: names no file; add a file's name")
-        return cls(f"{folder}{mark}{options}"), name
+        _check_quoting(text)
+        return cls(f"{folder}{mark}{options}"), unquote(name)
 
     def locate(self, name: str) -> str:
         """The display name of a file: the storage's, with the name in its path."""
@@ -178,10 +185,10 @@ class Storage:
             found: tuple[FileSystem, str] = fs.FileSystem.from_uri(self.uri)
             return found
         except (ValueError, OSError, NotImplementedError) as error:
-            problem = self._redact(error)
-        raise ValueError(
-            f"{self.display_name}: cannot be used as storage ({problem}); give a folder, s3://, gs:// or abfs://"
-        )
+            problem = self._redact(error).partition("\n")[0]
+            advice = remote_files.advice(error)
+        advice = advice or "; give a folder, s3://, gs:// or abfs://"
+        raise ValueError(f"{self.display_name}: cannot be used as storage ({problem}){advice}")
 
     def _call(self, name: str, action: Callable[[FileSystem], _T]) -> _T:
         """The result of an action on the remote filesystem. Errors have the display name, and no secrets of the URI.
@@ -219,14 +226,43 @@ def _local(text: str) -> Path:
     if not text:
         raise ValueError("storage: the path is empty; give a folder or a URI such as s3://bucket/sweeps")
     if text.lower().startswith("file://"):
+        if lost := re.search("[?#]", text):
+            raise ValueError(
+                f"{text}: {lost[0]!r} must be quoted in a URI; write {re.sub('[?#]', _quote, text)}, or the plain path"
+            )
         split = urlsplit(text)
         if split.netloc not in ("", "localhost"):
             raise ValueError(f"{text}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
         text = unquote(split.path)
+    elif mistake := _ONE_SLASH.match(text):
+        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
     try:
         return Path(os.path.abspath(Path(text).expanduser()))
     except RuntimeError as error:
         raise ValueError(f"{text}: {error}; write the folder's full path") from None
+
+
+def _quote(match: re.Match[str]) -> str:
+    return quote(match[0], safe="")
+
+
+def _check_quoting(uri: str) -> None:
+    """Check that every character of a URI means itself.
+
+    Raises:
+        ValueError: names the character, and gives the URI with it quoted, without credentials.
+    """
+    base, mark, query = uri.partition("?")
+    if mark and query and "=" not in query:
+        character, good = "?", _without_secrets(quoted(f"{base}%3F{query}"))[0]
+    else:
+        host = _IPV6.sub(r"\1", uri, count=1)
+        character, good = unquoted_character(host), _without_secrets(quoted(uri))[0]
+    if not character:
+        return
+    if (code := quote(character, safe="")) not in good:
+        raise ValueError(f"{good}: {character!r} in a key must be quoted in a URI; write it as {code}")
+    raise ValueError(f"storage: {character!r} must be quoted in a URI; write {good}")
 
 
 def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
@@ -234,17 +270,23 @@ def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     scheme, _, rest = uri.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(host) :]
-    if "@" not in host and ":" in host and ("@" in tail or not host.rpartition(":")[2].isdigit()):
+    is_cut = "@" not in host and ":" in host and ("@" in tail or not host.rpartition(":")[2].isdigit())
+    if host.count("@") > 1 or (is_cut and not host.startswith("[")):
         # an unescaped / ? or # in a key ends the host too early, and the rest of the key would be displayed
         raise ValueError(
             f"storage: malformed {scheme}:// URI (not shown, it may hold keys); in a key write / as %2F, ? as %3F, "
             "# as %23 and @ as %40"
         )
     account, _, server = host.rpartition("@")
+    if account and scheme.startswith("abfs"):  # a container or an account; only a password is secret
+        name, _, account = account.partition(":")
+        server = f"{name}@{server}"
     path, _, query = tail.partition("#")[0].partition("?")
     options = parse_qsl(query, keep_blank_values=True)
     public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
     hidden = [value for key, value in options if (key, value) not in public]
     secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
-    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (f"?{urlencode(public, safe=':/')}" if public else "")
+    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (
+        f"?{urlencode(public, safe=':/', quote_via=quote)}" if public else ""
+    )
     return public_uri, tuple(sorted(secrets, key=len, reverse=True))

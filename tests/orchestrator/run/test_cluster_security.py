@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,7 +87,12 @@ def folder() -> Iterator[Path]:
 
 
 def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: Path, tmp_path: Path) -> None:
-    with odd_server(HTTP) as proxy, driver("local", folder, tmp_path, http_proxy=f"http://{proxy.address}") as address:
+    job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}, "metadata": {}}  # on another cluster
+    variables = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    with (
+        odd_server(HTTP) as proxy,
+        driver("local", folder, tmp_path, http_proxy=f"http://{proxy.address}", **variables) as address,
+    ):
         assert not local_requests(proxy)
         found = processes(folder)
         listeners = {

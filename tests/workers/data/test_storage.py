@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pyarrow import fs
@@ -230,6 +231,73 @@ def test_credentials_are_not_shown(uri: str, shown: str) -> None:
         assert storage.uri == uri, "workers connect with what the user gave"
         seen = repr(storage) + storage.display_name
     assert not any(part in seen for part in (SECRET, "wJalr/XUtnFEMI", "AKIAKEY"))
+
+
+@pytest.mark.parametrize("scheme", ["mock:///", "s3://", "gs://", "abfs://container@"])
+@pytest.mark.parametrize(
+    "character", [" ", "#", "%", "é", "\n", "[", "]", "{", "|", "^", "\\", '"', "<", "`", "\u2028"]
+)
+def test_a_character_that_must_be_quoted_is_named_with_its_quoted_form(scheme: str, character: str) -> None:
+    given, quoted = f"{scheme}bucket/a{character}", f"{scheme}bucket/a{quote(character)}"
+    for act in (lambda: Storage(given), lambda: Storage.holding(f"{given}/b.parquet")):
+        with pytest.raises(ValueError, match="must be quoted") as raised:
+            act()
+        assert repr(character) in str(raised.value)
+        assert quoted in str(raised.value)
+        assert "\n" not in str(raised.value)
+    if scheme.startswith("mock"):
+        storage = Storage(quoted)
+        storage.write("b c.parquet", b"1")
+        assert storage._root == f"bucket/a{character}"
+        found, name = Storage.holding(f"{quoted}/b%20c.parquet")
+        assert (found._root, name) == (f"bucket/a{character}", "b c.parquet"), "folders and names are decoded alike"
+
+
+def test_a_question_mark_in_a_folders_name_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'\?' must be quoted.*s3://bucket/what%3F/a"):
+        Storage("s3://bucket/what?/a")
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"),
+    [
+        ("s3://KEYID:hunter 22@bucket/a", ("' '", "%20", "s3://bucket/a")),
+        ("s3://KEYID:hunter%22@bucket/a b", ("' '", "s3://bucket/a%20b")),
+        ("s3://KEYID:hunter@22@bucket/a", ("@ as %40",)),
+        ("s3://KEYID:hunter/22@bucket/a", ("/ as %2F",)),
+        ("s3://KEYID:hunter#22@bucket/a", ("# as %23",)),
+        ("s3://KEYID:hunter22@bucket/a#b", ("'#'", "s3://bucket/a%23b")),
+        ("abfs://box:hunter 22@account/a", ("' '", "%20", "abfs://box@account/a")),
+    ],
+)
+def test_credentials_are_not_in_quoted_forms(uri: str, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="URI") as raised:
+        Storage(uri)
+    for part in parts:
+        assert part in str(raised.value)
+    for secret in ("KEYID", "hunter", "22@"):
+        assert secret not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "good"),
+    [
+        ("file:///tmp/a#b", "file:///tmp/a%23b"),
+        ("file:///tmp/a?b", "file:///tmp/a%3Fb"),
+        ("s3:/bucket/a", "s3://bucket/a"),
+        ("s3:bucket/a", "s3://bucket/a"),
+        (" s3://bucket/a", "s3://bucket/a"),
+        ("GS:/bucket/a", "gs://bucket/a"),
+    ],
+)
+def test_what_would_be_another_folder_is_refused(given: str, good: str) -> None:
+    with pytest.raises(ValueError, match="URI") as raised:
+        Storage(given)
+    assert f"write {good}" in str(raised.value)
+
+
+def test_a_scheme_has_no_case() -> None:
+    assert Storage("MOCK:///a").uri == "mock:///a"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""Outputs of a Ray job: its working folder is a temporary copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.outputs import check_lasting, output_folder
+from tests.fakes.command_line import error_of
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a job, where Ray puts it."""
+    folder = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    return folder
+
+
+LOST = [
+    "sweeps",
+    "./a",
+    "../a",
+    "COPY/sweeps",
+    "file://COPY/a",
+    "sqlite:///a.db",
+    "sqlite:///COPY/a.db",
+    "sqlite+x:///a",
+]
+KEPT = [
+    "ELSEWHERE/sweeps",
+    "~/sweeps",
+    "s3://bucket/a",
+    "sqlite:///ELSEWHERE/a.db",
+    "http://h:5000",
+    "mysql+x://h/sweeps",
+]
+
+
+def test_results_in_the_copy_are_refused(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for output in LOST:
+        with pytest.raises(ValueError, match=r"--out .*--out EXAMPLE"):
+            check_lasting("--out", output.replace("COPY", str(copy)), "EXAMPLE")
+    for output in KEPT:
+        check_lasting("--out", output.replace("ELSEWHERE", str(tmp_path)), "EXAMPLE")
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    for output in LOST:
+        check_lasting("--out", output, "EXAMPLE")
+
+
+@pytest.mark.usefixtures("copy")
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("--out", ("launch", "quickstart")),
+        ("--out", ("launch", "quickstart", "--out", "mine")),
+        ("--study", ("launch", "quickstart", "--out", "/tmp/z", "--study", "study.log")),
+        ("--study", ("launch", "quickstart", "--out", "/tmp/z", "--study", "sqlite:///study.db")),
+        ("--tracking-uri", ("launch", "quickstart", "--out", "/tmp/z", "--tracking-uri", "sqlite:///runs.db")),
+        ("--out", ("generate", "a large red circle", "--preset", "vanilla", "--out", "images")),
+        ("--out", ("train", "eagle", "--captions", "scenes", "--out", "weights")),
+        ("--out", ("reference", ".", "--out", "reference.parquet")),
+    ],
+)
+def test_commands_name_the_option(option: str, arguments: tuple[str, ...]) -> None:
+    message = error_of(*arguments, code=2)
+    assert f"{option} " in message
+    assert "Ray job" in message
+    assert list(Path().iterdir()) == []
+
+
+def test_a_call_from_python_is_refused_too(copy: Path) -> None:
+    with pytest.raises(Exception, match="Ray job"), output_folder(copy / "made"):
+        raise AssertionError("the block ran")
