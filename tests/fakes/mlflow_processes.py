@@ -1,4 +1,7 @@
-"""Processes that log to MLflow and may die. They are forked from one process that has imported MLflow already."""
+"""Processes that log to MLflow or open studies, several at once, and may die.
+
+They are forked from one process that has imported MLflow already.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from orchestrator.run.study_log import StudyLog
+from orchestrator.run.study_storage import StudyError
 from orchestrator.tracking import tracker
 from orchestrator.tracking.run_log import RunLog
 from workers.data.storage import Storage
@@ -29,37 +34,56 @@ def run_in_child(function: Callable[..., None], *arguments: str) -> int:
 
 def sync_in_child(storage: Storage, output: Path) -> str:
     """`sync` in a child process, since this one keeps its connections to a database. Everything it printed."""
-    assert run_in_child(_sync, storage.uri, str(output)) == 0, output.read_text()
+    assert run_in_child(_sync, str(output), storage.uri) == 0, output.read_text()
     return output.read_text().strip()
 
 
 def sync_together(storages: Sequence[Storage], uri: str, folder: Path) -> list[str]:
     """`sync` of several sweeps in as many processes at once; what each printed."""
-    barrier, outputs = _CONTEXT.Barrier(len(storages)), [folder / f"output-{i}" for i in range(len(storages))]
+    return _together(_sync, folder, [(storage.uri, uri) for storage in storages])
+
+
+def open_studies_together(studies: Sequence[tuple[str, str]], url: str, folder: Path) -> list[str]:
+    """Open studies, given by name and sweep, in as many processes at once; what each printed."""
+    return _together(_open_study, folder, [(url, *study) for study in studies])
+
+
+def _open_study(output: str, url: str, name: str, sweep_id: str) -> None:
+    _redirect(output)
+    try:
+        StudyLog(name, url, ("maximize", "minimize"), ("speedup", "fid"), sweep_id).close()
+        print("opened", flush=True)
+    except StudyError as error:
+        print(error, flush=True)
+
+
+def _together(function: Callable[..., None], folder: Path, calls: Sequence[tuple[str, ...]]) -> list[str]:
+    """Call a function of this module in processes that start at one moment; what each printed."""
+    barrier, outputs = _CONTEXT.Barrier(len(calls)), [str(folder / f"output-{i}") for i in range(len(calls))]
     processes = [
-        _CONTEXT.Process(target=_sync_after, args=(barrier, storage.uri, str(output), uri))
-        for storage, output in zip(storages, outputs, strict=True)
+        _CONTEXT.Process(target=_after, args=(barrier, function, output, *call))
+        for call, output in zip(calls, outputs, strict=True)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(240)
         assert process.exitcode is not None, "it hangs"
-    return [output.read_text().strip() for output in outputs]
+    return [Path(output).read_text().strip() for output in outputs]
 
 
-def _sync_after(barrier: Barrier, storage: str, output: str, uri: str) -> None:
+def _after(barrier: Barrier, function: Callable[..., None], output: str, *arguments: str) -> None:
     os.chdir(Path(output).parent)  # MLflow puts the pictures of a PostgreSQL database into ./mlruns
     barrier.wait(120)
-    _sync(storage, output, uri)
+    function(output, *arguments)
 
 
 def sync_and_die_early(storage: Storage, database: str, output: Path) -> int:
     """`sync` in a child process that is killed while MLflow creates the tables of a new database; its exit code."""
-    return run_in_child(_sync_and_die_early, storage.uri, str(output), database)
+    return run_in_child(_sync_and_die_early, str(output), storage.uri, database)
 
 
-def _sync_and_die_early(storage: str, output: str, uri: str) -> None:
+def _sync_and_die_early(output: str, storage: str, uri: str) -> None:
     from sqlalchemy import Engine, event
 
     @event.listens_for(Engine, "before_cursor_execute")
@@ -67,14 +91,19 @@ def _sync_and_die_early(storage: str, output: str, uri: str) -> None:
         if "_alembic_tmp_" in statement and "INSERT" in statement:  # SQLite's copy of a table that is altered
             os.kill(os.getpid(), signal.SIGKILL)
 
-    _sync(storage, output, uri)
+    _sync(output, storage, uri)
 
 
-def _sync(uri: str, output: str, tracking: str = "") -> None:
+def _sync(output: str, storage: str, uri: str = "") -> None:
+    _redirect(output)
+    print(tracker.sync(Storage(storage), uri or None), flush=True)
+
+
+def _redirect(output: str) -> None:
+    """All that this process prints goes to a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    print(tracker.sync(Storage(uri), tracking or None), flush=True)
 
 
 def sync_and_die(uri: str, step: str, when: str) -> None:

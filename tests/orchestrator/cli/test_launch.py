@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import optuna
 import pytest
 import ray
 import yaml
@@ -209,6 +210,14 @@ def write_file_in_place() -> None:
     Path("sweeps/tested").write_text("x")
 
 
+def remove_identity() -> None:
+    write_store().remove("identity.json")
+
+
+def write_foreign_study() -> None:
+    optuna.create_study(study_name="tested", storage="sqlite:///study.db", directions=["minimize", "minimize"])
+
+
 @pytest.mark.parametrize(
     ("prepare", "words", "parts"),
     [
@@ -233,6 +242,18 @@ def write_file_in_place() -> None:
         ),
         (overwrite("trials/00000.json", b'{"number": 0'), ("--resume",), ("00000.json", "remove it")),
         (write_file_in_place, (), ("sweeps/tested: ", "--out")),
+        (remove_identity, ("--resume",), ("trials/00000.json", "identity.json", "--name", "--out")),
+        (
+            write_foreign_study,
+            ("--study", "sqlite:///study.db"),
+            ("--study: sqlite:///study.db", "'tested'", "minimize"),
+        ),
+        (write_store, ("--resume", "--study", "tested.yaml"), ("--study: tested.yaml", "line 1")),
+        (
+            write_store,
+            ("--resume", "--study", "sqlite:///x.db", "--tracking-uri", "sqlite:///./x.db"),
+            ("--study sqlite:///x.db", "--tracking-uri sqlite:///./x.db"),
+        ),
     ],
 )
 def test_stores(prepare: Callable[[], Any], words: Words, parts: Words) -> None:
