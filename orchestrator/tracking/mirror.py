@@ -113,7 +113,7 @@ class SweepMirror:
             self._client.update_run(self.parent, status="RUNNING")
         logged = {run.run_id for run in self._log.runs()}
         groups: dict[int, list[Run]] = {}
-        for run in self._search(f"{condition} and tags.{runs.PARENT} = '{self.parent}'"):
+        for run in self._search(f"{condition} and tags.{runs.KIND} = 'trial' and tags.{runs.PARENT} = '{self.parent}'"):
             groups.setdefault(int(run.data.tags[runs.TRIAL]), []).append(run)
         trial_runs = {}
         for number, group in groups.items():

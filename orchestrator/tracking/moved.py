@@ -8,7 +8,13 @@ from pathlib import Path
 
 from orchestrator.tracking.client import artifact_folder, default_uri, local_database
 from orchestrator.tracking.run_log import LoggedRun
+from orchestrator.tracking.runs import SWEEP_ID
 from workers.data.storage import Storage
+
+_EXPERIMENTS = (
+    "SELECT experiment_id, artifact_location FROM experiments WHERE experiment_id IN "
+    "(SELECT experiment_id FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid WHERE tags.key = ?)"
+)
 
 
 def current_uri(storage: Storage, run: LoggedRun) -> str:
@@ -32,15 +38,15 @@ def has_run(database: Path, run_id: str) -> bool:
 
 
 def repair_artifacts(uri: str) -> int:
-    """Make the experiments of a local database that was moved find the artifacts that were moved with it. Returns their
-    number.
+    """Make the sweeps' experiments of a local database that was moved find the artifacts that were moved with it.
+    Returns their number. Experiments without a sweep stay as they are.
     """
     database, folder = local_database(uri), artifact_folder(uri)
     if database is None or folder is None or not database.exists() or not folder.is_dir():
         return 0
     try:
         with closing(sqlite3.connect(database)) as connection, connection:
-            rows = connection.execute("SELECT experiment_id, artifact_location FROM experiments").fetchall()
+            rows = connection.execute(_EXPERIMENTS, (SWEEP_ID,)).fetchall()
             moved = [(id_, old, str(folder / Path(old).name)) for id_, old in rows if old and "://" not in old]
             moved = [entry for entry in moved if entry[1] != entry[2] and _came_along(entry[1], entry[2], folder)]
             for experiment, old, new in moved:

@@ -246,7 +246,7 @@ def write_foreign_study() -> None:
         (
             write_foreign_study,
             ("--study", "sqlite:///study.db"),
-            ("--study: sqlite:///study.db", "'tested'", "minimize"),
+            ("--study: sqlite:///study.db", "'tested'"),
         ),
         (write_store, ("--resume", "--study", "tested.yaml"), ("--study: tested.yaml", "line 1")),
         (

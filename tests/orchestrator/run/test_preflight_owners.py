@@ -76,7 +76,7 @@ def files() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
-def create(url: str, *directions: str, name: str = NAME) -> Study:
+def create(url: str, *directions: Direction, name: str = NAME) -> Study:
     return optuna.create_study(study_name=name, storage=open_storage(url), directions=list(directions or DIRECTIONS))
 
 

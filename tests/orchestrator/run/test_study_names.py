@@ -63,8 +63,14 @@ def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
     assert params_of(new) == [{"budget (eagle, constant)": 2.0}] * 2
     before = optuna.create_study(study_name="named", storage=open_storage(old), directions=["maximize", "minimize"])
     before.set_user_attr("sweep", "id")
-    trial = {"params": {BUDGETS[0]: 2.0}, "distributions": {BUDGETS[0]: FloatDistribution(0, 4)}}
-    before.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"setting": "a setting"}, **trial))
+    before.add_trial(
+        create_trial(
+            state=TrialState.RUNNING,
+            params={BUDGETS[0]: 2.0},
+            distributions={BUDGETS[0]: FloatDistribution(0, 4)},
+            user_attrs={"setting": "a setting"},
+        )
+    )
     for number in range(2):
         write(old, number, BUDGETS)
     assert params_of(old) == [{BUDGETS[0]: 2.0}] * 2

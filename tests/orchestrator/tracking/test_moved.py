@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,20 @@ def test_a_folder_moved_with_its_database_keeps_its_runs_and_pictures(logged: Pa
     got = download_artifacts(run_id=found.front[0], dst_path=str(tmp_path / "got"), tracking_uri=found.uri)
     assert (Path(got) / "images.png").exists()
     assert repair_artifacts(found.uri) == 0, "once"
+
+
+def test_an_experiment_of_somebody_else_keeps_its_address(logged: Path, tmp_path: Path) -> None:
+    theirs = str(logged / "mlartifacts" / "theirs")
+    Path(theirs).mkdir()
+    with closing(sqlite3.connect(logged / "mlflow.db")) as connection, connection:
+        columns = "name, artifact_location, lifecycle_stage, workspace"
+        connection.execute(f"INSERT INTO experiments ({columns}) VALUES ('theirs', ?, 'active', 'default')", (theirs,))
+    shutil.copytree(logged, tmp_path / "new")
+    assert repair_artifacts(f"sqlite:///{tmp_path}/new/mlflow.db") == 1
+    with closing(sqlite3.connect(tmp_path / "new" / "mlflow.db")) as connection:
+        rows = connection.execute("SELECT name, artifact_location FROM experiments").fetchall()
+    assert dict(rows)["theirs"] == theirs
+    assert dict(rows)["specfrontier/demo"] == str(tmp_path / "new" / "mlartifacts" / "specfrontier-demo")
 
 
 def test_a_copy_without_the_database_still_finds_the_old_one(logged: Path, tmp_path: Path) -> None:

@@ -251,6 +251,25 @@ def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: P
         assert parent.data.metrics["stopped"] == 0
 
 
+def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage) -> None:
+    found = client(storage)
+    experiment = found.create_experiment("specfrontier/demo", tags={"mlflow.note.content": "theirs", "team": "vision"})
+    other = found.create_run(experiment, tags={"specfrontier.kind": "sweep"}, run_name="theirs").info.run_id
+    sync(storage)
+    parent = next(run for run in found.search_runs([experiment]) if run.data.tags.get("specfrontier.sweep_id"))
+    sweep_id = {key: parent.data.tags[key] for key in ("specfrontier.sweep_id",)}
+    below = found.create_run(experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}).info.run_id
+    before = [found.get_run(run).to_dictionary() for run in (other, below)]
+    Path(storage.uri, "mlflow.jsonl").unlink()
+    assert sync(storage) == SyncResult(0, TRIALS)
+    assert [found.get_run(run).to_dictionary() for run in (other, below)] == before
+    tags = found.get_experiment(experiment).tags
+    assert {key: tags[key] for key in ("mlflow.note.content", "team")} == {
+        "mlflow.note.content": "theirs",
+        "team": "vision",
+    }
+
+
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
