@@ -100,7 +100,7 @@ def _find_owner(url: str) -> str | None:
         tables, revision = set(inspect(connection).get_table_names()), None
         if "alembic_version" in tables:
             revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if _OPTUNA_REVISION.match(revision or "") or (revision is None and "version_info" in tables):
+    if _OPTUNA_REVISION.match(str(revision)) or (revision is None and "version_info" in tables):
         return OPTUNA
     if tables >= _MLFLOW_TABLES:
         return MLFLOW

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
-from orchestrator.results.databases import local_file, sole_creator
+from orchestrator.results.databases import MLFLOW, has_tables, local_file, sole_creator
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import MLFLOW_RUNS
 from workers.data.storage import Storage
@@ -98,21 +98,22 @@ def connect(uri: str) -> MlflowClient:
 def create_database(uri: str) -> None:
     """Create MLflow's tables in a database that has none. Of several processes, one does so.
 
-    MLflow cannot continue tables of SQLite whose creation was killed, so a file gets its name when it is complete.
+    MLflow cannot continue tables of SQLite whose creation was killed, so a new file gets its name when it is complete.
+
+    Raises:
+        ValueError: the database has the tables of another program.
     """
-    if not is_database(uri):
-        return
     database = local_database(uri)
-    if database is not None and _has_content(database):
+    if not is_database(uri) or (database is not None and _has_content(database) and has_tables(uri, MLFLOW)):
         return
     _prepare()
-    if database is None:
-        with sole_creator(uri):
-            _create_tables(uri)
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
+    if database is not None:
+        database.parent.mkdir(parents=True, exist_ok=True)
     with sole_creator(uri):
-        if _has_content(database):
+        if has_tables(uri, MLFLOW):
+            return
+        if database is None or _has_content(database):
+            _create_tables(uri)
             return
         for killed in database.parent.glob(f".{database.name}.*.new*"):
             killed.unlink()

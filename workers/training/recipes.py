@@ -205,7 +205,9 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
         if not cache.exists():
             job.log(f"encoding {_SCENES + _HELD_OUT} scenes as tokens (once, kept in {cache.name})")
             parts = [tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES]
-            torch.save(torch.cat(parts), cache)
+            partial = cache.with_suffix(".part")
+            torch.save(torch.cat(parts), partial)
+            partial.replace(cache)
         captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
         examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
         return {"kind": SceneConditioner.kind}, examples, held_out

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.tracker import SyncResult
+from orchestrator.run.study_storage import open_storage
+from orchestrator.tracking.client import TrackingError
+from orchestrator.tracking.tracker import SyncResult, sync
 from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_together
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -76,3 +78,28 @@ def test_an_empty_file_becomes_the_database(tmp_path: Path) -> None:
     storage = sweeps(tmp_path / "sweeps")[0]
     (tmp_path / "sweeps" / "mlflow.db").touch()
     assert sync_in_child(storage, tmp_path / "output") == str(SyncResult(TRIALS, 0))
+
+
+@pytest.mark.parametrize("content", ["optuna", "other"])
+def test_a_database_of_another_program_gets_no_tables(content: str, tmp_path: Path) -> None:
+    storage, url = sweeps(tmp_path / "sweeps")[0], f"sqlite:///{tmp_path}/own.db"
+    if content == "optuna":
+        open_storage(url)
+    else:
+        with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
+            connection.executescript(
+                "CREATE TABLE alembic_version (version_num); INSERT INTO alembic_version VALUES (7)"
+            )
+    before = (tmp_path / "own.db").read_bytes()
+    with pytest.raises(TrackingError, match="tables of"):
+        sync(storage, url)
+    assert (tmp_path / "own.db").read_bytes() == before
+
+
+def test_a_database_with_tables_of_no_program_gets_mlflows(tmp_path: Path) -> None:
+    storage = sweeps(tmp_path / "sweeps")[0]
+    with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
+        connection.execute("CREATE TABLE readings (id)")
+    assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [str(SyncResult(TRIALS, 0))]
+    with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)
