@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from search_spaces.constraints import Constraint, check_metric
 from search_spaces.documents import Document, differences, read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
+from search_spaces.params import Path as ConfigPath
 from search_spaces.samplers import GRID
 from search_spaces.space import Space
 from search_spaces.sweep_sections import (
@@ -56,7 +58,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
     """A sweep. metrics None: all that the models allow. racing None: all trials take all captions. sampling None: the
-    target's default, for the baseline and every other config.
+    target's default, for the baseline and every other config. document: what it was read from, None for plain data.
     """
 
     name: str
@@ -76,6 +78,7 @@ class SweepConfig:
     enqueue: tuple[Enqueued, ...]
     sampling: Sampling | None
     space: Space
+    document: Document | None = field(default=None, compare=False, repr=False)
 
     @property
     def requested_metrics(self) -> frozenset[str]:
@@ -83,12 +86,15 @@ class SweepConfig:
         return frozenset(name for _, name in self.named_metrics) if self.metrics else frozenset()
 
     @property
-    def named_metrics(self) -> list[tuple[str, str]]:
-        """Section and name of every metric that the sweep names."""
+    def named_metrics(self) -> list[tuple[ConfigPath, str]]:
+        """Path in the document (section and index) and name of every metric that the sweep names."""
+        sections = {
+            "objectives": [objective.metric for objective in self.objectives],
+            "constraints": [constraint.metric for constraint in self.constraints],
+            "metrics": self.metrics or (),
+        }
         return [
-            *(("objectives", objective.metric) for objective in self.objectives),
-            *(("constraints", constraint.metric) for constraint in self.constraints),
-            *(("metrics", name) for name in self.metrics or ()),
+            ((section, f"[{index}]"), name) for section, names in sections.items() for index, name in enumerate(names)
         ]
 
     @classmethod
@@ -107,7 +113,7 @@ class SweepConfig:
         """Like `read`, from YAML text; `file` names it in error messages."""
         document = _read_document(text, file, overrides)
         with document.locate_errors():
-            return cls.from_mapping(document.data)
+            return replace(cls.from_mapping(document.data), document=document)
 
     @staticmethod
     def read_name(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> str:
@@ -176,6 +182,10 @@ class SweepConfig:
 
     def to_yaml(self) -> str:
         return write_document(self.to_mapping())
+
+    def locate_errors(self) -> AbstractContextManager[None]:
+        """Add file and line to a ConfigError that is raised inside, if the sweep was read from a document."""
+        return nullcontext() if self.document is None else self.document.locate_errors()
 
     def resolve(self, sampling: Sampling) -> SweepConfig:
         """The sweep with sampling settings for all configs (its own, else `sampling`), and vanilla enqueued first.

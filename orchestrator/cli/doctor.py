@@ -84,8 +84,9 @@ def doctor(
             memory = gpu_memory or (here[0]["memory_bytes"] / workload.GIB if here else 80.0)
             sweep = SweepConfig.read(plan, {} if models is None else {"models.file": models})
             gpu = workload.gpu_of(memory, gpu_bandwidth, gpu_compute)
-            shapes = workload.models_for_plan(sweep)
-            findings = plans.plan(sweep, shapes, gpus or len(here) or 1, gpu, accepted_length)
+            with sweep.locate_errors():
+                shapes = workload.models_for_plan(sweep)
+                findings = plans.plan(sweep, shapes, gpus or len(here) or 1, gpu, accepted_length)
             lines = plans.describe_plan(findings)
         elif models is not None:
             from orchestrator.doctor import checkup

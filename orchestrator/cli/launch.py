@@ -250,7 +250,7 @@ def _preflight(
 
     uri = "" if tracking_uri == "" else resolve_uri(storage, tracking_uri)
     try:
-        with ends_with(WRONG_USAGE):
+        with ends_with(WRONG_USAGE), config.locate_errors():
             preflight(config, storage, address=address, study=study, mlflow=uri)
     except PoolError as error:
         raise CommandError(str(error), FAILED) from error

@@ -81,7 +81,12 @@ def predict(
 
     chosen = o.pick_device(device)
     try:
-        with output_folder(folder), in_memory("; try fewer --captions, or another --device"), ends_with(WRONG_USAGE):
+        with (
+            output_folder(folder),
+            in_memory("; try fewer --captions, or another --device"),
+            ends_with(WRONG_USAGE),
+            sweep.locate_errors(),
+        ):
             predicted = predict_space(
                 sweep,
                 count=settings,

@@ -129,8 +129,9 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
             _check_memory(facts, options)
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
-            check_enqueued(sweep, capabilities)
-            _check_metrics(sweep, facts["metrics"])
+            with sweep.locate_errors():
+                check_enqueued(sweep, capabilities)
+                _check_metrics(sweep, facts["metrics"])
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive})
@@ -240,10 +241,10 @@ def _check_memory(facts: Mapping[str, Any], options: LaunchOptions) -> None:
 
 def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:
     """Raise ConfigError if a metric that the sweep names cannot be computed with the loaded models."""
-    for section, name in sweep.named_metrics:
+    for path, name in sweep.named_metrics:
         if name not in available:
             problem = f"these models cannot give the metric {name!r}; they give {', '.join(available)}"
-            raise ConfigError((section,), problem)
+            raise ConfigError(path, problem)
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:

@@ -16,7 +16,7 @@ from orchestrator.results.pareto import nondominated
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import typed_table
 from orchestrator.run.predicted_pool import can_run, draw_settings, split_predictable
-from orchestrator.run.preflight_models import check_configs, models_entry
+from orchestrator.run.preflight_models import check_configs, in_section, models_entry
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.captions import read_captions
@@ -119,7 +119,8 @@ def predict_space(
     check_configs(sweep, capabilities)
     drawn, left_out = split_predictable(draw_settings(sweep, capabilities, count))
     pool = [(setting.label, setting.config) for setting in drawn]
-    requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:captions]]
+    with in_section("captions"):
+        requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:captions]]
     replayer = Replayer(models, requests, seed=sweep.seed, folder=recordings)
     measured = [] if trials is None else measured_trials(trials, models, capabilities)
     log(f"recording {len(requests)} images for each drafter and kind of tree")

@@ -11,10 +11,10 @@ from orchestrator.run import preflight_models as models
 from orchestrator.run.cluster_address import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.predicted_pool import check_pool
-from orchestrator.run.preflight_models import CheckedModels, prefix_errors
+from orchestrator.run.preflight_models import CheckedModels, in_section
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
-from search_spaces.params import ConfigError, unknown_choice
+from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -60,9 +60,10 @@ def preflight(
         model = models.read_models(sweep)
         captions = models.read_sweep_captions(sweep, model)
         if identity is not None and identity.captions["hash"] != captions_hash(captions):
-            raise ValueError(
-                f"captions: {sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
-                "restore the original, or launch under another --name"
+            raise ConfigError(
+                ("captions",),
+                f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
+                "restore the original, or launch under another --name",
             )
         models.check_reference(sweep, model)
         _check_available(sweep, model, captions)
@@ -110,49 +111,45 @@ def _check_names(sweep: SweepConfig) -> None:
     """Check that all metrics that the sweep names exist.
 
     Raises:
-        ValueError: names the section and the nearest metric.
+        ConfigError: names the section and the nearest metric.
     """
     registered = registered_metrics()
-    for section, name in sweep.named_metrics:
+    for path, name in sweep.named_metrics:
         if name not in registered:
-            raise ValueError(f"{section}: metric {unknown_choice(name, registered)}")
+            raise ConfigError(path, unknown_choice(name, registered))
 
 
 def _check_timing(sweep: SweepConfig, captions: int) -> None:
     """Check that there are enough captions for timing, and enough batches for the uncertainty of objectives.
 
     Raises:
-        ValueError: names the numbers.
+        ConfigError: names the numbers.
     """
     if not uses_timings(sweep.requested_metrics):
         return
     assert sweep.sampling is not None
     vanilla, timing = DecodingConfig(sampling=sweep.sampling), sweep.timing
-    with prefix_errors("timing"):
+    with in_section("timing"):
         plan_timing(
             vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
         )
-    for section, name in sweep.named_metrics:
+    for path, name in sweep.named_metrics:
         needs = registered_metrics()[name].needs
-        if section == "metrics" or TIMINGS not in needs:
+        if path[0] == "metrics" or TIMINGS not in needs:
             continue
         if timing.images <= timing.batch and (timing.repetitions == 1 or OWN_TIMINGS in needs):
-            raise ValueError(
-                f"timing: {name} has no uncertainty if a single batch of captions is timed; raise timing.images above "
-                "timing.batch"
-            )
+            problem = f"{name} has no uncertainty if a single batch of captions is timed"
+            raise ConfigError(("timing",), f"{problem}; raise timing.images above timing.batch")
         if OWN_TIMINGS in needs and timing.direct < sweep.budget.trials:
-            raise ValueError(
-                f"{section}: {name} is measured for timing.direct trials of a shape only; set timing.direct to "
-                f"budget.trials, {sweep.budget.trials}"
-            )
+            problem = f"{name} is measured for timing.direct trials of a shape only"
+            raise ConfigError(path, f"{problem}; set timing.direct to budget.trials, {sweep.budget.trials}")
 
 
 def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> None:
     """Check that every metric that the sweep names can be computed with its models and captions.
 
     Raises:
-        ValueError: names the section, the metric and what is missing.
+        ConfigError: names the section, the metric and what is missing.
     """
     reasons = unavailable_metrics(
         [name for _, name in sweep.named_metrics],
@@ -162,57 +159,56 @@ def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Ca
         weights=model.entry.metrics,
         reference=sweep.reference.source != NO_REFERENCE,
     )
-    for section, name in sweep.named_metrics:
+    for path, name in sweep.named_metrics:
         if name in reasons:
-            raise ValueError(
-                f"{section}: {name} is not available: {reasons[name]}; add what is missing, or remove the metric"
-            )
+            fix = "add what is missing, or remove the metric"
+            raise ConfigError(path, f"{name} is not available: {reasons[name]}; {fix}")
 
 
 def _check_constraints(sweep: SweepConfig) -> None:
     """Check that no constraint multiplies a value of vanilla that is 0 by definition.
 
     Raises:
-        ValueError: names the constraint and the fix.
+        ConfigError: names the constraint and the fix.
     """
     metrics = registered_metrics()
-    for constraint in sweep.constraints:
+    for index, constraint in enumerate(sweep.constraints):
         vanilla = metrics[constraint.metric].vanilla
-        try:
-            if vanilla is not None:
+        if vanilla is not None:
+            with at("constraints", f"[{index}]"):
                 constraint.check_vanilla(vanilla)
-        except ConfigError as error:
-            raise ValueError(f"constraints: {constraint.text!r}: {error}") from error
 
 
 def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:
     """Check that Fréchet distances as objectives or constraints have enough images for their covariance.
 
     Raises:
-        ValueError: names the number of images that remain in a jackknife replicate.
+        ConfigError: names the number of images that remain in a jackknife replicate.
     """
     samples, width = sweep.quality.samples, model.features.width
-    for section, name in sweep.named_metrics:
-        if section == "metrics" or name not in fid.FRECHET_METRICS:
+    for path, name in sweep.named_metrics:
+        if path[0] == "metrics" or name not in fid.FRECHET_METRICS:
             continue
         if (remaining := _remaining(captions) * samples) <= width:
-            raise ValueError(
-                f"{section}: {name} needs more images: {captions} captions x {samples} leave {remaining} in a "
-                f"jackknife replicate, too few for a covariance of {width} features; raise captions.count"
+            raise ConfigError(
+                path,
+                f"{name} needs more images: {captions} captions x {samples} leave {remaining} in a jackknife "
+                f"replicate, too few for a covariance of {width} features; raise captions.count",
             )
         racing = sweep.racing
         # without a test, few images order trials well enough, but have no bias of order 1 / n to take off
         # the test and fid_debiased take off a bias of order 1 / n; too few images have other orders
         is_debiased = name == "fid_debiased"
         is_checked = racing is not None and (racing.error_rate is not None or is_debiased)
-        for rung in racing.rungs if racing and is_checked else ():
+        for index, rung in enumerate(racing.rungs if racing and is_checked else ()):
             if (remaining := _remaining(rung) * samples) <= width:
                 least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
                 fix = "use rungs of at least" if least < captions else "raise captions.count above"
                 other = "" if is_debiased else ", or use `stop: dominated`, which is not a test"
-                raise ValueError(
-                    f"racing.rungs: {name} cannot be measured on {rung} captions x {samples}: {remaining} images in a "
-                    f"jackknife replicate are too few for a covariance of {width} features; {fix} {least}{other}"
+                raise ConfigError(
+                    ("racing", "rungs", f"[{index}]"),
+                    f"{name} cannot be measured on {rung} captions x {samples}: {remaining} images in a jackknife "
+                    f"replicate are too few for a covariance of {width} features; {fix} {least}{other}",
                 )
 
 
@@ -220,19 +216,17 @@ def _check_racing(sweep: SweepConfig) -> None:
     """Check that rungs divide into equal blocks, and that the objectives are measured on the captions of every trial.
 
     Raises:
-        ValueError: names the rung or the objective.
+        ConfigError: names the rung or the objective.
     """
-    for rung in sweep.racing.rungs if sweep.racing else ():
+    for index, rung in enumerate(sweep.racing.rungs if sweep.racing else ()):
         if rung % min(BLOCKS, sweep.captions.count):
-            raise ValueError(
-                f"racing.rungs: {rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
-            )
+            problem = f"{rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
+            raise ConfigError(("racing", "rungs", f"[{index}]"), problem)
     for objective in sweep.objectives if sweep.racing else ():
         if OWN_TIMINGS in registered_metrics()[objective.metric].needs:
-            raise ValueError(
-                f"racing: {objective.metric} is not measured on the captions of a rung; choose other objectives, such "
-                "as speedup, or leave out `racing`"
-            )
+            problem = f"{objective.metric} is not measured on the captions of a rung"
+            fix = "choose other objectives, such as speedup, or leave out `racing`"
+            raise ConfigError(("racing",), f"{problem}; {fix}")
 
 
 def _remaining(captions: int) -> int:

@@ -9,6 +9,7 @@ from itertools import islice
 
 import torch
 
+from orchestrator.errors import explain
 from search_spaces.params import ConfigError, at
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
@@ -20,16 +21,27 @@ from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics.extractors import check_weights, load_extractors
 from workers.metrics.networks import Extractor
+from workers.metrics.registry import weight_keys
+from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Target
 
 
 @contextmanager
 def prefix_errors(key: str) -> Iterator[None]:
-    """Prefix the message of a ValueError raised inside with a key of the sweep's file, or an option."""
+    """Prefix the message of a ValueError raised inside with an option."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+
+
+@contextmanager
+def in_section(*path: str) -> Iterator[None]:
+    """Turn a ValueError or OSError raised inside into a ConfigError about a key of the sweep's file."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(path, explain(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +71,13 @@ def models_entry(sweep: SweepConfig) -> Entry:
     """The entry of a models.yaml, or of a folder, that the sweep names.
 
     Raises:
-        ValueError: the sweep names an entry but no file; no such file, folder or entry; the file is invalid.
+        ConfigError: the sweep names an entry but no file; no such file, folder or entry; the file is invalid.
     """
     models = sweep.models
     if models.name is not None and models.file == BUILTIN_NAME:
-        raise ValueError(f"models.name: {models.name} is an entry of a models.yaml; add --models models.yaml")
-    with prefix_errors("models"):
+        problem = f"{models.name} is an entry of a models.yaml; add --models models.yaml"
+        raise ConfigError(("models", "name"), problem)
+    with in_section("models"):
         return find_entry(models.file, models.name)
 
 
@@ -72,15 +85,16 @@ def read_models(sweep: SweepConfig) -> CheckedModels:
     """The headers of the models' files, checked against the architecture.
 
     Raises:
-        ValueError: a file is missing, truncated or of another family, or its sizes do not match.
+        ConfigError: files are missing, truncated or of another family, or their sizes do not match.
     """
     entry = models_entry(sweep)
-    with prefix_errors("models"):
+    with in_section("models"):
+        entry.check_files(weight_keys(sweep.requested_metrics))
         models = load_on_meta(entry)
         problems = check_weights(entry.folder, entry.metrics, sweep.requested_metrics)
-    for key, problem in problems.items():
-        raise ValueError(f"{entry.where}: {entry.name}.metrics.{key}: {problem}")
-    with prefix_errors("models"):
+        if problems:
+            texts = [f"{entry.name}.metrics.{key}: {problem}" for key, problem in problems.items()]
+            raise WeightsError(f"{entry.where}: {'; '.join(texts)}")
         extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
     return CheckedModels(entry, models.target, Capabilities.of(models), extractors)
 
@@ -89,14 +103,15 @@ def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Captio
     """The captions, checked against the target's vocabulary.
 
     Raises:
-        ValueError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
+        ConfigError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
     """
-    with prefix_errors("captions"):
+    with in_section("captions"):
         captions = read_captions(**sweep.captions.to_mapping())
     problems = unreadable_captions(model.target, [caption.text for caption in captions])
     if problems:
         index, problem = min(problems, key=lambda entry: captions[entry[0]].id)
-        raise ValueError(f"captions: {captions[index].location}: {problem}{and_more(len(problems) - 1, 'caption')}")
+        more = and_more(len(problems) - 1, "caption")
+        raise ConfigError(("captions",), f"{captions[index].location}: {problem}{more}")
     return captions
 
 
@@ -104,11 +119,11 @@ def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
     """Check that the reference suits the feature extractor, if the extractor takes the model's images at all.
 
     Raises:
-        ValueError: see `workers.data.reference.check_reference`.
+        ConfigError: see `workers.data.reference.check_reference`.
     """
     if not model.has_features or sweep.reference.source == NO_REFERENCE:
         return
-    with prefix_errors("reference"):
+    with in_section("reference"):
         reference.check_reference(
             **sweep.reference.to_mapping(),
             extractors=tuple(model.extractors.values()),

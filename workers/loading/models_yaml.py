@@ -16,7 +16,7 @@ mine:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -65,6 +65,19 @@ class Entry:
     def files(self) -> dict[str, str]:
         """The paths that the target and its drafters are loaded from, by key."""
         return self.family.target_files | {f"drafters.{kind}": path for kind, path in self.drafters.items()}
+
+    def check_files(self, metric_keys: Collection[str] = ()) -> None:
+        """Check that `files`, and those under `metrics` with these keys, exist.
+
+        Raises:
+            WeightsError: names all that are missing.
+        """
+        paths = self.files | {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
+        missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
+        if missing:
+            place = f"{self.where}: {self.name}: " if self.where else ""
+            fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
+            raise WeightsError(f"{place}no such file or folder: {', '.join(missing)}; {fix}")
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -203,6 +216,7 @@ def load_folder(folder: Path = BUILTIN, device: torch.device | str = "cpu") -> M
 
 
 def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
+    entry.check_files()
     try:
         target = entry.family.load(device, dtype)
         drafters = {kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}

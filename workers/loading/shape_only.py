@@ -45,10 +45,8 @@ def shape_only_models(entry: Entry, dtype: torch.dtype) -> ShapeOnlyModels:
     try:
         target = entry.family.build_on_meta(dtype)
     except ValueError as error:
-        key = missing[0]
-        raise WeightsError(
-            f"{entry.where}: {entry.name}: {key}: no such file {entry.files[key]}, and {error}"
-        ) from error
+        files = ", ".join(f"{key} ({entry.files[key]})" for key in missing)
+        raise WeightsError(f"{entry.where}: {entry.name}: no such file: {files}, and {error}") from error
     with shapes_only():
         drafters = {
             kind: load_drafter(target, kind, Path(path)).to("meta", dtype)

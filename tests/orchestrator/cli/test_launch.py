@@ -153,7 +153,7 @@ def test_errors_name_the_line(old: str, new: str, parts: Words) -> None:
         (("--set", "quality.batch"), 2, ("--set quality.batch", "KEY=VALUE")),
         (("--set", "quality.batch={"), 2, ("--set quality.batch", "not valid YAML")),
         (("--set", "quality.count=5"), 2, ("quality.count", "unknown key")),
-        (("--set", "objectives=[speedup,fed]"), 2, ("objectives: ", "fed")),
+        (("--set", "objectives=[speedup,fed]"), 2, ("override: objectives[1]: ", "fed")),
         (("--name", "a/b"), 2, ("name", "folder")),
         (("--sampler", "best"), 2, ("search.sampler", "best", "tpe")),
         (("--seed", "-1"), 2, ("seed", "got -1")),

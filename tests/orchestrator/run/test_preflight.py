@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestrator.errors import explain
 from orchestrator.run import preflight as preflight_module
 from orchestrator.run.launch import worker_spec
 from orchestrator.run.preflight import preflight
+from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
@@ -58,7 +60,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_passes(changes: dict[str, Any] | None = None, **sections: Any) -> None:
     """Preflight accepts SPACE with sections replaced, and dotted keys changed."""
     text = yaml.safe_dump(yaml.safe_load(SPACE) | sections, sort_keys=False)
-    preflight(SweepConfig.parse(text, "tested.yaml", changes), Storage("sweeps/tested"))
+    sweep = SweepConfig.parse(text, "tested.yaml", changes)
+    with sweep.locate_errors():
+        preflight(sweep, Storage("sweeps/tested"))
 
 
 def problem(changes: dict[str, Any] | None = None, **sections: Any) -> str:
@@ -104,9 +108,9 @@ def test_a_valid_sweep_passes() -> None:
 @pytest.mark.parametrize(
     ("sections", "parts"),
     [
-        ({"objectives": ["speedup", "fed"]}, ("objectives: ", "fed", "fid")),
-        ({"constraints": ["clip_scor >= 0.9"]}, ("constraints: ", "clip_scor")),
-        ({"metrics": ["fid", "drfit"]}, ("metrics: ", "drfit", "drift")),
+        ({"objectives": ["speedup", "fed"]}, ("tested.yaml:", "objectives[1]: ", "fed", "fid")),
+        ({"constraints": ["clip_scor >= 0.9"]}, ("constraints[0]: ", "clip_scor")),
+        ({"metrics": ["fid", "drfit"]}, ("metrics[1]: ", "drfit", "drift")),
         ({"search": {"sampler": "tpe", "options": {"startup": 5}}}, ("search.options", "tpe", "startup")),
         ({"timing": {"batch": 50, "images": 51}}, ("timing: ", "100 captions", "there are 96", "timing.batch")),
         ({"timing": {"batch": 4, "images": 4, "repetitions": 1}}, ("timing: speedup", "timing.images")),
@@ -114,18 +118,21 @@ def test_a_valid_sweep_passes() -> None:
             {"timing": {"batch": 4, "images": 4, "direct": 99}, "objectives": ["speedup_timed", "fid"]},
             ("timing: speedup_timed", "timing.images"),
         ),
-        ({"objectives": ["speedup_timed", "fid"]}, ("objectives: speedup_timed", "timing.direct")),
-        ({"captions": {"source": "scenes", "count": 66}}, ("objectives: fid needs more images", "63")),
+        ({"objectives": ["speedup_timed", "fid"]}, ("objectives[0]: speedup_timed", "timing.direct")),
+        ({"captions": {"source": "scenes", "count": 66}}, ("objectives[1]: fid needs more images", "63")),
         (
             {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
-            ("constraints: drift needs more images",),
+            ("constraints[0]: drift needs more images",),
         ),
-        ({"constraints": ["drift <= 1.1 * vanilla"]}, ("constraints:", "vanilla's drift is 0", "drift <= vanilla + X")),
-        ({"racing": {"rungs": [24, 72]}}, ("racing.rungs: fid", "24 captions", "at least 72")),
-        ({"racing": {"rungs": [90]}}, ("racing.rungs: 90", "multiples of 24")),
+        (
+            {"constraints": ["drift <= 1.1 * vanilla"]},
+            ("constraints[0]:", "vanilla's drift is 0", "drift <= vanilla + X"),
+        ),
+        ({"racing": {"rungs": [24, 72]}}, ("racing.rungs[0]: fid", "24 captions", "at least 72")),
+        ({"racing": {"rungs": [90]}}, ("racing.rungs[0]: 90", "multiples of 24")),
         (
             {"racing": {"rungs": [24], "stop": "dominated"}, "objectives": ["speedup", "fid_debiased"]},
-            ("racing.rungs: fid_debiased", "24 captions", "at least 72"),
+            ("racing.rungs[0]: fid_debiased", "24 captions", "at least 72"),
         ),
         (
             {
@@ -135,7 +142,7 @@ def test_a_valid_sweep_passes() -> None:
             },
             ("racing: speedup_timed", "speedup,"),
         ),
-        ({"reference": {"source": "none"}}, ("objectives: fid is not available", "reference.source: none")),
+        ({"reference": {"source": "none"}}, ("objectives[1]: fid is not available", "reference.source: none")),
         ({"reference": {"source": "scenes", "count": 64}}, ("reference: ", "more than 64")),
         ({"enqueue": [{"label": "vanilla", **CHAIN}]}, ("vanilla", "label")),
         (
@@ -178,6 +185,29 @@ def test_captions(text: str | None, count: int, parts: Words) -> None:
     assert_contains(problem(captions={"source": "mine.txt", "count": count}), ("captions: ", *parts))
 
 
+LINES: dict[str, Any] = {  # values by the key that is refused
+    "captions": {"source": "mine.txt"},
+    "reference": {"source": "photos"},
+    "timing": {"batch": 50, "images": 51},
+    "objectives[1]": ["speedup", "fed"],
+    "models": {"file": "mine"},
+    "enqueue": [{"label": "deep", **CHAIN, "tree": {"policy": "chain", "length": 200}}],
+}
+
+
+@pytest.mark.parametrize("key", LINES)
+def test_every_refusal_names_the_line(key: str) -> None:
+    """The line of the sweep's file, or that the value was an override."""
+    section, _, index = key.removesuffix("]").partition("[")
+    changed = {section: LINES[key]}
+    lines = yaml.safe_dump(yaml.safe_load(SPACE) | changed, sort_keys=False).splitlines()
+    line = lines.index(f"{section}:") + 1 + (int(index) + 1 if index else 0)
+    with pytest.raises(ConfigError, match=rf"^tested\.yaml:{line}: {re.escape(key)}"):
+        assert_passes(**changed)
+    with pytest.raises(ConfigError, match=rf"^override: {re.escape(key)}"):
+        assert_passes(changed)
+
+
 def write_photos(count: int) -> None:
     Path("photos").mkdir()
     for number in range(count):
@@ -215,7 +245,7 @@ def copy_model(drop: str | None = None, cut: str | None = None) -> None:
     ("prepare", "parts"),
     [
         (lambda: None, ("models: mine: no such file or folder",)),
-        (lambda: copy_model(drop="target.safetensors"), ("models: ", "target.safetensors: no such file")),
+        (lambda: copy_model(drop="target.safetensors"), ("models: ", "no such file", "target (", "target.safetensors")),
         (lambda: copy_model(cut="eagle.safetensors"), ("eagle.safetensors", "truncated")),
         (lambda: copy_model(cut="features.safetensors"), ("features.safetensors", "truncated")),
         (lambda: copy_model(drop="eagle.safetensors"), ("enqueue.exact chain", "'eagle' drafter")),
@@ -236,7 +266,7 @@ def test_a_score_that_cannot_read_the_captions() -> None:
     save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
     Path("dogs.txt").write_text("dog\n" * 3)
     sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}
-    assert_contains(problem({"models.file": "mine"}, **sections), ("objectives: clip_score", "captions of scenes"))
+    assert_contains(problem({"models.file": "mine"}, **sections), ("objectives[1]: clip_score", "captions of scenes"))
 
 
 def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +372,17 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
 def test_entries(damage: Callable[[Path], Any], changes: dict[str, Any], parts: Words, models_yaml: Path) -> None:
     damage(copy_checkpoints(models_yaml))
     assert_contains(problem(changes, **ENTRY), parts)
+
+
+def test_all_missing_files_are_listed(models_yaml: Path) -> None:
+    folder = copy_checkpoints(models_yaml)
+    with Path("mine/models.yaml").open("a") as file:
+        file.write("  metrics: {inception: ckpt/inception.pth, aesthetic: ckpt/aesthetic.pth}\n")
+    for name in ("t2i.pt", "eagle-t2i.safetensors"):
+        (folder / name).unlink()
+    message = problem({**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "metrics": ["aesthetic"]})
+    for part in ("models.yaml:9: captions: no such file", "transformer (", "drafters.eagle (", "metrics.aesthetic ("):
+        assert part in message
 
 
 def test_workers_get_the_entry_with_absolute_paths(models_yaml: Path) -> None:

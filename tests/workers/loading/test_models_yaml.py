@@ -246,7 +246,11 @@ def shard(folder: Path, *, lose: str = "", truncate: str = "") -> None:
 
 #: How a folder of good files is spoilt, and what is said. All but the last are seen without reading the numbers.
 FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("c2i.pt: no such file",)),
+    "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("no such file", "transformer (", "c2i.pt")),
+    "no files": (
+        lambda f: [path.unlink() for path in (f / "ckpt").glob("*c2i*")],
+        ("transformer (", "c2i.pt", "drafters.eagle (", "eagle-c2i.safetensors"),
+    ),
     "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "swapped?")),
     "a truncated pickle": (lambda f: cut(f / "ckpt/c2i.pt"), ("c2i.pt", "truncated")),
     "a truncated shard": (
@@ -270,7 +274,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "another size": (lambda f: change(f, heads=None, size="XL"), ("are not size XL",)),
     "an odd image": (lambda f: change(f, image_size=50), ("image_size 50", "multiple of 16")),
     "no drafter": (
-        lambda f: (f / "ckpt/eagle-c2i.safetensors").unlink(), ("drafters.eagle", "eagle-c2i.safetensors: no such"),
+        lambda f: (f / "ckpt/eagle-c2i.safetensors").unlink(), ("no such file", "drafters.eagle (", "eagle-c2i.safe"),
     ),
     "a drafter of another target": (
         lambda f: shutil.copy(f / "ckpt/eagle-t2i.safetensors", f / "ckpt/eagle-c2i.safetensors"),
