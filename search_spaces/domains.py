@@ -137,7 +137,9 @@ def read_domain(value: object, field: ParamField) -> Domain:
         if any(isinstance(entry, Mapping) for entry in value):
             problem = "branches belong one level up; write {values: [...]} or {low: ..., high: ...} here"
             raise ConfigError((), problem)
-        raise ConfigError((), f"to search several values write {{values: {value}}}")
+        is_range = field.number is not None and len(value) > 1 and all(isinstance(e, int | float) for e in value)
+        interval = f", or for a range {{low: {min(value)}, high: {max(value)}}}" if is_range else ""
+        raise ConfigError((), f"to search several values write {{values: {value}}}{interval}")
     return fixed(field.fit(value))
 
 

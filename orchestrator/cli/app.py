@@ -38,7 +38,7 @@ app = typer.Typer(
     "fronts, logs to MLflow.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated (SIGTERM).",
     no_args_is_help=True,
-    context_settings={"max_content_width": 110},
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -41,7 +41,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     )
     yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
     yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
-    yield "space", f"{size} points" if size and config.space.source else ""
+    yield "space", counted(size, "point") if size and config.space.source else ""
     searched = config.space.parameters()
     column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
     for name, domain in searched.items():
@@ -109,7 +109,7 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """Images, target passes and duration, or why they are unknown."""
     from orchestrator.doctor.machine import memory
     from orchestrator.doctor.workload import LENGTHS, forecast, this_core
-    from orchestrator.results.describe import describe_duration
+    from orchestrator.results.describe import describe_range
     from workers.runtime.threads import cores
 
     try:
@@ -119,15 +119,16 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
         return
     images, (fewest, most) = found["images"], found["target passes"]
     total = images["quality"] + images["timing"]
+    passes = " to ".join(dict.fromkeys((f"{fewest:,.0f}", f"{most:,.0f}")))
     yield (
         "forecast",
-        f"{total:,} images and {fewest:,.0f} to {most:,.0f} target passes, if trials emit {LENGTHS[0]:g} to "
-        f"{LENGTHS[1]:g} tokens per pass and none stops early",
+        f"{total:,} images and {passes} target passes, if trials emit {LENGTHS[0]:g} to {LENGTHS[1]:g} tokens per pass "
+        "and none stops early",
     )
-    durations = (
-        f"{name} {describe_duration(3600 * low)} to {describe_duration(3600 * high)}"
-        for name, (low, high) in found["hours"].items()
-    )
+    machines: dict[str, list[str]] = {}  # by what they take
+    for name, (low, high) in found["hours"].items():
+        machines.setdefault(describe_range(3600 * low, 3600 * high), []).append(name)
+    durations = (f"{', '.join(names)} {duration}" for duration, names in machines.items())
     yield "duration", f"on one machine: {'; '.join(durations)}"
 
 

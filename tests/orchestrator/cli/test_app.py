@@ -75,6 +75,14 @@ def test_commands_show_examples() -> None:
         assert "Examples:" in specfrontier(command, "--help").out, command
 
 
+@pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS)], ids="".join)
+def test_h_is_help(command: tuple[str, ...]) -> None:
+    short = specfrontier(*command, "-h")
+    assert short.code == 0
+    assert short.out == specfrontier(*command, "--help").out
+    assert short.out.startswith("Usage: ")
+
+
 def test_version() -> None:
     assert specfrontier("--version").out == f"specfrontier {version('specfrontier')}\n"
 
