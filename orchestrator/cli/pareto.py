@@ -246,7 +246,7 @@ def _write_config(chosen: Choice | None, path: str) -> str:
         raise CommandError(f"--config: {_NO_KNEE}", FAILED)
     trial, origin = chosen.trial, f"{chosen.heading}: trial {chosen.trial.record.number} of {chosen.trial.sweep}"
     Path(path).write_text(f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}", encoding="utf-8")
-    return f'{shlex.join(with_plugins("generate", [trial.config]))} "..." --config {path}'
+    return f'{shlex.join(with_plugins("generate", trial.config.plugins))} "..." --config {path}'
 
 
 def _write_csv(table: pyarrow.Table, path: str) -> None:

@@ -112,9 +112,11 @@ def _commands(front: Front) -> dict[str, str]:
     if sweeps[0].identity.objectives != front.axes:
         words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
     prompt = _short_caption(sweeps[0])
-    draw = with_plugins("generate", [candidate.config for candidate in front.candidates])
-    draw += [] if prompt.startswith("-") else [prompt]
-    draw += [*_models(sweeps[0]), "--config", _CONFIG_FILE]
+    models = _models(sweeps[0])
+    plugins = {module for candidate in front.candidates for module in candidate.config.plugins}
+    plugins |= {*sweeps[0].identity.plugins} if models else set()  # the target's family may be one's
+    draw = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
+    draw += [*models, "--config", _CONFIG_FILE]
     draw += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
 

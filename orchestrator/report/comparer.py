@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from orchestrator.report.thumbnails import Note, OwnedTrial
-from orchestrator.results.store import IMAGE_GRIDS, read_sweep_yaml, read_table
+from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
 from workers.data.pictures import is_intact_png
 
@@ -143,7 +143,8 @@ def _drawer(sweep: Sweep) -> Draw:
     """Draws rows of tokens with the sweep's target. Raises ValueError or OSError as `_load_target`."""
     models = read_sweep_yaml(sweep.storage).get("models")
     given = models if isinstance(models, Mapping) else {"file": models}
-    target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
+    with plugins_of(sweep.storage):  # the target's family may be a plugin's
+        target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
     batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
 
     def draw(rows: Sequence[Sequence[int]]) -> list[Image.Image]:

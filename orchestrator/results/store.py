@@ -180,10 +180,9 @@ def command(storage: Storage, name: str, *options: str) -> str:
     return shlex.join(["specfrontier", name, location(storage), *options])
 
 
-def with_plugins(name: str, configs: Iterable[DecodingConfig]) -> list[str]:
-    """The first words of a command that reads these configs from a file of their own: the file names no plugins."""
-    modules = sorted({module for config in configs for module in config.plugins})
-    return ["specfrontier", *(word for module in modules for word in ("--plugin", module)), name]
+def with_plugins(name: str, modules: Iterable[str]) -> list[str]:
+    """The first words of a command that needs these plugins and is not given the sweep, which names them."""
+    return ["specfrontier", *(word for module in sorted(set(modules)) for word in ("--plugin", module)), name]
 
 
 def near_path(storage: Storage, name: str) -> str:

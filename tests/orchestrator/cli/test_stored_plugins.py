@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.report.answer import answer
 from orchestrator.results.store import (
     SWEEP,
     read_identity,
@@ -18,7 +19,7 @@ from orchestrator.results.store import (
     write_identity,
     write_trial,
 )
-from orchestrator.results.sweep import Sweep
+from orchestrator.results.sweep import Sweep, front_of
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins, plugin_modules
 from search_spaces.sweep import SweepConfig
@@ -28,6 +29,7 @@ from tests.fakes.plugin_modules import forget_plugins, write_plugin
 from tests.fakes.synthetic_sweeps import SAMPLING, write_sweep
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
+from workers.models.families.catalogue import FAMILIES, families
 
 READERS = (("status",), ("pareto",), ("report",), ("sync",))
 ADVICE_TO_DELETE = re.compile(r"\b(remove|delete) (it|the)\b")
@@ -161,7 +163,37 @@ def test_the_printed_command_reads_the_written_config(storage: Storage, monkeypa
     assert "schedule" in error_of("generate", "--config", "fast.yaml", code=2)
     plugin = command.split()[1:3]
     assert "no captions" in error_of(*plugin, "generate", "--config", "fast.yaml", code=2), "the config was read"
-    assert with_plugins("generate", [DecodingConfig()]) == ["specfrontier", "generate"]
+    assert with_plugins("generate", DecodingConfig().plugins) == ["specfrontier", "generate"]
+
+
+FAMILY = """
+from dataclasses import dataclass
+from typing import ClassVar
+from workers.models.families.catalogue import FAMILIES, Family
+
+@FAMILIES.register
+@dataclass(frozen=True, slots=True)
+class Added(Family):
+    kind: ClassVar[str] = "added"
+
+    def load(self, device, dtype):
+        raise ValueError("the plugin's family loads")
+"""
+
+
+def test_the_report_loads_a_family_that_no_record_names(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("added_family.py").write_text(FAMILY)
+    forget_plugins(monkeypatch, "added_family")
+    monkeypatch.setattr(FAMILIES, "_entries", {**families()})
+    Path("models.yaml").write_text("mine: {family: added}\n")
+    write_sweep(Path("sweeps/drawn"), 4, name="drawn", failed=(), shards=True, models={}, plugins=["added_family"])
+    drawn = Storage("sweeps/drawn")
+    drawn.write(SWEEP, drawn.read(SWEEP) + b"models: {file: models.yaml}\n")
+    assert "the plugin's family loads" in specfrontier("report", "drawn").err
+    command = answer(front_of([Sweep.open("drawn")]))["commands"]["generate"]
+    assert command.startswith("specfrontier --plugin added_family generate ")
 
 
 def test_a_resumed_launch_loads_them(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def shard(folder: Path, *, lose: str = "", truncate: str = "") -> None:
 FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("no such file", "transformer (", "c2i.pt")),
     "no files": (
-        lambda f: [path.unlink() for path in (f / "ckpt").glob("*c2i*")],
+        lambda f: (f / "ckpt").rename(f / "elsewhere"),
         ("transformer (", "c2i.pt", "drafters.eagle (", "eagle-c2i.safetensors"),
     ),
     "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "swapped?")),
