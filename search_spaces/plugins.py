@@ -157,7 +157,7 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
 def plugin_modules() -> list[str]:
     """The plugins of this process by their modules: those of installed packages, and those of SPECFRONTIER_PLUGINS."""
     points = metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return list(dict.fromkeys([*(point.value.partition(":")[0].strip() for point in points), *_given()]))
+    return list(dict.fromkeys([*(point.module for point in points), *_given()]))
 
 
 @contextmanager

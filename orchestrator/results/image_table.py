@@ -33,7 +33,7 @@ def image_table(
             shards.setdefault(shard, record.number)
     tables = []
     for shard, owner in shards.items():
-        fix = f"to draw it again, delete it and {trial_file(owner)}, then launch with --resume"
+        fix = f"to draw it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
         table = read_table(storage, shard, columns, fix=fix)
         tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
     if tables:

@@ -144,7 +144,7 @@ class Identity:
 
 def _module_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names of modules, as they are imported: never paths. ValueError for others."""
-    if isinstance(names, str) or not all(part.isidentifier() for name in names for part in name.split(".")):
+    if isinstance(names, str) or any("/" in name or not all(name.split(".")) for name in names):
         raise ValueError(f"plugins: must be names of modules, got {names!r}")
     return tuple(names)
 

@@ -119,7 +119,7 @@ def test_a_sweep_brings_no_code(storage: Storage, module: str, monkeypatch: pyte
     assert module in error_of("pareto", str(folder), code=1)
 
 
-@pytest.mark.parametrize("plugins", [["../rules"], ["/tmp/rules.py"], "rules", [3], [""]])
+@pytest.mark.parametrize("plugins", [["../rules"], ["/tmp/rules"], "rules", [3], [""]])
 def test_only_names_of_modules_are_plugins(storage: Storage, plugins: object) -> None:
     path = Path(storage.uri) / "identity.json"
     path.write_bytes(dump_checked(load_checked(path.read_bytes()) | {"plugins": plugins}))
