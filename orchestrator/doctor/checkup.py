@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from workers.loading.models import Capabilities
 from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_models_yaml
 from workers.loading.shape_only import metric_bytes
 from workers.metrics.extractors import check_weights
-from workers.models.checkpoint_files import content_hash
+from workers.models.checkpoint_files import WeightsError, content_hash, read_part
 from workers.runtime.device import AUTO, pick_device
 from workers.runtime.memory import format_bytes
 
@@ -79,17 +80,20 @@ def _metric_problems(entry: Entry) -> list[str]:
 
 
 def _check_file(key: str, path: Path) -> dict[str, Any]:
-    """Size and hash of a file or folder, or its problem."""
-    found: dict[str, Any] = {"key": key, "path": str(path), "bytes": None, "hash": None, "problem": None}
+    """Size and hash of a file or folder, and which of several state dicts in it is read; or its problem."""
+    found: dict[str, Any] = {"key": key, "path": str(path), "bytes": None, "hash": None, "part": "", "problem": None}
     if not path.exists():
         return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
     parts = [part for part in path.rglob("*") if part.is_file()] if path.is_dir() else [path]
     if path.is_dir() and not parts:
         return found | {"problem": f"{path}: the folder is empty; download its files"}
     try:
-        return found | {"bytes": sum(part.stat().st_size for part in parts), "hash": content_hash(path)}
+        found |= {"bytes": sum(part.stat().st_size for part in parts), "hash": content_hash(path)}
     except (ValueError, OSError) as error:
         return found | {"problem": str(error)}
+    with suppress(WeightsError):  # loading the model reports it
+        found["part"] = read_part(path)
+    return found
 
 
 def _architecture(
@@ -173,4 +177,5 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
 def _describe_file(file: Mapping[str, Any]) -> str:
     if file["problem"]:
         return "PROBLEM"
-    return f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}"
+    part = f"; {file['part']}" if file["part"] else ""
+    return f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}{part}"

@@ -28,7 +28,14 @@ import torch
 from torch import Tensor, nn
 
 from workers.decoding.drafter import CachedDrafter
-from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object, safetensors_metadata
+from workers.models.checkpoint_files import (
+    WeightsError,
+    describe_contents,
+    load_tensors,
+    read_json_object,
+    safetensors_metadata,
+)
+from workers.models.layouts import EAGLE_3, find_layout
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer, TransformerConfig
@@ -128,10 +135,18 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
     made of tokens, and the padding is hidden. Constant shifts of a stream's positions, which differ between the
     published families, do not matter under rotations that depend on distances only.
     """
-    tensors = load_tensors(path)
-    if "fc.weight" not in tensors:
-        first = next(iter(tensors), "no tensor")
-        raise WeightsError(f"{path}: not an EAGLE drafter: fc.weight is missing (the file begins with {first})")
+    tensors = load_tensors(path, ["fc.weight"])
+    layout, fc = find_layout(tensors), tensors.get("fc.weight")
+    if fc is not None and fc.shape[1] == 3 * fc.shape[0]:  # three hidden states
+        layout = EAGLE_3
+    if layout is not None and layout.fix:
+        raise WeightsError(f"{path}: {layout.kind}: {layout.fix}")
+    if fc is None:
+        first = next(iter(tensors), "missing")
+        raise WeightsError(
+            f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is {first}"
+            f"{describe_contents(tensors)}"
+        )
     config = _layer_config(path, tensors, target.transformer.config)
     codes = tensors["embed_tokens.weight"].shape[0] if "embed_tokens.weight" in tensors else target.vocab_size
     if codes not in (target.vocab_size, _CHAMELEON_VOCAB_SIZE if config.rope == "line" else target.vocab_size):

@@ -20,7 +20,7 @@ from search_spaces.plugins import Registry
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean
 from workers.metrics.metric import Direction, MetricInputs, register_metric
 from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors, shapes_only
-from workers.models.weights import KeyMapping, load_weights, skip_init
+from workers.models.weights import KeyMapping, load_weights, skip_init, source_names
 from workers.scenes.captions import parse
 
 M = TypeVar("M", bound=nn.Module)
@@ -209,8 +209,9 @@ def load_frozen(
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; it is named.
     """
-    module, tensors = skip_init(build), split(load_tensors(path))
-    load_weights(module.get_submodule(part), tensors, table, where=path)
+    module = skip_init(build)
+    filled = module.get_submodule(part)
+    load_weights(filled, split(load_tensors(path, source_names(filled, table))), table, where=path)
     return module.eval().requires_grad_(False)
 
 

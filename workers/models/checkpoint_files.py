@@ -2,6 +2,9 @@
 
 Formats: one `.safetensors` file, a folder of shards with its `*.index.json`, and files of `torch.save` (`.pt`, `.pth`,
 `.bin`, `.ckpt`), which are read with `torch.load(weights_only=True)` only.
+
+Training wraps models: DDP, FSDP and `torch.compile` put components such as `module.` and `_orig_mod.` into the tensors'
+names, and training loops put several state dicts into one file. Both are undone here, for every checkpoint.
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,13 @@ from torch import Tensor
 
 from search_spaces.documents import parse_json
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
+from workers.models.layouts import describe_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 # keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are the state dict itself
 WRAPPERS = ("model", "module", "state_dict")
+# components of tensors' names that torch.compile, FSDP and activation checkpointing add, at any depth
+_ADDED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 HASH_NOT_READ = "0" * 16  # instead of the hash of a file of which only the shapes are read
 
 _INDEX = ".index.json"  # ends the name of a list of shards
@@ -34,6 +41,17 @@ _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
 
 class WeightsError(ValueError):
     """A weight file is not usable; the message names the file, the problem and the fix."""
+
+
+class Tensors(dict[str, Tensor]):
+    """The named tensors of a checkpoint.
+
+    part: which of its file's state dicts they are, and which others it has; empty if it has one. is_renamed: the names
+    in the file differ.
+    """
+
+    part: str = ""
+    is_renamed: bool = False
 
 
 @contextmanager
@@ -54,13 +72,53 @@ def is_shapes_only() -> bool:
     return _SHAPES_ONLY.get()
 
 
-def load_tensors(path: str | Path) -> dict[str, Tensor]:
+def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
     """The named tensors of a checkpoint, which is a file or a folder with one. Their values are read on access.
+
+    landmarks: names of tensors, some of which the checkpoint should have; see `without_prefix`.
 
     Raises:
         WeightsError: the path does not exist, or is damaged, not a weight file, or contains more than tensors.
     """
-    path = Path(path)
+    return without_prefix(_read_tensors(Path(path)), landmarks)
+
+
+def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
+    """The tensors without what training added to their names: wrappers' components, and of a prefix that all names
+    share, as much as hides `landmarks`. So a prefix that the model itself has stays.
+    """
+    plain = {name: ".".join(part for part in name.split(".") if part not in _ADDED) for name in tensors}
+    if len(set(plain.values())) < len(plain):  # two tensors would have one name
+        plain = {name: name for name in tensors}
+    parts = (name.split(".")[:-1] for name in plain.values())
+    shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))]
+    least = next((count for count, part in enumerate(shared) if part != "module"), len(shared))
+    prefixes = ["".join(f"{part}." for part in shared[:count]) for count in range(least, len(shared) + 1)]
+    wanted = set(landmarks)
+    prefix = max(prefixes, key=lambda start: sum(name.removeprefix(start) in wanted for name in plain.values()))
+    found = Tensors((plain[name].removeprefix(prefix), value) for name, value in tensors.items())
+    found.part, found.is_renamed = tensors.part, tensors.is_renamed or found.keys() != tensors.keys()
+    return found
+
+
+def read_part(path: Path) -> str:
+    """Which of several state dicts in a file is read, and which others it has; empty if there is one.
+
+    Raises:
+        WeightsError: see `load_tensors`.
+    """
+    with shapes_only():
+        return _read_tensors(path).part if path.suffix in PICKLED else ""
+
+
+def describe_contents(tensors: Mapping[str, Tensor]) -> str:
+    """What the file of tensors is, by their names, and which of its state dicts they are: a sentence, or nothing."""
+    part = tensors.part if isinstance(tensors, Tensors) else ""
+    return describe_layout(tensors) + (f". Of the file, {part}" if part else "")
+
+
+def _read_tensors(path: Path) -> Tensors:
+    """The tensors of a checkpoint under the names in the file."""
     if path.is_dir():
         path = _find_checkpoint(path)
     if not path.exists():
@@ -71,14 +129,16 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
         return _shards(path)
     if path.suffix == ".safetensors":
         with _open_safetensors(path) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = Tensors((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
     elif path.suffix in PICKLED:
         tensors = _pickled(path)
     else:
         raise WeightsError(
             f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or {', '.join(PICKLED)}"
         )
-    return {name: value.to("meta") for name, value in tensors.items()} if is_shapes_only() else tensors
+    if is_shapes_only():
+        tensors.update({name: value.to("meta") for name, value in tensors.items()})
+    return tensors
 
 
 @contextmanager
@@ -177,7 +237,7 @@ def _find_checkpoint(folder: Path) -> Path:
     )
 
 
-def _shards(index: Path) -> dict[str, Tensor]:
+def _shards(index: Path) -> Tensors:
     """The tensors of all shards. Checks that every shard exists, is complete, and contains its tensors."""
     files = _weight_map(index)
     shards = sorted(set(files.values()))
@@ -185,12 +245,12 @@ def _shards(index: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{index}: shards must be in the folder of the index; {outside[0]!r} is not")
     if missing := [file for file in shards if not (index.parent / file).is_file()]:
         raise WeightsError(f"{index}: {len(missing)} of {len(shards)} shards missing: {preview(missing)}; download")
-    held = {file: load_tensors(index.parent / file) for file in shards}
+    held = {file: _read_tensors(index.parent / file) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
         raise WeightsError(f"{index}: the shards lack {preview(absent)}, which the index lists; download both again")
     if unlisted := sorted({name for tensors in held.values() for name in tensors} - files.keys()):
         raise WeightsError(f"{index}: lacks {preview(unlisted)}, which the shards hold; download the index again")
-    return {name: held[file][name] for name, file in files.items()}
+    return Tensors((name, held[file][name]) for name, file in files.items())
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -201,7 +261,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return {str(name): str(file) for name, file in weight_map.items()}
 
 
-def _pickled(path: Path) -> dict[str, Tensor]:
+def _pickled(path: Path) -> Tensors:
     zipped = zipfile.is_zipfile(path)
     try:
         # training scripts store their arguments with the weights, as an argparse.Namespace of plain values
@@ -209,18 +269,48 @@ def _pickled(path: Path) -> dict[str, Tensor]:
             loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a damaged pickle stream can raise any exception
         raise WeightsError(f"{path}: {diagnose_pickle(path, zipped, error)}") from error
-    for wrapper in WRAPPERS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
-            loaded = loaded[wrapper]
-            break
+    keys, others = [], []
+    while isinstance(loaded, dict) and (key := _state_dict_key(path, loaded)) is not None:
+        keys.append(str(key))
+        others += [str(name) for name, value in loaded.items() if name != key and _has_tensors(value)]
+        loaded = loaded[key]
     if not isinstance(loaded, dict) or not loaded:
         raise WeightsError(f"{path}: contains a {type(loaded).__name__}, not named tensors; give a state dict")
-    if others := [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]:
+    if wrong := [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]:
         raise WeightsError(
-            f"{path}: {preview(others)}: not a tensor; the weights must be the whole file, or under one of the keys "
+            f"{path}: {preview(wrong)}: not a tensor; the weights must be the whole file, or under one of the keys "
             f"{', '.join(WRAPPERS)}"
         )
-    return {str(name): value for name, value in loaded.items()}
+    tensors = Tensors((str(name), value) for name, value in loaded.items())
+    if others:
+        tensors.part = f"`{'.'.join(keys)}` is read; it also holds {', '.join(f'`{name}`' for name in others)}"
+    return tensors
+
+
+def _state_dict_key(path: Path, loaded: dict[Any, Any]) -> Any:
+    """The key of the state dict in a file's content: one of `WRAPPERS`, or else the only one with tensors; None if the
+    content itself has tensors.
+
+    Raises:
+        WeightsError: several have tensors, and none of them is one of `WRAPPERS`.
+    """
+    for wrapper in WRAPPERS:
+        if isinstance(loaded.get(wrapper), dict):
+            return wrapper
+    if any(isinstance(value, Tensor) for value in loaded.values()):
+        return None
+    found = [name for name, value in loaded.items() if _has_tensors(value)]
+    if len(found) > 1:
+        raise WeightsError(
+            f"{path}: holds several state dicts ({preview([str(name) for name in found])}); save one of them alone, or "
+            f"under the key {WRAPPERS[0]}"
+        )
+    return found[0] if found else None
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether a value is a dict that has a tensor at some depth."""
+    return isinstance(value, dict) and any(isinstance(v, Tensor) or _has_tensors(v) for v in value.values())
 
 
 def preview(names: Sequence[str], limit: int = 4) -> str:

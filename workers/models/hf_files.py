@@ -17,7 +17,9 @@ from workers.models.checkpoint_files import (
     load_tensors,
     preview,
     read_json_object,
+    without_prefix,
 )
+from workers.models.layouts import FOREIGN_CONFIGS
 
 
 def load_pretrained(
@@ -33,6 +35,8 @@ def load_pretrained(
     """
     folder = Path(folder)
     found, expected = read_json_object(folder / "config.json").get("model_type"), model_class.config_class.model_type
+    if foreign := FOREIGN_CONFIGS.get(str(found)):
+        raise WeightsError(f"{folder / 'config.json'}: {foreign.kind}: {foreign.fix}")
     if found != expected:
         raise WeightsError(f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family")
     tensors = load_tensors(folder)  # its messages name what is damaged or missing; the library raises a traceback
@@ -44,12 +48,14 @@ def load_pretrained(
         raise WeightsError(
             f"{folder / 'config.json'}: not a valid {expected} config: {str(error).partition(chr(10))[0]}"
         ) from error
+    tensors = without_prefix(tensors, model.state_dict())
     _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
         try:
             with _silent_library():
                 model, report = model_class.from_pretrained(
-                    folder, config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
+                    None if tensors.is_renamed else folder, state_dict=tensors if tensors.is_renamed else None,
+                    config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
                     output_loading_info=True, ignore_mismatched_sizes=True,
                 )  # fmt: skip
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:

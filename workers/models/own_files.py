@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from search_spaces.documents import parse_json
-from workers.models.checkpoint_files import WeightsError, load_tensors, safetensors_metadata
+from workers.models.checkpoint_files import PICKLED, WeightsError, describe_contents, load_tensors, safetensors_metadata
 from workers.models.weights import KeyMapping, load_weights, skip_init
 
 M = TypeVar("M", bound=nn.Module)
@@ -57,13 +57,18 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         WeightsError: the file is missing or damaged, or its header holds no config.
     """
-    text = safetensors_metadata(Path(path)).get("config")
+    path = Path(path)
+    other = path.is_dir() or path.suffix in PICKLED  # formats that have no header
+    text = None if other else safetensors_metadata(path).get("config")
     try:
         config = parse_json(text) if text is not None else None
     except ValueError as error:
         raise WeightsError(f"{path}: the config in its header is not JSON; did specfrontier write it?") from error
     if not isinstance(config, dict):
-        raise WeightsError(f"{path}: no config in its header, so this is not one of specfrontier's own weight files")
+        raise WeightsError(
+            f"{path}: no config in its header, so this is not one of specfrontier's own weight files"
+            f"{describe_contents(load_tensors(path))}"
+        )
     return config
 
 
@@ -75,10 +80,12 @@ def read_module(path: Path, description: str, build: Callable[[Mapping[str, Any]
     Raises:
         WeightsError: the file is missing, damaged, or holds something else.
     """
-    config = read_config(path)
+    config, tensors = read_config(path), load_tensors(path)
     try:
         module = skip_init(lambda: build(config))
     except (KeyError, TypeError) as error:
-        raise WeightsError(f"{path}: its header does not describe {description}; give the right file") from error
-    load_weights(module, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
+        raise WeightsError(
+            f"{path}: its header does not describe {description}; give the right file{describe_contents(tensors)}"
+        ) from error
+    load_weights(module, tensors, [KeyMapping("{...}", "{...}")], where=path)
     return module.eval(), config

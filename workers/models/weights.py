@@ -24,28 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workers.models.checkpoint_files import WeightsError, is_shapes_only, preview
+from workers.models.checkpoint_files import WeightsError, describe_contents, is_shapes_only, preview
 
 M = TypeVar("M", bound=nn.Module)
 Merge = Callable[[Sequence[Tensor]], Tensor]
-
-# Names that occur in only one kind of file, so that error messages can say what a wrong file contains.
-_KNOWN_FILES = (
-    ("tok_embeddings.weight", "an official LlamaGen transformer"),
-    ("model.cls_embedding.", "a LlamaGen transformer in Hugging Face naming"),
-    ("model.vqmodel.", "a Chameleon model in Hugging Face naming"),
-    ("encoder.conv_blocks.", "a VQ tokenizer (LlamaGen's layout)"),
-    ("encoder.down.", "a VQGAN tokenizer (taming's layout)"),
-    ("encoder.block.0.layer.0.SelfAttention.", "a T5 text encoder"),
-    ("Mixed_5b.", "an Inception network"),
-    ("visual.transformer.resblocks.", "a CLIP model in open_clip's naming"),
-    ("blip.visual_encoder.", "ImageReward"),
-    ("classifier.6.", "a VGG network"),
-    ("text_model.", "a CLIP model"),
-    ("vision_model.", "a CLIP model"),
-    ("fc.weight", "an EAGLE drafter"),
-    ("model.layers.0.self_attn.", "a decoder in Hugging Face naming"),
-)
 
 
 class KeyMapping(NamedTuple):
@@ -166,7 +148,7 @@ def load_weights(
         if value.shape != slot.shape:
             raise WeightsError(
                 f"{where}: {label} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
-                f"the file is of another size than requested{_origin(tensors)}"
+                f"the file is of another size than requested{describe_contents(tensors)}"
             )
         if slot.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
             raise WeightsError(f"{where}: {label} holds NaN or infinite values; the file is damaged")
@@ -177,6 +159,17 @@ def load_weights(
     module.load_state_dict(values, strict=False, assign=created)
     unset = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
     assert not unset or is_shapes_only(), f"still without storage: {unset}"
+
+
+def source_names(module: nn.Module, mappings: Sequence[KeyMapping]) -> set[str]:
+    """The names that a checkpoint may have for the tensors of `module`; see `load_tensors`."""
+    return {
+        _substitute(source, match)
+        for slot in module.state_dict()
+        for mapping in mappings
+        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(slot))
+        for source in mapping.sources
+    }
 
 
 @lru_cache(maxsize=4096)
@@ -221,10 +214,4 @@ def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor
         problems.append(f"missing weights ({len(missing)}): {preview(missing)}")
     if extra:
         problems.append(f"tensors unknown to this model ({len(extra)}): {preview(extra)}")
-    return f"{'; '.join(problems)}{_origin(tensors)}. Give a file of the requested family and size"
-
-
-def _origin(tensors: Mapping[str, Tensor]) -> str:
-    """A sentence that says which kind of file has these names; empty if unknown."""
-    kind = next((kind for start, kind in _KNOWN_FILES if any(name.startswith(start) for name in tensors)), None)
-    return f". By its names the file is {kind}" if kind else ""
+    return f"{'; '.join(problems)}{describe_contents(tensors)}. Give a file of the requested family and size"

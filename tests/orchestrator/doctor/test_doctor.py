@@ -239,6 +239,24 @@ def test_each_file_and_fact_has_a_line(
     assert lines[-1] == "No problems."
 
 
+def test_the_state_dict_that_is_read_is_named(
+    spoilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spoilt.parent / "ckpt" / "c2i.pt"
+    content = torch.load(path)
+    averaged = {f"module.{name}": value for name, value in content["model"].items()}
+    torch.save({"model": averaged, "ema": content["model"], "optimizer": {"state": {0: torch.ones(1)}}}, path)
+    assert doctor(monkeypatch, "--models", f"{spoilt}#classes", "--json") == 0
+    transformer, vq, _ = json.loads(capsys.readouterr().out)["entries"][0]["files"]
+    assert transformer["part"].startswith("`model`")
+    assert "`ema`" in transformer["part"]
+    assert "`optimizer`" in transformer["part"]
+    assert vq["part"] == ""
+    assert doctor(monkeypatch, "--models", f"{spoilt}#classes") == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  transformer"))
+    assert transformer["part"] in line
+
+
 #: How models.yaml or its files are spoilt, and what the problem says.
 SPOILT: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "no file": (lambda c: (c / "c2i.pt").unlink(), ("classes.transformer", "c2i.pt: no such file")),

@@ -167,7 +167,7 @@ def test_a_published_drafter_decodes_without_loss(tmp_path: Path) -> None:
 Change = Callable[[State], State]
 CHANGES: list[tuple[Change, str]] = [
     (lambda s: {**s, "layers.1.mlp.up_proj.weight": rand(FFN, D)}, "unknown.*layers.1.mlp.up_proj.weight"),
-    (lambda s: {**s, "midlayer.fc.weight": rand(D, D)}, "unknown.*midlayer.fc.weight"),
+    (lambda s: {**s, "extra.fc.weight": rand(D, D)}, "unknown.*extra.fc.weight"),
     (lambda s: {k: v for k, v in s.items() if "k_proj" not in k}, "missing.*layers.0.self_attn.k_proj.weight"),
     (lambda s: {k: v for k, v in s.items() if "embed" not in k}, "missing.*embed.weight"),
     (lambda s: {k: v for k, v in s.items() if "post" not in k}, "missing.*ffn_norm.weight"),

@@ -251,7 +251,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         lambda f: (f / "ckpt").rename(f / "elsewhere"),
         ("transformer (", "c2i.pt", "drafters.eagle (", "eagle-c2i.safetensors"),
     ),
-    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "swapped?")),
+    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "a VQ tokenizer")),
     "a truncated pickle": (lambda f: cut(f / "ckpt/c2i.pt"), ("c2i.pt", "truncated")),
     "a truncated shard": (
         lambda f: shard(f, truncate="model-00002-of-00002.safetensors"), ("model-00002-of-00002", "truncated"),

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.models.checkpoint_files import WeightsError, load_tensors, read_json_object
-from workers.models.families.vq_shapes import infer_config, load_codec
+from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors, read_json_object
+from workers.models.families.vq_shapes import CODEC_LANDMARKS, infer_config, load_codec
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import CHAMELEON, VQConfig, VQModel
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights
@@ -73,14 +73,15 @@ class ChameleonCheckpoint:
         """
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
-        self.tensors = load_tensors(path)
+        self.tensors = load_tensors(path, (_EMBEDDING, _HEAD))
         #: The VQGAN's tensors in the checkpoint, under the names of its own file.
         self._own_vqgan = {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
                 raise WeightsError(
-                    f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing. Its first tensor is "
-                    f"{next(iter(self.tensors), 'missing')}; give the folder that holds model.safetensors.index.json"
+                    f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing; its first tensor is "
+                    f"{next(iter(self.tensors), 'missing')}{describe_contents(self.tensors)}. Give the folder that "
+                    "holds model.safetensors.index.json"
                 )
         config = self.folder / "config.json"
         if config.is_file() and read_json_object(config).get("swin_norm"):
@@ -136,7 +137,7 @@ class ChameleonCheckpoint:
                 f"{self.path}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, the path "
                 "of vqgan.ckpt"
             )
-        tensors, where = (own, self.path) if vq is None else (load_tensors(vq), vq)
+        tensors, where = (own, self.path) if vq is None else (load_tensors(vq, CODEC_LANDMARKS), vq)
         codebook, config = own.get("quantize.embedding.weight"), _vqgan_config(tensors)
         geometry = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
         training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training

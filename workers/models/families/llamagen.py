@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from search_spaces.params import Choices, ConfigError, Range
 from search_spaces.trial import Sampling
-from workers.models.checkpoint_files import WeightsError, load_tensors
+from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.llamagen_prompts import (
     CAPTION_DIM,
@@ -27,7 +27,8 @@ from workers.models.families.llamagen_prompts import (
     FlanT5XLShapes,
     read_class_names,
 )
-from workers.models.families.vq_shapes import infer_config, load_codec
+from workers.models.families.vq_shapes import CODEC_LANDMARKS, infer_config, load_codec
+from workers.models.layouts import find_layout
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS, T5Encoder, TextEncoder
 from workers.models.transformer import Transformer, TransformerConfig
@@ -116,7 +117,7 @@ def load_vq16(path: str | Path, codes: int) -> VQModel:
     Raises:
         WeightsError: the file is missing, damaged or of another kind, or does not fit the target.
     """
-    tensors = load_tensors(path)
+    tensors = load_tensors(path, CODEC_LANDMARKS)
     config = infer_config(tensors, VQConfig(), "encoder.conv_blocks", "decoder.conv_blocks", "res")
     return load_codec(tensors, config, _VQ, codes=codes, where=path)
 
@@ -131,12 +132,13 @@ def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int)
 
 def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list[KeyMapping]]:
     """The name of the token embedding, and the key mappings of the checkpoint's naming."""
+    layout = find_layout(tensors)
     for mappings in (_OFFICIAL, _CONVERTED):
-        if mappings[0].sources[0] in tensors:
+        if mappings[0].sources[0] in tensors and not (layout and layout.fix):
             return mappings[0].sources[0], mappings
     raise WeightsError(
-        f"{where}: not a LlamaGen transformer: it has neither {_OFFICIAL[0].source} nor {_CONVERTED[0].source}. "
-        f"Its first tensor is {next(iter(tensors), 'missing')}; are the VQ file and the transformer's swapped?"
+        f"{where}: not a LlamaGen transformer, which has {_OFFICIAL[0].source} or {_CONVERTED[0].source}; its first "
+        f"tensor is {next(iter(tensors), 'missing')}{describe_contents(tensors)}"
     )
 
 
@@ -185,7 +187,7 @@ class LlamaGen(Family):
             WeightsError: a file is missing, damaged, or of another family or size.
             ValueError: options that cannot be combined.
         """
-        tensors = load_tensors(self.transformer)
+        tensors = load_tensors(self.transformer, [mappings[0].sources[0] for mappings in (_OFFICIAL, _CONVERTED)])
         embedding, mappings = _naming(tensors, self.transformer)
         codes, width = tensors[embedding].shape
         label, size = self._find_size(width, _count_layers(tensors))

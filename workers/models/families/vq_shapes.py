@@ -13,6 +13,8 @@ from workers.models.checkpoint_files import WeightsError
 from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import KeyMapping, load_weights, skip_init
 
+CODEC_LANDMARKS = ("quantize.embedding.weight", "encoder.conv_in.weight")  # see `load_tensors`
+
 
 def load_codec(
     tensors: Mapping[str, Tensor],
