@@ -163,13 +163,14 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
     from orchestrator.results.choices import choose, default_limit, example_limit
-    from orchestrator.results.speed_check import speed_warnings, time_notes
+    from orchestrator.results.notes import sweep_notes
+    from orchestrator.results.speed_check import time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep, front_of
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    limit, notes = default_limit(found), speed_warnings(sweep.records, sweep.identity.timing)
+    limit, notes = default_limit(found), sweep_notes(sweep)
     notes += time_notes([sweep.identity], [axis.name for axis in found.axes])
     choices = choose(found, [limit] if limit else [])
     front = describe_front(found, found.members, {"warnings": notes}, choices.values())

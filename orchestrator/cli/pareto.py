@@ -176,15 +176,16 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _warnings(front: Front, where: Sequence[str], limits: Sequence[str]) -> list[str]:
-    """Filters that match nothing (see `unmatched`), and what to know about speeds (see `speed_check`)."""
+    """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`)."""
+    from orchestrator.results.notes import sweep_notes, waiting_note
     from orchestrator.results.query import unmatched
-    from orchestrator.results.speed_check import speed_warnings, time_notes
+    from orchestrator.results.speed_check import time_notes
 
     axes, sweeps = [axis.name for axis in front.axes], front.sweeps.values()
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
-        for text in (*unmatched(sweep.table, where), *speed_warnings(sweep.records, sweep.identity.timing))
+        for text in (*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep))
     ]
     return [*own, *_unmeasured(front), *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.results.describe import describe
-from orchestrator.results.speed_check import speed_warnings
+from orchestrator.results.notes import sweep_notes, waiting_note
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -44,7 +44,7 @@ def facts(sweep: Sweep) -> Facts:
     """Everything that all trials share and the results depend on; omits facts that the identity does not state."""
     identity = sweep.identity
     found: Facts = [
-        ("warnings", speed_warnings(sweep.records, identity.timing)),
+        ("warnings", [*waiting_note(sweep), *sweep_notes(sweep)]),
         ("target", _lines(identity.target)),
         ("weights", _pairs(identity.models)),
         ("feature extractors and scorers", _pairs(identity.extractors)),

@@ -9,7 +9,8 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.results.launches import EventLog, Launch, describe_event, find_launch, read_events
-from orchestrator.results.speed_check import speed_warnings, time_notes
+from orchestrator.results.notes import sweep_notes
+from orchestrator.results.speed_check import time_notes
 from orchestrator.results.store import EVENTS, planned_trials
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import FAILED, STOPPED, State, TrialRecord
@@ -65,16 +66,13 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         lost=tuple(map(describe_event, log.lost)),
         events=tuple(map(describe_event, log.recent)),
         idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
-        warnings=(*_damage(log, records), *([] if sweep is None else _speeds(sweep))),
+        warnings=(*_damage(log, records), *([] if sweep is None else _notes(sweep))),
         logs=None if logs is None else str(logs),
     )
 
 
-def _speeds(sweep: Sweep) -> list[str]:
-    """What to know about the sweep's speeds."""
-    identity = sweep.identity
-    objectives = [axis.name for axis in identity.objectives]
-    return speed_warnings(sweep.records, identity.timing) + time_notes([identity], objectives)
+def _notes(sweep: Sweep) -> list[str]:
+    return sweep_notes(sweep) + time_notes([sweep.identity], [axis.name for axis in sweep.identity.objectives])
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:

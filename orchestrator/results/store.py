@@ -52,6 +52,7 @@ class Identity:
     """Everything that a sweep's results depend on. Written when the sweep starts, checked when it is resumed.
 
     experiment: digest of what its shards depend on. models, extractors, versions: name -> content hash or identity.
+    files: paths of the models by the same names, when the sweep started.
     format: of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference: identity, count,
     source. baseline: vanilla with the sweep's sampling. objectives: with the direction that the sweep optimises.
     samples: images per caption. timing: images, batch, repetitions. device, threads, numerics: of the first worker (see
@@ -68,6 +69,7 @@ class Identity:
     constraints: tuple[str, ...] = ()
     target: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     extractors: Mapping[str, str] = field(default_factory=dict)
     captions: Mapping[str, Any] = field(default_factory=dict)
     reference: Mapping[str, Any] | None = None

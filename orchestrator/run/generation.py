@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.results.names import SettingNames
+from orchestrator.results.notes import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 from workers.data.pictures import (
@@ -129,12 +130,25 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "seed": options.seed,
         "batch": min(options.batch, len(requests)),
         "samples": options.samples,
+        "warnings": _warnings(gallery, config.drafter.kind, entry.files),
     }
     with ends_with(FAILED):
         statistics = _write_report(gallery, target.grid, header, seconds)
     if as_json:
         return json.dumps(statistics, indent=2, ensure_ascii=False)
     return _summary(statistics, options.folder, replaced)
+
+
+def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
+    """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by key."""
+    statistics = [result.statistics for result, _, _ in gallery.entries.values()]
+    tokens, passes = sum(int(image.emitted.sum()) for image in statistics), sum(image.rounds for image in statistics)
+    file = files.get(f"drafters.{drafter}")
+    return (
+        []
+        if file is None or not is_hardly_accepted(tokens, passes)
+        else [drafter_warning(drafter, file, tokens, passes)]
+    )
 
 
 def _remove_previous(folder: Path) -> int:
@@ -288,6 +302,7 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
             f"{statistics['setting']}, target {statistics['target']} on {statistics['device']}",
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
             passes + (drafts if config["drafter"]["kind"] != NoDrafter.kind else ""),
+            *(f"note: {text}" for text in statistics["warnings"]),
             f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
             *([f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"] if replaced else []),
         ]

@@ -279,6 +279,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
             "constraints": [constraint.text for constraint in sweep.constraints],
             "seed": sweep.seed,
             "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
+            "files": models_entry(sweep).files,
             "samples": sweep.quality.samples,
             "timing": sweep.timing.to_mapping(),
             "started": utc_now(),
