@@ -1,15 +1,30 @@
-"""Outputs of commands: checked before the work, not left behind empty if it is refused, and not lost with a Ray job."""
+"""Files and folders that commands write: checked before the work, and not lost with a Ray job; a folder is not left
+behind empty if it is refused.
+
+The ending of a file's name decides its format.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, ends_with
+from orchestrator.results.redaction import without_credentials
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PLOTS, TABLES, PAGES, CONFIGS = (".png", ".pdf", ".svg"), (".csv", ".parquet", ".json"), (".html",), (".yaml", ".yml")
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
 _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's copy of --working-dir
@@ -38,20 +53,78 @@ def check_lasting(option: str, output: str, example: str) -> None:
         )
 
 
-def check_writable(folder: Path) -> None:
-    """Check that files can be written below a folder, which need not exist. Nothing is left in it.
+def ending_of(file: str | Path, endings: Sequence[str]) -> str:
+    """The ending of a path or URI, in lower case.
+
+    Raises:
+        ValueError: it is not one of `endings`, which the message names.
+    """
+    name = str(file) if isinstance(file, Path) or "://" not in file else file.partition("?")[0]
+    ending = os.path.splitext(name)[1].lower()
+    if ending not in endings:
+        *others, last = endings
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{without_credentials(str(file))}: give a file name that ends in {known}")
+    return ending
+
+
+def check_output(file: str, endings: Sequence[str], option: str) -> None:
+    """Check that a file can be written: a path or URI, given by an option.
+
+    Raises:
+        ValueError: another ending, a folder in its place, or one that cannot be written.
+    """
+    ending_of(file, endings)
+    storage, name = Storage.holding(file)
+    path = storage.path(name)
+    if path is not None and path.is_dir():
+        raise ValueError(f"{file}: is a folder; choose another {option}")
+    if path is not None:
+        check_writable(path.parent, option)
+
+
+def write_output(file: str, data: bytes) -> str:
+    """Write a file atomically, and the folders that it needs; returns where it is, without credentials."""
+    storage, name = Storage.holding(file)
+    storage.write(name, data)
+    return storage.locate(name) if storage.path(name) is None else file
+
+
+def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
+    """A table as a file with one of the endings of `TABLES`. In CSV, list entries are separated by semicolons."""
+    if ending == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        return bytes(sink.getvalue())
+    rows = table.to_pylist()
+    if ending == ".json":
+        return (json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(table.column_names)
+    for row in rows:
+        writer.writerow([";".join(value) if isinstance(value, list) else value for value in row.values()])
+    return text.getvalue().encode()
+
+
+def check_writable(folder: Path, option: str = "--out") -> None:
+    """Check that files can be written below a folder, which need not exist. Nothing is left in it. option: names it.
 
     Raises:
         ValueError: a file is in its place, or the system refuses; or a Ray job would lose it.
     """
-    check_lasting("--out", str(folder.absolute()), "/shared/results")
+    check_lasting(option, str(folder.absolute()), "/shared/results")
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        raise ValueError(f"{parent}: is a file in the place of a folder; choose another --out or --name")
+        fix = f"choose another {option}" + (" or --name" if option == "--out" else "")
+        raise ValueError(f"{parent}: is a file in the place of a folder; {fix}")
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".specfrontier-", dir=parent))
     except OSError as error:
-        raise ValueError(f"{parent}: cannot be written ({error.strerror}); choose another --out") from error
+        raise ValueError(f"{parent}: cannot be written ({error.strerror}); choose another {option}") from error
 
 
 @contextmanager

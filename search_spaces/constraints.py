@@ -44,7 +44,7 @@ class Constraint:
             raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
         metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
         if (end := match["bound"][-1:] or match["op"]) in ("+", "-", "*", match["op"]):
-            raise ConfigError((), f"{text!r}: a number or vanilla is missing after {end}; {_FORMS}")
+            raise ConfigError((), f"a number or vanilla is missing after {end}; {_FORMS}")
         if match["op"] in ("<", ">"):
             bound = match["bound"].strip()
             hint = f"write '{metric} {match['op']}= {bound}'" if _BOUND.fullmatch(bound) else _FORMS

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+from orchestrator.outputs import CONFIGS, ending_of
 from orchestrator.results import sweep as results
 from orchestrator.results.axes import Axis
 from orchestrator.results.choices import KNEE, Choice, best_within, choice_of
@@ -108,8 +109,12 @@ class Trial:
         return signed_percent(*self.changes[metric]) + (" by chance" if metric in self.by_chance else "")
 
     def save(self, path: str | Path) -> Path:
-        """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read."""
-        path = Path(path)
+        """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read.
+
+        Raises:
+            ValueError: the path does not end in .yaml or .yml.
+        """
+        ending_of(path := Path(path), CONFIGS)
         path.write_text(write_document(self.config.to_mapping()), "utf-8")
         return path
 

@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.options import given_path
+from orchestrator.cli.options import output_file
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.outputs import PAGES, write_output
 from orchestrator.results.text import clean, measured
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ Html = Annotated[
 ]
 Out = Annotated[
     str | None,
-    typer.Option(metavar="FILE", callback=given_path, help="File of --html. Default: compare.html in this folder."),
+    typer.Option(
+        metavar="FILE", callback=output_file(PAGES), help="File of --html. Default: compare.html in this folder."
+    ),
 ]
 
 
@@ -130,12 +132,9 @@ def _write_page(
     """Write the report of several sweeps; returns its path."""
     from orchestrator.report.compare_page import compare_page
 
-    path = Path(out or "compare.html")
     with ends_with(FAILED):
         page = compare_page(sweeps, [axis.name for axis in front.axes], found, warnings, partial(typer.echo, err=True))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, "utf-8")
-    return str(path)
+        return write_output(out or "compare.html", page.encode())
 
 
 def _cautions(front: Front, limits: Sequence[str]) -> list[str]:

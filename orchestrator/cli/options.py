@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
-from orchestrator.outputs import check_lasting
+from orchestrator.errors import WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.outputs import check_lasting, check_output
 from orchestrator.results.redaction import without_credentials
 from workers.runtime.threads import use_threads
 
@@ -102,6 +103,23 @@ Assignments = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def output_file(endings: Sequence[str]) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """A callback for options that name a file to write (see `check_output`), so that no work is done for nothing.
+
+    endings: the known ones, which decide the format.
+    """
+
+    def check(option: typer.CallbackParam, path: str | None) -> str | None:
+        if given_path(option, path) is not None:
+            try:
+                check_output(str(path), endings, option.opts[0])
+            except (ValueError, OSError) as error:
+                raise CommandError(f"{option.opts[0]} {explain(error)}", WRONG_USAGE) from error
+        return path
+
+    return check
 
 
 def pick_device(name: str | None) -> torch.device:

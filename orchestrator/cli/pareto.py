@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
+from orchestrator.cli.options import output_file
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 from orchestrator.results.text import clean, counted
 from search_spaces.documents import write_document
 
 if TYPE_CHECKING:
-    import pyarrow
-
     from orchestrator.results.choices import Choice
     from orchestrator.results.fronts import Candidate
     from orchestrator.results.sweep import Front
@@ -29,9 +27,10 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specfrontier pareto quickstart
-  specfrontier pareto quickstart --y drift --where acceptance.neighbourhood=additive --plot front.png
+  specfrontier pareto quickstart --y drift --where acceptance.neighbourhood=additive --plot front.pdf
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
   specfrontier pareto quickstart --lossless --config lossless.yaml
+  specfrontier pareto mine --all --table trials.parquet
   specfrontier pareto mine --stopped
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
@@ -51,10 +50,26 @@ Lossless = Annotated[
 Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
 Config = Annotated[
     str | None,
-    typer.Option(metavar="YAML", help="Write the config of --best, --lossless or --knee to a file for `generate`."),
+    typer.Option(
+        metavar="YAML",
+        callback=output_file(CONFIGS),
+        help="Write the config of --best, --lossless or --knee to a file for `generate`.",
+    ),
 ]
-Csv = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows with all columns.")]
-Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Plot the front as a PNG file.")]
+Table = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        "--csv",
+        metavar="FILE",
+        callback=output_file(TABLES),
+        help="Write the rows with all columns: .csv, .parquet or .json.",
+    ),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", callback=output_file(PLOTS), help="Plot the front: .png, .pdf or .svg."),
+]
 Everything = Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")]
 Stopped = Annotated[
     bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
@@ -79,7 +94,7 @@ def pareto(
     reference_point: o.ReferencePoint = None,
     everything: Everything = False,
     stopped: Stopped = False,
-    csv_file: Csv = None,
+    table: Table = None,
     plot: Plot = None,
     long: o.Long = False,
     as_json: o.AsJson = False,
@@ -109,20 +124,18 @@ def pareto(
         facts |= {"warnings": warnings} | choices_mapping(choices, limits)
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
-        if plot is not None:
-            from orchestrator.results.plots import front_png
-
-            Path(plot).write_bytes(front_png(front, ", ".join(front.sweeps)))
-        if csv_file is not None:
-            _write_csv(front.table(rows), csv_file)
+        written = _write_plot_and_table(front, rows, plot, table)
         if config is not None:
-            draw = _write_config(choices.get(BEST if best else LOSSLESS if lossless else KNEE), config)
+            kind = BEST if best else LOSSLESS if lossless else KNEE
+            written["config"], use_of_config = _write_config(choices.get(kind), config)
     if as_json:
-        typer.echo(json.dumps(_to_mapping(front, rows) | facts, indent=2, allow_nan=False))
+        found = _to_mapping(front, rows) | facts | {"written": written}
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         typer.echo(safe_text(describe_front(front, rows, facts, choices.values(), long=long)))
-        if config is not None:
-            typer.echo(f"config: {config} ({draw})")
+        for what, file in written.items():
+            use = f" ({use_of_config})" if what == "config" else ""
+            typer.echo(f"{what}: {file}{use}")
 
 
 def _choose(front: Front, limits: list[str], given: list[str], *, lossless: bool) -> dict[str, Choice]:
@@ -235,8 +248,20 @@ def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def _write_config(chosen: Choice | None, path: str) -> str:
-    """Write the config; returns the command that generates with it.
+def _write_plot_and_table(front: Front, rows: list[Candidate], plot: str | None, table: str | None) -> dict[str, str]:
+    """The files that were written, by option."""
+    written = {}
+    if plot is not None:
+        from orchestrator.results.plots import front_plot
+
+        written["plot"] = write_output(plot, front_plot(front, ", ".join(front.sweeps), ending_of(plot, PLOTS)))
+    if table is not None:
+        written["table"] = write_output(table, table_bytes(front.table(rows), ending_of(table, TABLES)))
+    return written
+
+
+def _write_config(chosen: Choice | None, path: str) -> tuple[str, str]:
+    """Where the config is written, and the command that generates with it.
 
     Raises:
         CommandError: nothing was chosen: --best and --lossless find a trial, --knee may not.
@@ -246,14 +271,5 @@ def _write_config(chosen: Choice | None, path: str) -> str:
     if chosen is None:
         raise CommandError(f"--config: {_NO_KNEE}", FAILED)
     trial, origin = chosen.trial, f"{chosen.heading}: trial {chosen.trial.record.number} of {chosen.trial.sweep}"
-    Path(path).write_text(f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}", encoding="utf-8")
-    return f'{shlex.join(with_plugins("generate", trial.config.plugins))} "..." --config {path}'
-
-
-def _write_csv(table: pyarrow.Table, path: str) -> None:
-    """All columns; list entries are separated by semicolons."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(table.column_names)
-        for row in table.to_pylist():
-            writer.writerow([";".join(v) if isinstance(v, list) else v for v in row.values()])
+    file = write_output(path, f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}".encode())
+    return file, f'{shlex.join(with_plugins("generate", trial.config.plugins))} "..." --config {file}'

@@ -12,7 +12,7 @@ from orchestrator.cli import options as o
 from orchestrator.cli.completion import complete_space
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.outputs import output_folder
+from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted, measured
 
 if TYPE_CHECKING:
@@ -100,20 +100,18 @@ def predict(
         raise CommandError(str(error), FAILED) from error
     with ends_with(FAILED):
         _write(predicted, folder)
-    typer.echo(json.dumps(_to_mapping(predicted), indent=2) if as_json else _describe(predicted, folder))
+    typer.echo(json.dumps(_to_mapping(predicted, folder), indent=2) if as_json else _describe(predicted, folder))
 
 
 def _write(predicted: PredictedSpace, folder: Path) -> None:
-    import pyarrow.parquet as pq
-
     from orchestrator.results.describe import family
-    from orchestrator.results.plots import scatter_png
+    from orchestrator.results.plots import scatter_plot
 
-    pq.write_table(predicted.table(), folder / TABLE)
+    write_output(str(folder / TABLE), table_bytes(predicted.table(), ".parquet"))
     points = [(s.values["speedup"].value, s.values["excess"].value) for s in predicted.settings]
     families = [family(s.config) for s in predicted.settings]
     labels = ("predicted speedup [x]", "predicted excess acceptance per token")
-    (folder / PLOT).write_bytes(scatter_png(points, families, labels))
+    write_output(str(folder / PLOT), scatter_plot(points, families, labels))
 
 
 def _describe(predicted: PredictedSpace, folder: Path) -> str:
@@ -133,7 +131,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
     return safe_text(lines)
 
 
-def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:
+def _to_mapping(predicted: PredictedSpace, folder: Path) -> dict[str, object]:
     """The front, best last; the table has the rest."""
     return {
         "settings": len(predicted.settings),
@@ -149,4 +147,5 @@ def _to_mapping(predicted: PredictedSpace) -> dict[str, object]:
             }
             for setting in predicted.front
         ],
+        "written": {"table": str(folder / TABLE), "plot": str(folder / PLOT)},
     }

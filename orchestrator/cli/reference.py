@@ -10,7 +10,6 @@ import typer
 
 from orchestrator.cli import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
-from orchestrator.outputs import check_writable
 
 EPILOG = """\b
 Examples:
@@ -24,7 +23,7 @@ Examples:
 def reference(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")],
     out: Annotated[
-        str, typer.Option(metavar="FILE", callback=o.given_path, help="Output path or URI.")
+        str, typer.Option(metavar="FILE", callback=o.output_file((".parquet",)), help="Output path or URI.")
     ] = "reference.parquet",
     count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of images (all).")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="Selects the images or scenes.")] = 0,
@@ -47,19 +46,15 @@ def reference(
     Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
     VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another extractor refuses the result.
     """
-    from workers.data.reference import build_reference, is_reference_file, write_reference
+    from workers.data.reference import build_reference, write_reference
     from workers.data.storage import Storage
     from workers.loading.models_yaml import find_entry
     from workers.metrics.extractors import load_extractors
     from workers.models.checkpoint_files import WeightsError
 
     torch_device = o.pick_device(device)
-    if not is_reference_file(out):
-        raise CommandError(f"--out {out}: give a file name that ends in .parquet", WRONG_USAGE)
     try:
         storage, name = Storage.holding(out)
-        if (path := storage.path(name)) is not None:
-            check_writable(path.parent)
         files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
         weights = {key: path for key, path in files.items() if path is not None}
         extractors = list(load_extractors(find_entry(models).folder, weights, torch_device).values())

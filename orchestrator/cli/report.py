@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.options import given_path
+from orchestrator.cli.options import output_file
 from orchestrator.errors import FAILED, CommandError, ends_with
+from orchestrator.outputs import PAGES, write_output
 
 EPILOG = """\b
 Examples:
@@ -24,7 +24,7 @@ def report(
     out: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", callback=given_path, help="Output file. Default: report.html in the sweep's folder."
+            metavar="FILE", callback=output_file(PAGES), help="Output file, .html. Default: in the sweep's folder."
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
@@ -37,21 +37,21 @@ def report(
     """
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.sweep import Sweep
+    from workers.data.storage import Storage
 
     note = partial(typer.echo, err=True)
     with ends_with(FAILED):
         storage = Sweep.open(sweep).storage
         if out is None:
             name = write_report(storage, note)
-            path = storage.path(name)
+            place = storage.locate(name)
         else:
-            path = Path(out)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(report_page(storage, note), "utf-8")
-    typer.echo(str(path) if path is not None else storage.locate(name))
+            place = write_output(out, report_page(storage, note).encode())
+            storage, name = Storage.holding(out)
+    typer.echo(place)
     if not open_it:
         return
-    if path is None:
+    if (path := storage.path(name)) is None:
         raise CommandError("--open: the page is not on this machine; add --out FILE", FAILED)
     import webbrowser
 

@@ -59,7 +59,7 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Candidate]]:
     """
     quality, relative = front.axes[1], default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
-    steps, chosen = [], {}
+    steps, chosen = [], dict[str, Candidate]()
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         level = slider["low"] + number * slider["step"]
         limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (" * vanilla" if relative else "")

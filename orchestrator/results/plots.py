@@ -1,4 +1,4 @@
-"""The front as a PNG: points with error bars, coloured by acceptance rule, the front's points and choices named."""
+"""The front as a picture: points with error bars, coloured by acceptance rule, the front's points and choices named."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ _MAX_PALE_BARS = 100  # trials; with more, only the front has error bars
 _MAX_LINE = 24  # characters of a name
 _LEGEND_COLUMNS, _LEGEND_BELOW_PT = 4, 38
 FIGURE_SIZE = (7.6, 5.6)
+_DPI, _TRUETYPE = 120, 42
+_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
 _REACH = 6.0  # half the width of the front's markers, in 1/72 inch
 _RING_REACHES = {kind: ring["s"] ** 0.5 / 2 + ring["linewidths"] for kind, ring in RINGS.items()}
@@ -57,15 +59,18 @@ def looks(families: Sequence[str]) -> dict[str, Look]:
     return {VANILLA: Look(_INK, shapes)} | found
 
 
-def front_png(front: Front, title: str = "", dpi: int = 120) -> bytes:
-    """A PNG of the first two axes with one standard error in each direction (see `draw_front`)."""
-    return _png(lambda plot: draw_front(plot, front, title), dpi)
+def front_plot(front: Front, title: str = "", ending: str = ".png") -> bytes:
+    """A file of the first two axes with one standard error in each direction (see `draw_front`).
+
+    ending: one of `orchestrator.outputs.PLOTS`.
+    """
+    return _render(lambda plot: draw_front(plot, front, title), ending)
 
 
-def scatter_png(
-    points: Sequence[tuple[float, float]], families: Sequence[str], labels: tuple[str, str], dpi: int = 120
+def scatter_plot(
+    points: Sequence[tuple[float, float]], families: Sequence[str], labels: tuple[str, str], ending: str = ".png"
 ) -> bytes:
-    """A PNG of points without errors. families: of each point."""
+    """A file of points without errors. families: of each point. ending: as in `front_plot`."""
 
     def draw(plot: Axes) -> None:
         values = np.array(points)
@@ -79,10 +84,12 @@ def scatter_png(
                 )
         _style(plot, *labels)
 
-    return _png(draw, dpi)
+    return _render(draw, ending)
 
 
-def _png(draw: Callable[[Axes], None], dpi: int) -> bytes:
+def _render(draw: Callable[[Axes], None], ending: str) -> bytes:
+    """The file: equal plots are equal bytes. In PDF and SVG, text is text."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,7 +97,8 @@ def _png(draw: Callable[[Axes], None], dpi: int) -> bytes:
     FigureCanvasAgg(figure)  # pyplot would keep global state
     draw(figure.add_subplot())
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    with rc_context({"pdf.fonttype": _TRUETYPE, "svg.fonttype": "none", "svg.hashsalt": "specfrontier"}):
+        figure.savefig(buffer, format=ending[1:], dpi=_DPI, metadata=_NO_DATE.get(ending))
     return buffer.getvalue()
 
 

@@ -37,7 +37,7 @@ class Views:
         return problem
 
     def write(self) -> None:
-        from orchestrator.results.plots import front_png
+        from orchestrator.results.plots import front_plot
         from workers.data.records import write_shard
 
         sweep = Sweep.open(self.storage)
@@ -46,7 +46,7 @@ class Views:
         for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, sweep.front())):
             write_shard(self.storage, name, table, {"kind": _KIND})
         title = f"{sweep.name}: {sweep.identity.target}"
-        self.storage.write(FRONT_PLOT, front_png(front_of([sweep]), title))
+        self.storage.write(FRONT_PLOT, front_plot(front_of([sweep]), title))
 
     def restore(self) -> list[str]:
         """Write the views again if a table or the plot is damaged, and set a damaged report aside; returns a sentence

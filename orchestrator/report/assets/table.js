@@ -71,7 +71,8 @@ function drawTableControls() {
     ),
   );
 }
-// Closes the choice of columns; its focus returns to the button, unless another element has taken it. Whether it was open.
+// Closes the choice of columns, and says whether it was open. The focus returns to its button, unless another element
+// has taken it.
 function closeColumns() {
   const box = byId("table-controls").querySelector(".columns[open]");
   if (!box) return false;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -213,17 +212,6 @@ def test_a_front_is_not_filtered_by_itself(one: Path) -> None:
     assert "front" in ran.error
 
 
-def test_files_are_written(one: Path, tmp_path: Path) -> None:
-    table, plot = tmp_path / "front.csv", tmp_path / "front.png"
-    assert run(pareto, one, "--csv", table, "--plot", plot).code == 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    with table.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    front = Sweep.open(one).front()
-    assert [int(row["number"]) for row in rows] == front["number"].to_pylist()
-    assert [float(row["fid"]) for row in rows] == front["fid"].to_pylist()
-
-
 def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
     found = data(pareto, one, two)
     values = {
@@ -262,12 +250,6 @@ def test_mistakes(one: Path, arguments: list[str], code: int, words: str) -> Non
     assert (ran.code, ran.out) == (code, "")
     assert words in ran.error
     assert "\n" not in ran.error
-
-
-def test_a_file_that_cannot_be_written_is_a_failure(one: Path) -> None:
-    ran = run(pareto, one, "--plot", one / "identity.json" / "front.png")
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.error == f"{one}/identity.json/front.png: Not a directory"
 
 
 def test_no_sweep_is_wrong_usage_and_a_broken_one_a_failure(one: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("train", "tokenizer", "--steps", "1", "--data", "images", "--out", "new/deeper"), ("images/0.png",)),
         (("predict", "quickstart", "--out", ""), ("--out is empty",)),
         (("report", "sweep", "--out", ""), ("--out is empty",)),
-        (("pareto", "sweep", "--best", "fid<="), ("'fid<=' is not a constraint", "drift <= 2")),
+        (("pareto", "sweep", "--best", "fid<="), ("'fid<='", "missing after <=", "drift <= 2")),
     ],
     ids=lambda value: " ".join(value)[:60],
 )

@@ -110,6 +110,7 @@ def test_progress_on_a_terminal(
     [
         (("nowhere",), 2, "nowhere: no such folder"),
         (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: give a file name that ends in \.parquet"),
+        (("PHOTOS", "--out", "s3://KEYID:hunter22@lab/a.csv"), 2, r"--out s3://.*lab/a\.csv: .*\.parquet"),
         (("PHOTOS", "--count", "64"), 2, "more than 64"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
@@ -117,7 +118,7 @@ def test_progress_on_a_terminal(
         (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is not supported"),
         (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
         (("scenes",), 2, "set count"),
-        (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^nope://host: cannot be used as storage"),
+        (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^--out nope://host: cannot be used"),
         (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 2, r"0\.png: is a file in the place of a folder"),
     ],
 )

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from orchestrator.results.choices import BEST, KNEE, LOSSLESS
 from orchestrator.results.plot_labels import Obstacles, place_labels
-from orchestrator.results.plots import draw_front, front_png, marked_choices, short_title
+from orchestrator.results.plots import draw_front, front_plot, marked_choices, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -172,14 +172,14 @@ def test_an_empty_front_says_so(front: Front) -> None:
     plot = drawn(empty)
     assert [note.get_text() for note in plot.texts] == ["no measured trial yet"]
     assert not lines(plot, "front")
-    assert front_png(empty).startswith(b"\x89PNG")
+    assert front_plot(empty).startswith(b"\x89PNG")
 
 
 def test_labels_are_drawn_as_plain_text(tmp_path: Path) -> None:
     front = front_with_labels(tmp_path, ["vanilla", "a\x1b[31mred\x07", "costs $5 to $9", "\x07 \x1b", "  "])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        front_png(front, "a\x07 title of $x_1$")
+        front_plot(front, "a\x07 title of $x_1$")
     by_number = {candidate.record.number: candidate for candidate in front.candidates}
     assert short_title(by_number[1]) == "a�[31mred�"
     for number in (3, 4):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.results.choices import gain_confidence
-from orchestrator.results.plots import front_png
+from orchestrator.results.plots import front_plot
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import NoSweepError, command, find_sweep, location, write_trial
 from orchestrator.results.sweep import Sweep, front_of
@@ -309,7 +309,7 @@ def test_a_sweep_without_trials_has_an_empty_front(tmp_path: Path) -> None:
     assert sweep.trials(where=["fid<=4"]).num_rows == 0
     assert sweep.front(subject_to=["fid<=4"]).num_rows == 0
     assert sweep.vanilla is None
-    assert front_png(front_of([sweep])).startswith(b"\x89PNG")
+    assert front_plot(front_of([sweep])).startswith(b"\x89PNG")
 
 
 def test_a_failed_trial_without_a_setting_does_no_harm(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
     from PIL import Image
 
     for axes in (("speedup", "fid"), ("latency", "clip_score"), ("speedup", "fid", "drift")):
-        data = front_png(front_of([sweep], *axes), "a $ title")
+        data = front_plot(front_of([sweep], *axes), "a $ title")
         picture = Image.open(io.BytesIO(data)).convert("RGB")
         assert picture.width > 600
         colours = {colour for _, colour in picture.getcolors(1 << 24) or []}

@@ -61,7 +61,7 @@ def test_views_are_refreshed_when_they_are_old(tmp_path: Path, monkeypatch: pyte
         written.append(now[0])
         return b"png"
 
-    monkeypatch.setattr(plots, "front_png", picture)
+    monkeypatch.setattr(plots, "front_plot", picture)
     for seconds in (0, INTERVAL_S - 1, 2, 1, INTERVAL_S):
         now[0] += seconds
         kept.refresh()
