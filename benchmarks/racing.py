@@ -15,10 +15,14 @@ degrees of freedom. Scenarios:
  searched   half tied; a new trial is a variant of the best one so far by measured values, with half of its noise
  spread     half tied in a Frechet distance with 21 features: 24 captions barely measure a covariance, and trials that
             differ from the reference by their mean tie with others that differ by their spread
+ in order   half tied over all captions, but a trial's own noise drifts along them (an autoregressive process), as it
+            does over requests in the order of their times: the assumption of a race is broken
+ shuffled   the same, with the captions in random order
 
 A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
-95 % interval (Clopper and Pearson), and must be at most `error_rate`. `gap` is the true distance to the strongest trial
-that had finished before, in its closer objective, in standard errors of the paired difference over all captions.
+95 % interval (Clopper and Pearson), and must be at most `error_rate` in all scenarios but `in order`. `gap` is the true
+distance to the strongest trial that had finished before, in its closer objective, in standard errors of the paired
+difference over all captions.
 """
 
 from __future__ import annotations
@@ -36,12 +40,13 @@ from orchestrator.run.racing import Race, Scores
 
 Floats = NDArray[np.float64]
 
-SPREAD = "spread"
-SCENARIOS = ("front", "ties", "half tied", "skewed", "searched", SPREAD)
+SPREAD, IN_ORDER, SHUFFLED = "spread", "in order", "shuffled"
+SCENARIOS = ("front", "ties", "half tied", "skewed", "searched", SPREAD, IN_ORDER, SHUFFLED)
 RUNGS, CAPTIONS, TRIALS, PARALLEL, BLOCKS = (24, 48, 96), 192, 48, 4, 24
 ERROR_RATE = 0.05
 GAPS = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, np.inf)
 _DIM, _GROUPS, _SHARED = 8, 6, 0.5
+_PERSISTENCE = 0.6  # correlation of neighbouring captions' noise where it drifts
 _SPREAD = 0.15  # of an image's cost and features
 _CAPTIONS_SPREAD = 0.2  # of what a caption adds to all trials
 _FRECHET_DIM, _REFERENCE_SPREAD, _FRECHET = 21, 0.3, 1.1  # of the scenario SPREAD, with the distance of all trials
@@ -135,6 +140,9 @@ def simulate(scenario: str, seed: int) -> Simulation:
     shape = (CAPTIONS, TRIALS, 1 + _DIM)
     own = np.exp(rng.standard_normal(shape)) - np.exp(0.5) if scenario == "skewed" else rng.standard_t(5, shape)
     own /= np.sqrt(np.e * (np.e - 1)) if scenario == "skewed" else np.sqrt(5 / 3)
+    if scenario in (IN_ORDER, SHUFFLED):
+        own = _drifting(own)
+        own = rng.permutation(own) if scenario == SHUFFLED else own
     noise = _SPREAD * rng.uniform(0.7, 1.4, (TRIALS, 1)) * _shared(own, _GROUPS, _SHARED, rng)  # covariances, so biases
     noise += _CAPTIONS_SPREAD * rng.standard_normal((CAPTIONS, 1, 1 + _DIM))
     if scenario == "searched":
@@ -149,6 +157,15 @@ def _simulate_spread(truth: Floats, rng: np.random.Generator) -> Simulation:
     noise = _SPREAD * scales * _shared(own, 1, 0.9, rng)
     by_spread = _FRECHET_DIM * (_SPREAD * scales[:, 0] - _REFERENCE_SPREAD) ** 2
     return Simulation(truth, noise + _means(truth, truth[:, 1] - by_spread, _FRECHET_DIM), frechet=True)
+
+
+def _drifting(own: Floats) -> Floats:
+    """Noise [captions, ...] of the same spread, correlated between neighbours, with mean 0 over all captions."""
+    drifting = own.copy()
+    for caption in range(1, len(own)):
+        drifting[caption] = _PERSISTENCE * drifting[caption - 1] + np.sqrt(1 - _PERSISTENCE**2) * own[caption]
+    centred: Floats = drifting - drifting.mean(axis=0)
+    return centred
 
 
 def _shared(own: Floats, groups: int, share: float, rng: np.random.Generator) -> Floats:

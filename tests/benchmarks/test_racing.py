@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.racing import CAPTIONS, ERROR_RATE, RUNGS, SCENARIOS, interval, run_sweeps, simulate
+from benchmarks.racing import CAPTIONS, ERROR_RATE, IN_ORDER, RUNGS, SCENARIOS, interval, run_sweeps, simulate
 from orchestrator.run.racing import Race, Scores, Stop
 
 SWEEPS = 25
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [scenario for scenario in SCENARIOS if scenario != IN_ORDER])
 def test_at_most_the_stated_share_of_sweeps_stops_a_trial_wrongly(scenario: str) -> None:
     """With a true rate of 5 %, more than 7 of 25 are wrong with a probability of 3e-5."""
     assert sum(outcome.is_wrong for outcome in run_sweeps(scenario, SWEEPS)) <= 7
+
+
+def test_items_in_the_order_of_their_times_break_the_error_rate() -> None:
+    """The same items in random order, the scenario `shuffled`, keep it."""
+    assert sum(outcome.is_wrong for outcome in run_sweeps(IN_ORDER, SWEEPS)) > 7
 
 
 def test_trials_far_behind_stop_and_save_images() -> None:
