@@ -80,12 +80,13 @@ def read_module(path: Path, description: str, build: Callable[[Mapping[str, Any]
     Raises:
         WeightsError: the file is missing, damaged, or holds something else.
     """
-    config, tensors = read_config(path), load_tensors(path)
+    config = read_config(path)
     try:
         module = skip_init(lambda: build(config))
     except (KeyError, TypeError) as error:
         raise WeightsError(
-            f"{path}: its header does not describe {description}; give the right file{describe_contents(tensors)}"
+            f"{path}: its header does not describe {description}; give the right file"
+            f"{describe_contents(load_tensors(path))}"
         ) from error
-    load_weights(module, tensors, [KeyMapping("{...}", "{...}")], where=path)
+    load_weights(module, load_tensors(path, module.state_dict()), [KeyMapping("{...}", "{...}")], where=path)
     return module.eval(), config

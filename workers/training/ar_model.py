@@ -83,7 +83,7 @@ def load_model(path: Path) -> ARModel:
     if "conditioner" not in config:
         raise WeightsError(f"{path}: no AR model with captions; is it another component's file?")
     model = build_model(TransformerConfig(**config["transformer"]), config["conditioner"], 0)
-    load_weights(model, load_tensors(path), [KeyMapping("{...}", "{...}")], where=path)
+    load_weights(model, load_tensors(path, model.state_dict()), [KeyMapping("{...}", "{...}")], where=path)
     return model
 
 

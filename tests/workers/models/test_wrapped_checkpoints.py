@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -15,14 +17,16 @@ from tests.fakes import tiny_chameleon, tiny_clip, tiny_eagle, tiny_foreign, tin
 from tests.fakes.toys import BASE, toy_target
 from tests.workers.metrics.test_aesthetic import head_file
 from workers.decoding.build import load_drafter
-from workers.loading.models_yaml import load_on_meta, read_entry
+from workers.loading.models_yaml import load_folder, load_on_meta, read_entry
 from workers.metrics.clip_files import load_clip_folder
 from workers.metrics.extractors import check_weights
 from workers.models.checkpoint_files import WeightsError, load_tensors, read_part
 from workers.models.families.chameleon import Anole
 from workers.models.families.janus import Janus
 from workers.models.families.llamagen import LlamaGen
+from workers.models.families.scenes import BUILTIN
 from workers.models.text import T5Encoder
+from workers.training.ar_model import load_model
 
 State = Mapping[str, Tensor]
 PREFIXES = [
@@ -60,6 +64,15 @@ def eagle(folder: Path) -> nn.Module:
     return load_drafter(toy_target(config=BASE), "eagle", folder)
 
 
+def write_own(folder: Path) -> None:
+    for part in ("target", "medusa"):
+        shutil.copy(BUILTIN / f"{part}.safetensors", folder)
+
+
+def own_drafter(folder: Path) -> nn.Module:
+    return load_drafter(load_folder().target, "medusa", folder / "medusa.safetensors")
+
+
 def aesthetic(folder: Path) -> nn.Module:
     from workers.metrics.aesthetic import LinearHead
     from workers.metrics.networks import load_frozen
@@ -75,6 +88,8 @@ MODELS: dict[str, tuple[Callable[[Path], object], Callable[[Path], nn.Module]]] 
     "T5": (tiny_llamagen.write_t5, lambda folder: T5Encoder(folder)._model),
     "EAGLE": (lambda folder: tiny_eagle.write(folder, tiny_eagle.published()), eagle),
     "CLIP": (tiny_clip.write_clip, load_clip_folder),
+    "our own": (write_own, lambda folder: load_model(folder / "target.safetensors")),
+    "our own drafter": (write_own, own_drafter),
     "aesthetic": (lambda folder: head_file(folder / "head.pth", 5), aesthetic),
 }
 
@@ -84,8 +99,10 @@ def rename(folder: Path, change: Callable[[str], str]) -> int:
     files = [file for file in folder.iterdir() if file.suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors")]
     for file in files:
         if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata()
             tensors = {change(name): value.clone() for name, value in load_file(file).items()}
-            save_file(tensors, file, metadata={"format": "pt"})
+            save_file(tensors, file, metadata=metadata)
         else:
             content = torch.load(file)
             key = next((key for key in ("model", "state_dict") if key in content), None)
