@@ -1,6 +1,7 @@
-"""Damaged files and hostile inputs, at random: nothing may be silent, end in a traceback or take longer than 20 s.
+"""Damaged files, hostile inputs and surroundings, at random: nothing may be silent or end in a traceback, no command
+may take longer than 20 s, and no launch that cannot work longer than 15 s.
 
-    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--out benchmarks/results/fuzz.json]
+    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--surroundings 270] [--out FILE.json]
 
 Files: a sweep of a tiny model is run, with MLflow and all its tables, and a fourth trial is left half done. A bit of a
 copy's file is flipped, or the file is cut, at random; then the commands that read this kind of file run, and their
@@ -10,6 +11,8 @@ said, and the data are equal), silent (nothing is said, and the data differ), un
 
 Inputs: options, arguments and files of every command. Verdicts: refused (exit code 1 or 2, an error, no file or folder
 left), accepted (exit code 0: not every change is wrong), and what must not be.
+
+Surroundings: see `benchmarks.fuzz_surroundings`.
 
 Everything runs in one process, through the command line's own entry point; some inputs run in a process of their own
 too. The store that was copied, and everything else below the folder, must be unchanged at the end.
@@ -27,6 +30,7 @@ from pathlib import Path
 from benchmarks.fuzz_files import Tally, fuzz_files, make_pristine
 from benchmarks.fuzz_inputs import fuzz_inputs
 from benchmarks.fuzz_readers import MAX_SECONDS, digests
+from benchmarks.fuzz_surroundings import MAX_LAUNCH_SECONDS, fuzz_surroundings
 
 
 def table(title: str, tallies: Mapping[str, Tally]) -> list[str]:
@@ -54,6 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", type=int, default=2000, help="damaged files")
     parser.add_argument("--inputs", type=int, default=300, help="hostile inputs")
+    parser.add_argument("--surroundings", type=int, default=270, help="hostile surroundings")
     parser.add_argument("--processes", type=int, default=12, help="of the inputs, to run in a process of their own")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     args = parser.parse_args()
@@ -66,14 +71,17 @@ def main() -> None:
         before = [digests(path) for path in watched]
         files = fuzz_files(pristine, args.files, args.seed)
         inputs = fuzz_inputs(pristine, args.inputs, args.seed, args.processes)
+        surroundings = fuzz_surroundings(pristine, args.surroundings, args.seed)
         is_unchanged = [digests(path) for path in watched] == before
-    print("\n".join([*table("damaged files", files), *table("hostile inputs", inputs)]))
+    parts = {"damaged files": files, "hostile inputs": inputs, "hostile surroundings": surroundings}
+    print("\n".join(line for title, tallies in parts.items() for line in table(title, tallies)))
     print(f"everything outside the copies is {'unchanged' if is_unchanged else 'CHANGED'}")
-    problems = bad(files) + bad(inputs)
+    problems = [text for tallies in parts.values() for text in bad(tallies)]
     print("\n".join(problems))
     if args.out:
-        facts = {"files": as_data(files), "inputs": as_data(inputs)}
-        args.out.write_text(json.dumps({"seed": args.seed, "max_s": MAX_SECONDS, **facts}, indent=2) + "\n")
+        facts = {"seed": args.seed, "max_s": MAX_SECONDS, "max_launch_s": MAX_LAUNCH_SECONDS}
+        facts |= {title.rpartition(" ")[2]: as_data(tallies) for title, tallies in parts.items()}
+        args.out.write_text(json.dumps(facts, indent=2) + "\n")
     if problems or not is_unchanged:
         sys.exit(1)
 

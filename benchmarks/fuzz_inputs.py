@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 import shutil
 import struct
@@ -18,8 +17,6 @@ from typing import Any
 
 import yaml
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import load_file, save
 
 from benchmarks.fuzz_commands import COMMANDS, NUMBERS, REFUSED, TEXTS
 from benchmarks.fuzz_files import Pristine, Tally
@@ -101,14 +98,6 @@ _CAPTION_FILES = {
     "c.parquet": b"PAR1PAR1", "c.exe": b"MZ", "d.txt": b"a" * 3_000_000 + b"\n",
     "e.txt": b"a large red circle\n\n\n" * 3, "e.jsonl": b'{"caption": "a", "id": NaN}\n',
 }  # fmt: skip
-for _break in "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029":  # within a caption, and between two
-    _text = f"a large{_break}red circle{_break}"
-    _CAPTION_FILES |= {
-        f"{ord(_break)}.txt": (_text * 2).encode(),
-        f"{ord(_break)}.csv": f'caption\n"{_text}"\n{_text}\n'.encode(),
-        f"{ord(_break)}.jsonl": f"{json.dumps({'caption': _text}, ensure_ascii=False)}\n".encode() * 2,
-    }
-_PREFIXES = ("module.", "_orig_mod.", "model.", "module._orig_mod.", "a.b.c.", ".", "module", "transformer.")
 
 
 def file_case(rng: random.Random, place: Path) -> tuple[str, ...]:
@@ -139,7 +128,6 @@ def file_case(rng: random.Random, place: Path) -> tuple[str, ...]:
             *COMMANDS["reference"].words,
         ),
         lambda: header(rng, place),
-        lambda: renamed(rng, place),
     )
     return rng.choice(makers)()
 
@@ -164,16 +152,6 @@ def header(rng: random.Random, place: Path) -> tuple[str, ...]:
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     return write(file, torn(data[:end], rng)[:end].ljust(end) + data[end:], *COMMANDS["generate"].words)
-
-
-def renamed(rng: random.Random, place: Path) -> tuple[str, ...]:
-    """Give the tensors of a file of weights, or some of them, a prefix, as training does."""
-    file, prefix, share = place / "weights" / "target.safetensors", rng.choice(_PREFIXES), rng.choice((1.0, 1.0, 0.5))
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    tensors = {prefix * (rng.random() < share) + name: value for name, value in load_file(file).items()}
-    file.write_bytes(save(tensors, metadata))
-    return COMMANDS["generate"].words
 
 
 def option_case(rng: random.Random, command: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A short run of `benchmarks.fuzz`: damaged files and hostile inputs at random, with their commands in this process."""
+"""A short run of `benchmarks.fuzz`: damaged files, hostile inputs and surroundings, with the commands in this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from benchmarks.fuzz_commands import COMMANDS
 from benchmarks.fuzz_files import Pristine, fuzz_files, judge, make_pristine
 from benchmarks.fuzz_inputs import fuzz_inputs, verdict
 from benchmarks.fuzz_readers import KINDS, Outcome, digests
+from benchmarks.fuzz_surroundings import MAKERS, Case, fuzz_surroundings
+from benchmarks.fuzz_surroundings import verdict as surroundings_verdict
 
-FILES, INPUTS, SEED = 60, 2 * len(COMMANDS), 3
+FILES, INPUTS, SURROUNDINGS, SEED = 60, 2 * len(COMMANDS), 3 * len(MAKERS), 3
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,28 @@ def test_hostile_inputs_are_refused_and_leave_nothing(pristine: Pristine) -> Non
     assert [example for tally in tallies.values() for example in tally.examples] == []
     assert sum(tally.verdicts["refused"] for tally in tallies.values()) > INPUTS / 2
     assert all(tally.cases for tally in tallies.values())
+
+
+def test_hostile_surroundings_are_refused_by_name_and_left_as_they_are(pristine: Pristine) -> None:
+    tallies = fuzz_surroundings(pristine, SURROUNDINGS, SEED)
+    assert [example for tally in tallies.values() for example in tally.examples] == []
+    assert {name for name, tally in tallies.items() if tally.verdicts["refused"]} >= MAKERS.keys() - {"line breaks"}
+
+
+def test_a_verdict_on_surroundings_needs_the_name_the_time_and_the_result() -> None:
+    def of(case: Case, got: Outcome, *, is_unchanged: bool = True) -> str:
+        return surroundings_verdict(case, got, is_unchanged=is_unchanged)
+
+    case, passing = Case(("launch",), named="--out"), Case(("launch",), may_pass=True, must_pass=True)
+    assert of(case, Outcome(2, "Error: --out: no")) == "refused"
+    assert of(case, Outcome(2, "Error: no")) == "unnamed"
+    assert of(case, Outcome(2, "Error: --out: no", seconds=16)) == "slow"
+    assert of(case, Outcome(2, "Error: --out: no"), is_unchanged=False) == "left something behind"
+    assert of(case, Outcome(0, "")) == "adopted"
+    assert of(case, Outcome(-1, "Traceback", crashed=True)) == "traceback"
+    assert of(passing, Outcome(0, "")) == "accepted"
+    assert of(passing, Outcome(1, "Error: no")) == "unexplained"
+    assert of(Case(("generate",), may_pass=True, check=lambda: False), Outcome(0, "")) == "wrong result"
 
 
 def test_the_judge_tells_them_apart() -> None:
