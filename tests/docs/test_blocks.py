@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.results.views import Views
 from search_spaces.sweep import KEYS, SweepConfig
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
 from workers.loading.models_yaml import read_models_yaml
 from workers.metrics.registry import weight_keys
 
@@ -38,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     write_sweep(tmp_path / "sweeps" / "quickstart", shards=True, name="quickstart")
+    Views(Storage(tmp_path / "sweeps" / "quickstart")).write()
     return tmp_path
 
 

@@ -60,6 +60,7 @@ def test_every_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
     folder, result = predicted
     assert result.code == 0, result.err
     assert result.json["not_predicted"] == {}
+    assert result.json["written"] == {"table": str(folder / TABLE), "plot": str(folder / PLOT)}
     table = pq.read_table(folder / TABLE)
     assert table.num_rows == SETTINGS + 2
     assert len(set(table["digest"].to_pylist())) == table.num_rows
