@@ -19,14 +19,15 @@ _MLFLOW_TABLES = {"experiments", "runs"}
 _OPTUNA_REVISION = re.compile(r"v\d")  # those of MLflow are hexadecimal
 _SQLITE, _POSTGRESQL = "sqlite", "postgresql"
 _SQLITE_HEADER = b"SQLite format 3\0"
+_PROBE_TIMEOUT_S = 2  # of a database that is only compared
 _LOCK_KEY = 0x5F0C_4715  # PostgreSQL's advisory locks are numbers; any that no other program uses
 
 # A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
-_TIMEOUTS = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_TIMEOUTS = {"connect_timeout": 8, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 _TIMEOUTS |= {"tcp_user_timeout": 20_000}
 _OPTIONS: Mapping[str, dict[str, Any]] = {
     _POSTGRESQL: {"pool_pre_ping": True, "connect_args": _TIMEOUTS},
-    "mysql": {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}},
+    "mysql": {"pool_pre_ping": True, "connect_args": {"connect_timeout": 8}},
 }
 
 
@@ -119,36 +120,50 @@ def may_create_tables(url: str) -> bool:
 
 def is_same_database(url: str, other: str) -> bool:
     """Whether two paths or URLs name one file or one database, however they are spelled."""
-    files = local_file(url), local_file(other)
-    if files[0] is None or files[1] is None:
-        return files == (None, None) and _identity(url) == _identity(other)
-    return files[0].resolve() == files[1].resolve()
-
-
-def _identity(url: str) -> tuple[Any, ...]:
-    """What a database says that it is; of one that does not answer, what its URL says."""
-    from sqlalchemy import make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
-    if _backend(url) == _POSTGRESQL:
-        query = "SELECT current_database(), current_schema(), pg_postmaster_start_time()"
-        try:
-            with _engine(url).connect() as connection:
-                return tuple(connection.execute(text(query)).one())
-        except (SQLAlchemyError, ImportError):  # whoever needs the database says why
-            pass
     try:
-        parts = make_url(url)
-    except (SQLAlchemyError, ValueError):  # malformed
-        return (url,)
-    return parts.get_backend_name(), parts.host, parts.port, parts.database
+        files = local_file(url), local_file(other)
+        if files[0] is None or files[1] is None:
+            return files == (None, None) and _is_same_server(url, other)
+        return files[0].resolve() == files[1].resolve()
+    except (SQLAlchemyError, OSError, ValueError, RuntimeError):  # one is no path and no URL; whoever opens it says so
+        return False
 
 
-def _engine(url: str) -> Engine:
-    """A connection of its own for every use."""
+def _is_same_server(url: str, other: str) -> bool:
+    """By what PostgreSQL says of itself; if it does not respond, or for other databases, by the address."""
+    from sqlalchemy import make_url
+
+    if (identity := _identity(url)) is not None:
+        return identity == _identity(other)
+    address, another = make_url(url), make_url(other)
+    keys = ("host", "port", "database")
+    is_same = all(getattr(address, key) == getattr(another, key) for key in keys)
+    return is_same and address.get_backend_name() == another.get_backend_name()
+
+
+def _identity(url: str) -> tuple[Any, ...] | None:
+    """What tells a PostgreSQL database from all others; None if it does not respond soon."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if _backend(url) != _POSTGRESQL:
+        return None
+    query = "SELECT current_database(), current_schema(), pg_postmaster_start_time()"
+    try:
+        with _engine(url, connect_timeout=_PROBE_TIMEOUT_S).connect() as connection:
+            return tuple(connection.execute(text(query)).one())
+    except (SQLAlchemyError, ImportError):  # whoever needs the database says why
+        return None
+
+
+def _engine(url: str, **arguments: int) -> Engine:
+    """A connection of its own for every use. arguments: of the driver's `connect`."""
     from sqlalchemy import NullPool, create_engine
 
-    return create_engine(url, poolclass=NullPool, connect_args=(engine_options(url) or {}).get("connect_args", {}))
+    given = (engine_options(url) or {}).get("connect_args", {})
+    return create_engine(url, poolclass=NullPool, connect_args=given | arguments)
 
 
 def _backend(url: str) -> str:

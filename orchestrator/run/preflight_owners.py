@@ -33,17 +33,16 @@ def check_owners(
     """
     if identity is None:
         check_unused(storage)
-    _check_not_shared(study, tracking)
-    _check_tracking_database(tracking, storage)
-    sweep_id = identity.id if identity else None
+    if study is not None and is_database(tracking) and is_same_database(study, tracking):
+        options = f"--study {without_credentials(study)} and --tracking-uri {without_credentials(tracking)}"
+        raise ValueError(f"{options} are one database; Optuna and MLflow need one each")
+    sweep_id, journal = identity.id if identity else None, default_journal(storage, name)
     if study is not None:
         with prefix_errors("--study"):
             check_study(study, name, directions, sweep_id)
-        return
-    journal = default_journal(storage, name)
-    if not journal.exists() or (identity is not None and journal.is_file() and damaged_line(journal)):
-        return  # new, or rebuilt from the trials' records
-    check_study(str(journal), name, directions, sweep_id)
+    elif journal.exists() and not (identity is not None and journal.is_file() and damaged_line(journal)):
+        check_study(str(journal), name, directions, sweep_id)  # a damaged one is rebuilt from the trials' records
+    _check_tracking_database(tracking, storage)
 
 
 def _check_tracking_database(uri: str, storage: Storage) -> None:
@@ -60,9 +59,3 @@ def _check_tracking_database(uri: str, storage: Storage) -> None:
         if uri == default_uri(storage) and (database := local_database(uri)) and database_problem(database):
             return  # set aside when the sweep is logged
         raise ValueError(f"--tracking-uri {without_credentials(uri)}: {error}") from error
-
-
-def _check_not_shared(study: str | None, tracking: str) -> None:
-    if study is not None and is_database(tracking) and is_same_database(study, tracking):
-        options = f"--study {without_credentials(study)} and --tracking-uri {without_credentials(tracking)}"
-        raise ValueError(f"{options} are one database; Optuna and MLflow need one each")

@@ -95,7 +95,9 @@ def check_owner(
         f"belongs to another sweep, of {str(owner).rpartition(' ')[2]}" if owner is not None else "",
         f"has {counted(trials, 'trial')}" if trials and owner is None else "",
         f"has the attributes {', '.join(others)}" if others and owner is None else "",
-        f"would {' and '.join(found)}, and this sweep {' and '.join(directions)}" if found != list(directions) else "",
+        f"has the directions {', '.join(found)}, and this sweep {', '.join(directions)}"
+        if found != list(directions)
+        else "",
     ]
     if any(differences):
         raise StudyError(

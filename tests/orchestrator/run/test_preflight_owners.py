@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -111,8 +113,8 @@ def add_trial(study: Study) -> None:
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
-        (lambda url: create(url, "minimize"), ("would minimize,", "maximize and minimize")),
-        (lambda url: create(url, "minimize", "minimize"), ("would minimize and minimize",)),
+        (lambda url: create(url, "minimize"), ("directions minimize,", "maximize, minimize")),
+        (lambda url: create(url, "minimize", "minimize"), ("directions minimize, minimize",)),
         (lambda url: add_trial(create(url)), ("1 trial",)),
         (lambda url: create(url).set_user_attr("owner", "somebody"), ("attributes owner",)),
         (lambda url: open_log(url, "elsewhere 2025-12-24T00:00:00+00:00").close(), ("another sweep", "2025-12-24")),
@@ -221,6 +223,12 @@ def test_a_file_that_is_something_else_is_refused(data: bytes, prefix: str) -> N
 @pytest.mark.parametrize("study", ["sweeps", "sqlite:///sweeps", "none/study.log", "sqlite:///none/study.db"])
 def test_a_place_without_a_file_is_refused(study: str) -> None:
     assert study in refusal(study)
+
+
+@pytest.mark.parametrize("study", ["~nobody-here/x", "x" * 5000, "postgresql://[", "nosuch://u:p@h/d", ""])
+@pytest.mark.parametrize("tracking", ["sqlite:///mlflow.db", "postgresql://127.0.0.1:9/none"])
+def test_a_malformed_study_is_refused_by_its_option(study: str, tracking: str) -> None:
+    assert refusal(study, tracking).startswith("--study: ")
 
 
 def mlflow_database(empty_database: Path, place: str) -> None:
@@ -364,3 +372,14 @@ def test_of_two_sweeps_with_one_name_one_gets_the_study(url: str, tmp_path: Path
     study = optuna.load_study(study_name=NAME, storage=open_storage(url))
     assert study.user_attrs["sweep"] == f"sweep {printed.index('opened')}"
     assert [state for state in TrialState if study.get_trials(states=(state,))] == []
+
+
+@pytest.mark.slow(seconds=20)
+def test_databases_that_do_not_answer_are_refused_in_seconds() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        assert "--study" in refusal(f"{url}/optuna", f"{url}/mlflow")
+        assert time.monotonic() - begin < 12
