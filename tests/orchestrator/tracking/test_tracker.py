@@ -251,9 +251,11 @@ def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: P
         assert parent.data.metrics["stopped"] == 0
 
 
-def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage) -> None:
+def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp_path: Path) -> None:
     found = client(storage)
-    experiment = found.create_experiment("specfrontier/demo", tags={"mlflow.note.content": "theirs", "team": "vision"})
+    experiment = found.create_experiment(
+        "specfrontier/demo", str(tmp_path / "theirs"), tags={"mlflow.note.content": "theirs", "team": "vision"}
+    )
     other = found.create_run(experiment, tags={"specfrontier.kind": "sweep"}, run_name="theirs").info.run_id
     sync(storage)
     parent = next(run for run in found.search_runs([experiment]) if run.data.tags.get("specfrontier.sweep_id"))
