@@ -10,7 +10,8 @@ from typing import Any
 from search_spaces.documents import parse_json
 
 _SECRET_KEYS = "access_key|secret_key|session_token|password|passwd|token|sig|signature|key|credential[s]?"
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
+# The second form is of a password with an unquoted / ? or #; a path with @ behind a port looks alike.
+_USER_INFO = re.compile(r"""(?<=://)(?:[^/?#\s:@"']*:[^\s"']*@|[^/?#\s]*@)""")
 _QUERY = re.compile(rf"(?i)(?<=[?&])([^=&#\s]*(?:{_SECRET_KEYS})[^=&#\s]*)=[^&#\s]*")
 
 

@@ -11,9 +11,10 @@ from orchestrator.run import preflight_models as models
 from orchestrator.run.cluster_address import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.predicted_pool import check_pool
-from orchestrator.run.preflight_models import CheckedModels, in_section
+from orchestrator.run.preflight_models import CheckedModels, in_section, prefix_errors
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
+from orchestrator.run.study_storage import check_url
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -97,7 +98,7 @@ def _check_tracking_uri(uri: str) -> None:
     """Check the scheme of MLflow's URI. Whether the server responds does not matter yet.
 
     Raises:
-        ValueError: unknown scheme.
+        ValueError: unknown scheme, or a character that must be quoted.
     """
     scheme, colon, rest = uri.partition(":")
     if uri and (scheme.partition("+")[0] not in _TRACKING_SCHEMES or (colon and not rest.removeprefix("//"))):
@@ -105,6 +106,8 @@ def _check_tracking_uri(uri: str) -> None:
             f"--tracking-uri {without_credentials(uri)}: not an MLflow address; give http://HOST:PORT, sqlite:///FILE "
             "or a database URL"
         )
+    with prefix_errors("--tracking-uri"):
+        check_url(uri)
 
 
 def _check_names(sweep: SweepConfig) -> None:

@@ -18,6 +18,7 @@ from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import STUDY
 from orchestrator.results.text import counted
 from workers.data.storage import Storage
+from workers.data.uris import check_credentials
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
@@ -45,6 +46,10 @@ def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: 
     Raises:
         StudyError: what the storage or the study is instead, and the fix.
     """
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     try:
         storage = _open_existing(url)
         if storage is not None:
@@ -130,6 +135,21 @@ def damaged_line(path: Path) -> int | None:
             if not isinstance(entry, dict) or "op_code" not in entry:
                 return number
     return None
+
+
+def check_url(url: str) -> None:
+    """Check that a database's URL is read as it is meant: a ? or a character of a password can cut it.
+
+    Raises:
+        ValueError: names the characters.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme == "databricks":  # a file; a profile and a prefix
+        return
+    check_credentials(url)
+    file, mark, query = rest.partition("?")
+    if scheme.startswith("sqlite") and mark and "=" not in query:
+        raise ValueError(f"{scheme}://{file}{mark}{query}: write ? in the path of a SQLite file as %3F")
 
 
 def storage_problem(url: str, error: Exception) -> str:

@@ -59,7 +59,12 @@ def default_uri(storage: Storage) -> str:
     """
     path = storage.path(MLFLOW_RUNS)
     folder = Path.cwd() if path is None else path.parent.parent
-    return f"{_SQLITE}{folder / _DATABASE}"
+    return _sqlite_url(folder / _DATABASE)
+
+
+def _sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file. SQLAlchemy decodes its path."""
+    return _SQLITE + str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def is_database(uri: str) -> bool:
@@ -118,7 +123,7 @@ def create_database(uri: str) -> None:
         for killed in database.parent.glob(f".{database.name}.*.new*"):
             killed.unlink()
         new = database.with_name(f".{database.name}.{uuid.uuid4().hex}.new")
-        _create_tables(f"{_SQLITE}{new}")
+        _create_tables(_sqlite_url(new))
         new.rename(database)
 
 

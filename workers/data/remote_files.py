@@ -14,17 +14,41 @@ _BUCKETS = ("s3", "gcs", "abfs")  # a file appears there when its upload is comp
 # How pyarrow words failures of servers and networks, besides those of keys, buckets and permissions.
 _TRANSIENT = re.compile(
     r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|curlCode"
-    r"|[Tt]imed out|[Cc]onnection re|HTTP status (429|5\d\d)|kUnavailable"
+    r"|[Tt]imed out|[Cc]onnection re|HTTP status (429|5\d\d)|kUnavailable|Status\(UNAVAILABLE"
 )
+
+_GCS_LIMIT, _GCS_RETRY_S = "retry_limit_seconds", 4
+_S3_ATTEMPTS = 2  # each fails after 3 s without a byte
 
 _ADVICE = (
     (_TRANSIENT, "check that the server runs and can be reached"),
     (
-        re.compile("ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|kPermissionDenied"),
+        re.compile(
+            "ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|kPermissionDenied|PERMISSION_DENIED"
+        ),
         "check the keys, and what the bucket's policy allows",
     ),
     (re.compile("NO_SUCH_BUCKET"), "create the bucket, or correct its name"),
 )
+
+
+def connect(uri: str) -> tuple[FileSystem, str]:
+    """The filesystem of a URI, and the path in it. A server that does not respond fails an action in seconds, not in
+    pyarrow's minutes; `Storage` decides how long to try again.
+
+    Raises:
+        ValueError, OSError, NotImplementedError: pyarrow's.
+    """
+    from pyarrow import fs
+
+    if uri.startswith(("gs://", "gcs://")) and _GCS_LIMIT not in uri:
+        uri += f"{'&' if '?' in uri else '?'}{_GCS_LIMIT}={_GCS_RETRY_S}"
+    found, path = fs.FileSystem.from_uri(uri)
+    if found.type_name == "s3":
+        options = found.__reduce__()[1][0]  # as pickling copies it
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
+        found = fs.S3FileSystem._reconstruct(options | {"retry_strategy": retries})
+    return found, path
 
 
 def advice(error: Exception) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from workers.data import local_files, remote_files
 from workers.data.local_files import StorageError
 from workers.data.remote_files import HIDDEN
-from workers.data.uris import SCHEME, quoted, unquoted_character
+from workers.data.uris import SCHEME, check_credentials, quoted, unquoted_character
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -179,11 +179,8 @@ class Storage:
         return f"{self._root}/{name}" if self._root or self._fs is None else name
 
     def _connect(self) -> tuple[FileSystem, str]:
-        from pyarrow import fs
-
         try:
-            found: tuple[FileSystem, str] = fs.FileSystem.from_uri(self.uri)
-            return found
+            return remote_files.connect(self.uri)
         except (ValueError, OSError, NotImplementedError) as error:
             problem = self._redact(error).partition("\n")[0]
             advice = remote_files.advice(error)
@@ -267,16 +264,10 @@ def _check_quoting(uri: str) -> None:
 
 def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     """A URI without its credentials, and the parts that were removed, as written and as decoded."""
+    check_credentials(uri, "storage: ")
     scheme, _, rest = uri.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(host) :]
-    is_cut = "@" not in host and ":" in host and ("@" in tail or not host.rpartition(":")[2].isdigit())
-    if host.count("@") > 1 or (is_cut and not host.startswith("[")):
-        # an unescaped / ? or # in a key ends the host too early, and the rest of the key would be displayed
-        raise ValueError(
-            f"storage: malformed {scheme}:// URI (not shown, it may hold keys); in a key write / as %2F, ? as %3F, "
-            "# as %23 and @ as %40"
-        )
     account, _, server = host.rpartition("@")
     if account and scheme.startswith("abfs"):  # a container or an account; only a password is secret
         name, _, account = account.partition(":")

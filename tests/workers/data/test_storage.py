@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -261,13 +262,14 @@ def test_a_question_mark_in_a_folders_name_is_named() -> None:
 @pytest.mark.parametrize(
     ("uri", "parts"),
     [
-        ("s3://KEYID:hunter 22@bucket/a", ("' '", "%20", "s3://bucket/a")),
+        ("s3://KEYID:hunter 22@bucket/a", ("a space as %20",)),
+        ("s3://KEYID:hunter|22@bucket/a", ("'|'", "%7C", "s3://bucket/a")),
         ("s3://KEYID:hunter%22@bucket/a b", ("' '", "s3://bucket/a%20b")),
         ("s3://KEYID:hunter@22@bucket/a", ("@ as %40",)),
         ("s3://KEYID:hunter/22@bucket/a", ("/ as %2F",)),
         ("s3://KEYID:hunter#22@bucket/a", ("# as %23",)),
         ("s3://KEYID:hunter22@bucket/a#b", ("'#'", "s3://bucket/a%23b")),
-        ("abfs://box:hunter 22@account/a", ("' '", "%20", "abfs://box@account/a")),
+        ("abfs://box:hunter|22@account/a", ("'|'", "%7C", "abfs://box@account/a")),
     ],
 )
 def test_credentials_are_not_in_quoted_forms(uri: str, parts: tuple[str, ...]) -> None:
@@ -294,6 +296,19 @@ def test_what_would_be_another_folder_is_refused(given: str, good: str) -> None:
     with pytest.raises(ValueError, match="URI") as raised:
         Storage(given)
     assert f"write {good}" in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_server_that_does_not_respond_takes_seconds(scheme: str) -> None:
+    """A silent server, or none. (pyarrow itself tries for a quarter of an hour.) With keys, as no file has any here."""
+    start = time.monotonic()
+    user = {"s3": "KEYID:hunter22", "gs": "anonymous"}[scheme]
+    options = "scheme=http" + ("&region=x" if scheme == "s3" else "")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if scheme == "s3" else 1  # Google's library waits two minutes for a byte
+        with pytest.raises(StorageError, match=r"check that the server runs"):
+            Storage(f"{scheme}://{user}@bucket/a?endpoint_override=127.0.0.1:{port}&{options}").check_bucket()
+    assert time.monotonic() - start < 12
 
 
 def test_a_scheme_has_no_case() -> None:
