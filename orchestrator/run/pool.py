@@ -29,6 +29,7 @@ from workers.data.local_files import StorageError
 from workers.data.shards import TimingShard
 from workers.runtime.logs import describe_task
 
+_REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
 _STORAGE_ERROR = StorageError.__name__
@@ -266,12 +267,13 @@ class Pool:
         """Schedule the next start with exponential backoff: one broken node must not stop the others.
 
         Raises:
-            PoolError: too many starts have failed in a row, and no worker is alive.
+            PoolError: no worker is alive, and the last one of all was refused, or too many starts have failed in a row.
         """
         worker.kill()
         self._failed_starts += 1
-        if self._failed_starts >= _MAX_FAILED_STARTS and not self.alive:
-            raise PoolError(f"{self._failed_starts} workers in a row failed to start: {cause}")
+        is_final = cause.startswith(_REFUSAL) and all(other is worker for other in self._workers)
+        if (is_final or self._failed_starts >= _MAX_FAILED_STARTS) and not self.alive:
+            raise PoolError(f"workers fail to start: {cause}")
         delay = _GROW_INTERVAL_S * (2 ** min(self._failed_starts - 1, 6) - 1)
         self._next_grow = time.monotonic() + delay
         self._warn(f"{worker.name} cannot be used: {cause}; retrying in {delay:.0f} s")
