@@ -5,26 +5,22 @@ from __future__ import annotations
 import copy
 import random
 import shutil
-import sqlite3
 import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import chdir, closing
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optuna
 import yaml
 from PIL import Image
 
 from benchmarks.fuzz_commands import COMMANDS, NUMBERS, REFUSED, TEXTS
 from benchmarks.fuzz_files import Pristine, Tally
 from benchmarks.fuzz_readers import NAME, Outcome, digests, timed
-from orchestrator.results.axes import Direction
-from orchestrator.run.study_storage import open_storage
 from tests.fakes.command_line import specfrontier
 
 _JUNK: tuple[Any, ...] = (
@@ -132,7 +128,6 @@ def file_case(rng: random.Random, place: Path) -> tuple[str, ...]:
             *COMMANDS["reference"].words,
         ),
         lambda: header(rng, place),
-        lambda: study(rng, place),
     )
     return rng.choice(makers)()
 
@@ -149,29 +144,6 @@ def captions(rng: random.Random, place: Path) -> tuple[str, ...]:
         ("launch", "space.yaml", "--check", "--out", "new", "--set", f"captions.source={name}"),
     )
     return write(place / name, _CAPTION_FILES[name], *rng.choice(commands))
-
-
-def study(rng: random.Random, place: Path) -> tuple[str, ...]:
-    """A study's or MLflow's file that is somebody else's, or something else."""
-    name = yaml.safe_load((place / "space.yaml").read_text())["name"]
-    prefix = rng.choice(["", "sqlite:///"])
-    kind = rng.randrange(4)
-    if kind == 0:
-        (place / "theirs").write_bytes(
-            rng.choice([b"a text", b"a text\n", b"[1]\n", b'{"a": 1}\n', b"\x89PNG\r\n" * 90])
-        )
-    elif kind == 1:
-        with closing(sqlite3.connect(place / "theirs")) as connection, connection:
-            connection.execute("CREATE TABLE alembic_version (version_num)")
-            connection.execute("INSERT INTO alembic_version VALUES ('5f0c')")
-    else:
-        directions: list[Direction] = rng.choice([["minimize"], ["minimize", "minimize"], ["maximize", "minimize"]])
-        storage = open_storage(f"{prefix}{place}/theirs")
-        made = optuna.create_study(study_name=name, storage=storage, directions=directions)
-        if kind == 2:
-            made.add_trial(optuna.create_trial(values=[1.0] * len(directions)))
-    option = "--tracking-uri" if prefix and rng.randrange(3) == 0 else "--study"
-    return ("launch", "space.yaml", "--check", "--out", "new", option, f"{prefix}theirs")
 
 
 def header(rng: random.Random, place: Path) -> tuple[str, ...]:

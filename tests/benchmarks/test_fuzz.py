@@ -1,4 +1,4 @@
-"""A short run of `benchmarks.fuzz`: damaged files, hostile inputs and surroundings, with the commands in this process."""
+"""A short run of `benchmarks.fuzz`: damaged files, hostile inputs and surroundings, commands in this process."""
 
 from __future__ import annotations
 
