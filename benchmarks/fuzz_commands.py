@@ -10,7 +10,9 @@ TEXTS = (
     "", " ", "-", "..", "../../../nowhere/x", "/proc/x/y", "nowhere/at/all", "a" * 5000, "\u202egnp.exe", "🙂\n\t",
     "%s%n{}", "[[[", "!!python/object:os.system", "s3://", "http://[", "file://host/x", "postgresql://u:p@",
     "nan", "-1", "file/below", "deep.json", "images", "sweeps/fuzzed/trials", "a,b", "a=b=c", "fid<=", "x >= 1e999",
-    "__class__",
+    "__class__", "s3://bucket/a b", "s3://K:sec/ret@bucket/a", "s3://bucket/a#b", "s3:/bucket/a", "file:///x?y",
+    "local", "127.0.0.1:1", "[::1]:1", "::1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1", "postgresql://u:p/w@127.0.0.1:1/d",
+    "sqlite:////x/a?b", "gs://anonymous@bucket/a?endpoint_override=127.0.0.1:1&scheme=http",
 )  # fmt: skip
 NUMBERS = (
     "-1",

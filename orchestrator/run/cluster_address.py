@@ -17,6 +17,7 @@ from ray._private import ray_constants, services
 from ray._private.grpc_utils import init_grpc_channel
 from ray.core.generated import gcs_service_pb2, ray_client_pb2
 
+from orchestrator.results.redaction import without_credentials
 from orchestrator.run.tasks import PoolError
 
 CLIENT = "ray://"  # such a driver runs outside of the cluster
@@ -69,12 +70,14 @@ def resolve_address(given: str) -> ClusterAddress:
         ValueError: not an address of a cluster.
         PoolError: auto, and there is no cluster, or several.
     """
-    option = f"--address {given}"
+    option = f"--address {without_credentials(given)}"
     if given != _AUTO:
         return _address(given, option, "`ray status` on the head node shows the address")
     named = os.environ.get(_VARIABLE, "")
     if named not in ("", _AUTO):
-        return _address(named, f"{option}: {_VARIABLE} is {named}", f"correct or unset {_VARIABLE}")
+        return _address(
+            named, f"{option}: {_VARIABLE} is {without_credentials(named)}", f"correct or unset {_VARIABLE}"
+        )
     services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
     running = services.find_gcs_addresses()  # type: ignore[no-untyped-call]
     file = get_ray_address_file(None)

@@ -95,6 +95,12 @@ def test_what_is_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> No
             resolve_address("auto")
 
 
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(ValueError, match="HOST:PORT") as raised:
+        resolve_address("postgresql://me:hunter22@h:1/db")
+    assert "hunter22" not in str(raised.value)
+
+
 def test_the_dashboards_address_is_named() -> None:
     with pytest.raises(ValueError, match="dashboard"):
         resolve_address("http://127.0.0.1:8265")
