@@ -73,7 +73,7 @@ class Images:
 def read_images(location: str, count: int) -> Images:
     """Vanilla and other finished trials of a sweep, evenly chosen, without repeated ones."""
     sweep = Sweep.open(location)
-    vanilla = sweep.vanilla
+    vanilla = sweep.baseline
     if vanilla is None:
         raise SystemExit(f"{location}: vanilla has not finished")
     others = [r for r in sweep.records if r.state == COMPLETE and r.duplicate_of is None and r is not vanilla]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.describe import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
+from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig, Sampling
 from specfrontier.sweep import Trial
 from workers.data.pictures import to_pictures
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from workers.decoding.statistics import ImageStatistics
+
+_BATCH = 16  # by default, as of `generate`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,27 +85,32 @@ class ImageEngine:
 
 def load_engine(
     setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path,
-    models: str = "builtin",
+    models: str | None = None,
     *,
     device: str | None = None,
-    batch: int = 16,
+    batch: int | None = None,
     seed: int = 0,
 ) -> ImageEngine:
     """Load models and prepare them to draw with a setting.
 
     setting: a trial, a config, a mapping with its keys, the name of a preset, or a YAML file. models: builtin, a folder
-    of weights, or FILE#ENTRY of a models.yaml. device: None for the first GPU, else the CPU.
+    of weights, or FILE#ENTRY of a models.yaml; None for those of the trial's sweep, else the built-in ones. device:
+    None for the first GPU, else the CPU. batch: images generated together; None for the batch at which the trial was
+    timed, else 16.
 
     Raises:
         ConfigError: the setting is invalid, or the models do not support it.
         ValueError, OSError: weights or files cannot be read; the message names the file and the fix.
     """
+    trial = setting if isinstance(setting, Trial) else None
+    models = models or (BUILTIN if trial is None else trial.models)
+    batch = batch or (_BATCH if trial is None else trial.batch)
     loaded = load_entry(find_entry(models), pick_device(device or AUTO))
     config = _config(setting, loaded.target.sampling)
     config.check_model(loaded.target.vocab_size, drafters=loaded.drafters.keys())
     drafter = loaded.drafters.get(config.drafter.kind)
-    name = setting.setting if isinstance(setting, Trial) else ""
-    return ImageEngine(Engine(loaded.target, config, drafter, seed=seed, batch_size=batch), name)
+    engine = Engine(loaded.target, config, drafter, seed=seed, batch_size=batch)
+    return ImageEngine(engine, "" if trial is None else trial.setting)
 
 
 def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling) -> DecodingConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from orchestrator.outputs import CONFIGS, ending_of
 from orchestrator.results import sweep as results
 from orchestrator.results.axes import Axis
-from orchestrator.results.choices import KNEE, Choice, best_within, choice_of
+from orchestrator.results.choices import KNEE, Choice, best_within, choice_of, limit_notes, trial_by_number
+from orchestrator.results.config_file import choice_header
 from orchestrator.results.plots import marked_choices
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, front_of
@@ -22,6 +23,7 @@ from orchestrator.results.text import clean, counted, measured, percent, signed_
 from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
+from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class Trial:
     metrics by which it was chosen. choice: what it was chosen for. probability: that this holds; None where it is
     certain. gain_probability: that it is better than vanilla in the first objective; None for vanilla. changes: of the
     other objectives against vanilla, in per cent with standard errors, by name. by_chance: those of them that are
-    chance alone, as the setting is lossless.
+    chance alone, as the setting is lossless. notes: what to know about the choice. header: the comments at the head of
+    the file that `save` writes. models: of the sweep, as --models takes them. batch: at which speed was measured.
     """
 
     number: int
@@ -77,6 +80,10 @@ class Trial:
     choice: str = ""
     changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     by_chance: Collection[str] = ()
+    notes: tuple[str, ...] = ()
+    header: str = ""
+    models: str = BUILTIN
+    batch: int = 1
 
     def __getitem__(self, metric: str) -> float:
         """A metric's value. Raises KeyError, with the nearest name, for one that was not measured."""
@@ -89,7 +96,8 @@ class Trial:
         for name in self.objectives:
             against = f", against vanilla {self.change(name)}" if name in self.changes else ""
             values.append(f"{name} {_text(self.metrics[name])}{against}")
-        return clean(f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else ""))
+        notes = "".join(f"; note: {note}" for note in self.notes)
+        return clean(f"Trial {self.number}, {self.setting}" + (f" ({'; '.join(values)})" if values else "") + notes)
 
     def _repr_html_(self) -> str:
         rows = [(name, _text(self.metrics[name])) for name in self.objectives]
@@ -98,6 +106,7 @@ class Trial:
         rows += [(name, f"in {percent(chance)} of draws") for name, chance in chances.items() if chance is not None]
         if self.gain_probability is not None and self.objectives[0] in self.by_chance:
             rows[-1] = rows[-1][0], f"{rows[-1][1]} by chance"
+        rows += [("note", note) for note in self.notes]
         heading = f"{escape(self.choice)}: " if self.choice else ""
         return f"{heading}<b>Trial {self.number}</b>, {escape(self.setting)}{_html_table([], rows)}"
 
@@ -109,13 +118,14 @@ class Trial:
         return signed_percent(*self.changes[metric]) + (" by chance" if metric in self.by_chance else "")
 
     def save(self, path: str | Path) -> Path:
-        """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read.
+        """Write the config as YAML, which `specfrontier generate --config` and `load_engine` read. Comments say what
+        the sweep measured, at which batch.
 
         Raises:
             ValueError: the path does not end in .yaml or .yml.
         """
         ending_of(path := Path(path), CONFIGS)
-        path.write_text(write_document(self.config.to_mapping()), "utf-8")
+        path.write_text(self.header + write_document(self.config.to_mapping()), "utf-8")
         return path
 
 
@@ -179,7 +189,7 @@ class Sweep(results.Sweep):
             wanted = [*(["lossless"] if lossless else []), *(f"within {limit}" for limit in limits)]
             trials = counted(len(front.candidates), "trial")
             raise QueryError(f"sweep {self.name}: none of {trials} is {' and '.join(wanted) or 'measured'}")
-        return _trial(front, found)
+        return _trial(front, found, limit_notes(front, limits))
 
     def knee(self, x: str | None = None, y: str | None = None) -> Trial:
         """The trial at the knee of the front.
@@ -193,16 +203,24 @@ class Sweep(results.Sweep):
         return _trial(analysis.front, analysis.choices[KNEE])
 
     def trial(self, number: int) -> Trial:
-        """A measured trial by its number.
+        """A finished trial by its number, one that failed or stopped early included.
 
         Raises:
-            QueryError: there is none.
+            QueryError: there is none, or its config is invalid.
         """
         front = front_of([self], feasible=False)
-        found = next((candidate for candidate in front.candidates if candidate.record.number == number), None)
-        if found is None:
-            raise QueryError(f"sweep {self.name}: no measured trial {number}")
-        return _trial(front, choice_of(front, found))
+        return _trial(front, choice_of(front, trial_by_number(front, number)))
+
+    @property
+    def vanilla(self) -> Trial:
+        """The trial that all speed-ups and changes compare with. Its config has the sweep's sampling.
+
+        Raises:
+            QueryError: it has not finished.
+        """
+        if self.baseline is None:
+            raise QueryError(f"sweep {self.name}: vanilla has not finished")
+        return self.trial(self.baseline.number)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per finished trial (columns: see `trials`)."""
@@ -275,11 +293,25 @@ class Sweep(results.Sweep):
         return clean(f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({_place(self.storage)})")
 
 
-def _trial(front: Front, choice: Choice) -> Trial:
-    candidate, record, (first, *others) = choice.trial, choice.trial.record, (axis.name for axis in front.axes)
-    changes = {name: choice.changes[name] for name in others if name in choice.changes}
-    facts = choice.confidence, choice.gain_confidence, choice.heading, changes, choice.by_chance
-    return Trial(record.number, candidate.title, candidate.config, record.metrics, (first, *others), *facts)
+def _trial(front: Front, choice: Choice, notes: Sequence[str] = ()) -> Trial:
+    candidate, record, sweep = choice.trial, choice.trial.record, front.sweeps[choice.trial.sweep]
+    names = [axis.name for axis in front.axes]
+    return Trial(
+        number=record.number,
+        setting=candidate.title,
+        config=candidate.config,
+        metrics=record.metrics,
+        objectives=tuple(name for name in names if name in record.metrics),
+        probability=choice.confidence,
+        gain_probability=choice.gain_confidence,
+        choice=choice.heading,
+        changes={name: choice.changes[name] for name in names[1:] if name in choice.changes},
+        by_chance=choice.by_chance,
+        notes=tuple(notes),
+        header=choice_header(front, choice),
+        models=sweep.models,
+        batch=int(sweep.identity.timing.get("batch", 1)),
+    )
 
 
 def _place(storage: Storage) -> str:

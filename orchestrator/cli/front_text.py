@@ -43,9 +43,9 @@ def describe_front(
         return [*lines, *notes]
     lines += ["", *front_table(front, rows, long=long), ""]
     for name, sweep in front.sweeps.items():
-        if sweep.vanilla is not None:
+        if sweep.baseline is not None:
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            lines.append(f"vanilla{whose}: trial {sweep.vanilla.number} ({_describe_values(front, sweep.vanilla)})")
+            lines.append(f"vanilla{whose}: trial {sweep.baseline.number} ({_describe_values(front, sweep.baseline)})")
     if "hypervolume" in facts:
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         volume = measured(facts["hypervolume"], facts["hypervolume_error"])
@@ -71,7 +71,7 @@ def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[s
         what = "vanilla itself" if front.is_vanilla(trial) else "see above"
         return [heading(f"{choice.heading}{sure}: trial {trial.name}, {what}")]
     lines = [heading(f"{choice.heading}{sure}"), f"  trial {trial.name}, {trial.title}"]
-    for axis in front.axes:
+    for axis in (axis for axis in front.axes if axis.name in trial.record.metrics):
         entry = trial.record.metrics[axis.name]
         line = f"  {axis.name} {measured(entry.value, entry.error)}"
         if axis is front.axes[0] and choice.gain_confidence is not None:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from orchestrator.cli import options as o
-from orchestrator.cli.completion import complete_preset
+from orchestrator.cli import query_options as q
+from orchestrator.cli.completion import complete_preset, complete_sweep
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import output_folder
 
+if TYPE_CHECKING:
+    from orchestrator.results.choices import Selection
+    from orchestrator.results.config_file import Setting
+
+_BATCH = 16
 EPILOG = """\b
 Examples:
   specfrontier generate "a large red circle on a cloudy blue background" --preset lantern
   specfrontier generate --captions captions.txt --preset eagle2 --set acceptance=lantern --set tree.depth=4
   specfrontier generate "a small blue star" --config drawn/config.yaml --set acceptance.divergence=jsd --json
+  specfrontier generate "a small blue star" --from quickstart --best 'fid <= 1.2 * vanilla' --against vanilla
+  specfrontier generate "a small blue star" --from quickstart --trial 0
 """
 
 Captions = Annotated[
@@ -44,7 +53,31 @@ ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
 ]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images generated together.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="SWEEP",
+        autocompletion=complete_sweep,
+        help="Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: --trial, "
+        "--best, --lossless or --knee say which; by default the best one within the default quality bar.",
+    ),
+]
+Against = Annotated[
+    Literal["vanilla"] | None,
+    typer.Option(
+        "--against",
+        metavar="vanilla",
+        help="Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
+        "turn, and measure the speed-up.",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=65_536, help="Images generated together. Default: of --from, its timing batch; else 16."
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option(
@@ -66,8 +99,14 @@ def generate(
     preset: Preset = None,
     list_presets: ListPresets = False,
     config: ConfigFile = None,
+    source: From = None,
+    trial: q.Trial = None,
+    best: q.Best = None,
+    lossless: q.Lossless = False,
+    knee: q.Knee = False,
     assignments: o.Assignments = None,
-    batch: Batch = 16,
+    against: Against = None,
+    batch: Batch = None,
     seed: Seed = 0,
     samples: Samples = 1,
     out: Out = "generated",
@@ -76,21 +115,34 @@ def generate(
     threads: o.Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate images from captions with one decoding config: a preset or a YAML file, with --set for single keys.
+    """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's trial, with --set for
+    single keys.
 
     Writes a PNG for each image, contact_sheet.png, heatmap.png (accepted length over the image grid), statistics.json,
-    and config.yaml, which --config accepts. Without --preset and --config: vanilla autoregressive decoding. Sampling
-    keys that are not set have the target's defaults.
+    and config.yaml, which --config accepts. Without --preset, --config and --from: vanilla autoregressive decoding.
+    Sampling keys that are not set have the target's defaults, which need not be a sweep's: --from takes the sweep's.
     """
     if list_presets:
         typer.echo(_describe_presets())
         return
-    mapping = _read_config(preset, config, assignments or [])
+    selection = q.read_selection(trial, best, lossless=lossless, knee=knee)
+    setting = _read_setting(preset, config, source, selection)
+    mapping = _with_assignments(setting.mapping, assignments or [])
     texts = _read_captions(captions or [], captions_file, seed)
     o.say_on_terminal("loading the models")
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
-    generation = Generation(preset, seed, batch, samples, Path(out), o.pick_device(device), models or "builtin")
+    generation = Generation(
+        preset,
+        seed,
+        batch or setting.batch or _BATCH,
+        samples,
+        Path(out),
+        o.pick_device(device),
+        models or setting.models,
+        setting,
+        against is not None,
+    )
     with output_folder(generation.folder):
         typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
 
@@ -105,31 +157,76 @@ def _describe_presets() -> str:
     )
 
 
-def _read_config(preset: str | None, file: str | None, assignments: list[str]) -> dict[str, Any]:
-    """The config of a preset or a file (vanilla without either) with the assignments applied, as a mapping.
+def _read_setting(preset: str | None, file: str | None, source: str | None, selection: Selection) -> Setting:
+    """The config of a preset, a file or a sweep's trial (vanilla without any), and what was measured of it.
 
-    The section `sampling` has only the keys that were given. Everything that does not depend on the model is validated.
+    The section `sampling` has only the keys that were given.
+
+    Raises:
+        CommandError: wrong usage, or the sweep has no such trial.
+    """
+    from orchestrator.results.config_file import MeasuredSpeed, Setting
+    from search_spaces.documents import read_document
+    from search_spaces.presets import preset as find_preset
+    from search_spaces.trial import DecodingConfig, Sampling
+
+    given = {"--preset": preset, "--config": file, "--from": source}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise CommandError(
+            f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set", WRONG_USAGE
+        )
+    if source is not None:
+        return _read_trial(source, selection)
+    if selection:
+        raise CommandError(
+            "--trial, --best, --lossless and --knee choose a sweep's trial; add --from SWEEP", WRONG_USAGE
+        )
+    with ends_with(WRONG_USAGE):
+        if preset is not None:
+            return Setting(find_preset(preset).to_mapping())
+        if file is None:
+            return Setting({})
+        text = Path(file).read_bytes()
+        document = read_document(text, file)
+        with document.locate_errors():
+            whole = DecodingConfig.from_mapping(document.data, Sampling())
+        mapping = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
+        return Setting(mapping, speed=MeasuredSpeed.read(text.decode("utf-8-sig")))
+
+
+def _read_trial(source: str, selection: Selection) -> Setting:
+    """The setting of a sweep's trial; by default of the best one within the default quality bar.
+
+    Raises:
+        CommandError: no such sweep or trial, or the sweep has no default quality bar.
+    """
+    (sweep,) = q.open_sweeps([source])
+    from orchestrator.results.choices import Selection, default_limit, select
+    from orchestrator.results.config_file import Setting
+    from orchestrator.results.sweep import front_of
+
+    with q.query_errors():
+        front = front_of([sweep])
+        if not selection:
+            if (limit := default_limit(front)) is None:
+                problem = f"--from {source}: this sweep has no default quality bar"
+                raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
+            selection = Selection(limits=(limit,))
+        return Setting.of(front, select(front, selection))
+
+
+def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """A config as a mapping, with assignments applied. Everything that does not depend on the model is validated.
 
     Raises:
         CommandError: wrong usage.
     """
-    from search_spaces.documents import read_document
     from search_spaces.overrides import override, parse_assignments
-    from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
 
-    if preset is not None and file is not None:
-        raise CommandError("--preset and --config cannot be combined; give one and adjust it with --set", WRONG_USAGE)
-    base: dict[str, Any] = {}
     with ends_with(WRONG_USAGE):
-        if preset is not None:
-            base = find_preset(preset).to_mapping()
-        elif file is not None:
-            document = read_document(Path(file).read_bytes(), file)
-            with document.locate_errors():
-                whole = DecodingConfig.from_mapping(document.data, Sampling())
-            base = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
-        mapping = override(base, parse_assignments(assignments))
+        mapping = override(dict(base), parse_assignments(assignments))
         DecodingConfig.from_mapping(mapping, Sampling())
     return mapping
 

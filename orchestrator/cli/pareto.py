@@ -16,8 +16,6 @@ from orchestrator.cli.options import output_file
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
-from orchestrator.results.text import clean, counted
-from search_spaces.documents import write_document
 
 if TYPE_CHECKING:
     from orchestrator.results.choices import Choice
@@ -31,29 +29,19 @@ Examples:
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
   specfrontier pareto quickstart --lossless --config lossless.yaml
   specfrontier pareto mine --all --table trials.parquet
+  specfrontier pareto quickstart --trial 0 --config vanilla.yaml
   specfrontier pareto mine --stopped
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
 
-BEST, LOSSLESS, KNEE = "best", "best_lossless", "knee"  # kinds of `choices`, whose import takes a part of a second
-
-_NO_KNEE = "the front has no knee: no trial is on the better side of the line between its ends"
-
-Best = Annotated[
-    list[str] | None,
-    typer.Option(metavar="LIMIT", help="Show the trial with the best first objective within this limit. Repeatable."),
-]
-Knee = Annotated[bool, typer.Option("--knee", help="Show the trial furthest from the line between the ends.")]
-Lossless = Annotated[
-    bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
-]
 Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
 Config = Annotated[
     str | None,
     typer.Option(
         metavar="YAML",
         callback=output_file(CONFIGS),
-        help="Write the config of --best, --lossless or --knee to a file for `generate`.",
+        help="Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say "
+        "what the sweep measured.",
     ),
 ]
 Table = Annotated[
@@ -75,6 +63,7 @@ Stopped = Annotated[
     bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
 ]
 
+_NO_CHOICE = "--config: add --trial N, --best LIMIT, --lossless or --knee to choose the config"
 _MAX_LISTED = 10  # trials in a note
 
 
@@ -86,9 +75,10 @@ def pareto(
     where: o.Where = None,
     subject_to: o.SubjectTo = None,
     infeasible: o.Infeasible = False,
-    best: Best = None,
-    lossless: Lossless = False,
-    knee: Knee = False,
+    trial: o.Trial = None,
+    best: o.Best = None,
+    lossless: o.Lossless = False,
+    knee: o.Knee = False,
     config: Config = None,
     hypervolume: Volume = False,
     reference_point: o.ReferencePoint = None,
@@ -106,57 +96,37 @@ def pareto(
     of" each other if they differ significantly in no objective (5 % level, paired Student's t). A choice says in how
     many draws it holds, and in how many it is better than vanilla in the first objective.
     """
-    if config is not None and not (best or lossless or knee):
-        raise CommandError("--config: add --best LIMIT, --lossless or --knee to choose the config", WRONG_USAGE)
-    opened = o.open_sweeps(sweeps)
-    from orchestrator.results.choices import choices_mapping, default_limit
+    selection = o.read_selection(trial, best, lossless=lossless, knee=knee and config is not None)
+    if config is not None and not selection:
+        raise CommandError(_NO_CHOICE, WRONG_USAGE)
+    from orchestrator.results import choices as c
     from orchestrator.results.sweep import front_of
 
     with o.query_errors():
-        front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
+        front = front_of(o.open_sweeps(sweeps), x, y, z, where or (), subject_to or (), feasible=not infeasible)
         corner = o.read_point(reference_point, len(front.axes))
         facts = _volume(front, corner) if hypervolume and front.candidates else {}
-        limits = best or ([default] if (default := default_limit(front)) else [])
-        choices = _choose(front, limits, best or [], lossless=lossless)
         facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
-        warnings = _warnings(front, where or (), [*(subject_to or ()), *(best or ())]) + _unlimited(front, best or [])
-        warnings += [_NO_KNEE] if knee and KNEE not in choices else []
-        facts |= {"warnings": warnings} | choices_mapping(choices, limits)
+        limits = best or ([default] if (default := c.default_limit(front)) else [])
+        chosen = c.select(front, selection) if selection else None
+        choices = {c.TRIAL: chosen} if trial is not None and chosen is not None else {}
+        choices |= c.choose(front, limits, lossless=lossless and bool(best))
+        warnings = _warnings(front, where or (), subject_to or (), best or ())
+        warnings += [c.NO_KNEE] if knee and c.KNEE not in choices else []
+        facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
     rows = front.candidates if everything else front.members
     with ends_with(FAILED):
         written = _write_plot_and_table(front, rows, plot, table)
-        if config is not None:
-            kind = BEST if best else LOSSLESS if lossless else KNEE
-            written["config"], use_of_config = _write_config(choices.get(kind), config)
+        if config is not None and chosen is not None:
+            written["config"] = _write_config(front, chosen, config)
     if as_json:
         found = _to_mapping(front, rows) | facts | {"written": written}
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
-        typer.echo(safe_text(describe_front(front, rows, facts, choices.values(), long=long)))
-        for what, file in written.items():
-            use = f" ({use_of_config})" if what == "config" else ""
-            typer.echo(f"{what}: {file}{use}")
-
-
-def _choose(front: Front, limits: list[str], given: list[str], *, lossless: bool) -> dict[str, Choice]:
-    """What the front recommends. limits: of --best, or the default bar. given: those of --best.
-
-    Raises:
-        CommandError: it has no trial within the limits of --best, or none for --lossless.
-    """
-    from orchestrator.results.choices import choose
-
-    found = choose(front, limits, lossless=lossless and bool(given))
-    axis, trials = front.axes[0], counted(len(front.candidates), "trial")
-    if lossless and LOSSLESS not in found:
-        if not axis.is_of_counts:
-            problem = f"--lossless: lossless trials differ in {axis.name} by chance; add --x speedup"
-            raise CommandError(problem, WRONG_USAGE)
-        raise CommandError(f"--lossless: no lossless trial among these {trials} is {axis.better} than vanilla", FAILED)
-    if given and BEST not in found:
-        within = f"{'lossless and ' if lossless else ''}within {' and '.join(given)}"
-        raise CommandError(f"none of {trials} is {within}", FAILED)
-    return found
+        lines = [f"{what}: {file}" for what, file in written.items()]
+        if "config" in written and chosen is not None:
+            lines[-1] += f" ({_generate_command(chosen, written['config'])})"
+        typer.echo(safe_text([*describe_front(front, rows, facts, choices.values(), long=long), *lines]))
 
 
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
@@ -188,19 +158,25 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(front: Front, where: Sequence[str], limits: Sequence[str]) -> list[str]:
-    """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`)."""
+def _warnings(front: Front, where: Sequence[str], subject_to: Sequence[str], best: Sequence[str]) -> list[str]:
+    """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
+    from orchestrator.results.choices import limit_notes
     from orchestrator.results.notes import sweep_notes, waiting_note
     from orchestrator.results.query import unmatched
     from orchestrator.results.speed_check import time_notes
 
-    axes, sweeps = [axis.name for axis in front.axes], front.sweeps.values()
+    sweeps, named = front.sweeps.values(), [*(axis.name for axis in front.axes), *subject_to, *best, *where]
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
         for text in (*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep))
     ]
-    return [*own, *_unmeasured(front), *time_notes([sweep.identity for sweep in sweeps], [*axes, *limits, *where])]
+    return [
+        *own,
+        *_unmeasured(front),
+        *time_notes([sweep.identity for sweep in sweeps], named),
+        *limit_notes(front, best),
+    ]
 
 
 def _unmeasured(front: Front) -> list[str]:
@@ -223,18 +199,6 @@ def _unmeasured(front: Front) -> list[str]:
             if missing:
                 notes.append(f"{axis.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{why}")
     return notes
-
-
-def _unlimited(front: Front, limits: Sequence[str]) -> list[str]:
-    """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
-    from search_spaces.constraints import Constraint
-
-    first, second = (axis.name for axis in front.axes[:2])
-    if not limits or any(Constraint.parse(text).metric != first for text in limits):
-        return []
-    return [
-        f"--best limits {first} alone, whatever {second}; for the best {second} within {limits[0]} add --x {second}"
-    ]
 
 
 def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
@@ -260,16 +224,15 @@ def _write_plot_and_table(front: Front, rows: list[Candidate], plot: str | None,
     return written
 
 
-def _write_config(chosen: Choice | None, path: str) -> tuple[str, str]:
-    """Where the config is written, and the command that generates with it.
+def _write_config(front: Front, chosen: Choice, path: str) -> str:
+    """Returns where the file is."""
+    from orchestrator.results.config_file import config_text
 
-    Raises:
-        CommandError: nothing was chosen: --best and --lossless find a trial, --knee may not.
-    """
+    return write_output(path, config_text(front, chosen).encode())
+
+
+def _generate_command(chosen: Choice, file: str) -> str:
+    """The command that generates with the config in a file."""
     from orchestrator.results.store import with_plugins
 
-    if chosen is None:
-        raise CommandError(f"--config: {_NO_KNEE}", FAILED)
-    trial, origin = chosen.trial, f"{chosen.heading}: trial {chosen.trial.record.number} of {chosen.trial.sweep}"
-    file = write_output(path, f"# {clean(origin)}\n{write_document(trial.config.to_mapping())}".encode())
-    return file, f'{shlex.join(with_plugins("generate", trial.config.plugins))} "..." --config {file}'
+    return f'{shlex.join(with_plugins("generate", chosen.trial.config.plugins))} "..." --config {shlex.quote(file)}'

@@ -1,4 +1,4 @@
-"""Options that `pareto` and `compare` share, and the sweeps and query that they mean."""
+"""Options that commands on sweeps share, and the sweeps, query and trial that they mean."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
 if TYPE_CHECKING:
+    from orchestrator.results.choices import Selection
     from orchestrator.results.sweep import Sweep
 
-__all__ = ["AsJson", "Infeasible", "Long", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps", "Where", "X", "Y", "Z"]
+__all__ = [
+    "AsJson", "Best", "Infeasible", "Knee", "Long", "Lossless", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps",
+    "Trial", "Where", "X", "Y", "Z",
+]  # fmt: skip
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
@@ -49,6 +53,19 @@ SubjectTo = Annotated[
     ),
 ]
 Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]
+Trial = Annotated[
+    int | None, typer.Option("--trial", metavar="N", min=0, help="The trial with this number, whatever its values.")
+]
+Best = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--best", metavar="LIMIT", help="The trial with the best first objective within this limit. Repeatable."
+    ),
+]
+Lossless = Annotated[
+    bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
+]
+Knee = Annotated[bool, typer.Option("--knee", help="The trial furthest from the line between the front's ends.")]
 Infeasible = Annotated[bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")]
 ReferencePoint = Annotated[
     str | None,
@@ -61,16 +78,33 @@ ReferencePoint = Annotated[
 
 @contextmanager
 def query_errors() -> Iterator[None]:
-    """Turn an invalid query or a missing sweep into exit code 2, and an unreadable sweep into 1."""
-    from orchestrator.results.query import QueryError
+    """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such trial into 1."""
+    from orchestrator.results.query import NoChoiceError, QueryError
     from orchestrator.results.store import NoSweepError
 
     try:
         yield
+    except NoChoiceError as error:
+        raise CommandError(str(error), FAILED) from error
     except (QueryError, NoSweepError) as error:
         raise CommandError(str(error), WRONG_USAGE) from error
     except (ValueError, OSError) as error:
         raise CommandError(explain(error), FAILED) from error
+
+
+def read_selection(trial: int | None, best: Sequence[str] | None, *, lossless: bool, knee: bool) -> Selection:
+    """The trial that --trial, --best, --lossless or --knee mean; only --best and --lossless can be combined.
+
+    Raises:
+        CommandError: two options mean different trials.
+    """
+    from orchestrator.results.choices import Selection
+
+    given = {"--trial": trial is not None, "--knee": knee, "--best": bool(best), "--lossless": lossless}
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1 and names != ["--best", "--lossless"]:
+        raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
+    return Selection(trial, tuple(best or ()), lossless, knee)
 
 
 def open_sweeps(locations: Sequence[str]) -> list[Sweep]:

@@ -10,8 +10,9 @@ from typing import Any
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
 from orchestrator.results.fronts import Candidate
 from orchestrator.results.speed_check import speed_warnings
-from orchestrator.results.store import location, read_sweep_yaml, read_table, with_plugins
+from orchestrator.results.store import location, read_table, with_plugins
 from orchestrator.results.sweep import Front, Sweep
+from search_spaces.sweep_sections import BUILTIN
 
 _STEPS = 150  # of the slider, about
 _LEAST_STEP = 1e-3  # times the bar: of a slider in the metric's unit
@@ -75,7 +76,7 @@ def _ends(front: Front, relative: bool) -> tuple[float, float]:
     metric meets. In units of vanilla of each trial's own sweep, or of the metric."""
     (x, y), points = front.axes[:2], []
     for candidate in front.candidates:
-        value, vanilla = candidate.record.metrics[y.name].value, front.sweeps[candidate.sweep].vanilla
+        value, vanilla = candidate.record.metrics[y.name].value, front.sweeps[candidate.sweep].baseline
         base = vanilla.metrics[y.name].value if relative and vanilla is not None else 1.0
         points.append((candidate.record.metrics[x.name].value, value / base))
     x_sign, y_sign = (-1.0 if axis.direction == "maximize" else 1.0 for axis in (x, y))
@@ -112,11 +113,11 @@ def _commands(front: Front) -> dict[str, str]:
     if sweeps[0].identity.objectives != front.axes:
         words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
     prompt = _short_caption(sweeps[0])
-    models = _models(sweeps[0])
+    models = sweeps[0].models
     plugins = {module for candidate in front.candidates for module in candidate.config.plugins}
-    plugins |= {*sweeps[0].identity.plugins} if models else set()  # the target's family may be one's
+    plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}  # the target's family may be one's
     draw = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
-    draw += [*models, "--config", _CONFIG_FILE]
+    draw += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]
     draw += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
 
@@ -132,11 +133,3 @@ def _short_caption(sweep: Sweep) -> str:
         return _PLACEHOLDER
     captions = (" ".join(str(text).split()) for text in table["caption"].to_pylist())
     return min(captions, key=lambda text: (len(text), text)) or _PLACEHOLDER
-
-
-def _models(sweep: Sweep) -> list[str]:
-    given = read_sweep_yaml(sweep.storage).get("models") or {}
-    file, entry = (given.get("file"), given.get("name")) if isinstance(given, dict) else (given, None)
-    if file in (None, "builtin"):
-        return []
-    return ["--models", f"{file}#{entry}" if entry else str(file)]

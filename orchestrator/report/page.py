@@ -28,14 +28,14 @@ from orchestrator.report.trial_entries import image_key, trial_entries, trial_id
 from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
+from orchestrator.results.config_file import config_header
 from orchestrator.results.describe import VANILLA, describe_duration
 from orchestrator.results.joint import critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
-from search_spaces.trial import DecodingConfig
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from workers.data.storage import Storage
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
@@ -134,7 +134,7 @@ def page_data(
             "answer": {} if front is None else answer(front),
             "importances": importances(first, axes) if len(sweeps) == 1 else {},
             "hypervolumes": hypervolumes(front) if candidates and front is not None else [],
-            "configs": {r.digest: config_yaml(r.config) for sweep in sweeps for r in sweep.records if r.config},
+            "configs": {r.digest: config_yaml(sweep, r) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
     ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
@@ -149,7 +149,7 @@ def page_data(
 def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
     """captions: trials of sweeps that share it were measured on the same captions. vanilla: a trial's id."""
     sweep = named[name]
-    vanilla = None if sweep.vanilla is None else trial_id(name, sweep.vanilla, len(named))
+    vanilla = None if sweep.baseline is None else trial_id(name, sweep.baseline, len(named))
     captions = sweep.identity.captions
     return {
         "name": name,
@@ -166,7 +166,7 @@ def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[t
     ones (2), then others (`_OTHERS`). front: ids."""
     ranked = []
     for index, (name, sweep) in enumerate(sweeps.items()):
-        vanilla = sweep.vanilla
+        vanilla = sweep.baseline
         for record in sweep.records:
             member = trial_id(name, record, len(sweeps)) in front
             rank = 0 if record is vanilla else 1 if member else 2 if record.label else _OTHERS
@@ -174,9 +174,11 @@ def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[t
     return sorted(ranked, key=lambda entry: (entry[0], entry[1].record.number))
 
 
-def config_yaml(config: DecodingConfig) -> str:
-    """The config as YAML, as `specfrontier generate --config` reads it."""
-    return yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
+def config_yaml(sweep: Sweep, record: TrialRecord) -> str:
+    """A trial's config as YAML, as `specfrontier generate --config` reads it, with what was measured as comments."""
+    header = config_header(sweep, record, metrics=[axis.name for axis in sweep.identity.objectives])
+    assert record.config is not None
+    return header + yaml.safe_dump(record.config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
 def _critical_values() -> list[float]:

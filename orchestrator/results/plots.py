@@ -192,7 +192,7 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
 
 def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice], values: Floats) -> Floats:
     """Rings around the choices, and a line at the quality bar of a single sweep: returns its segments [n, 2, 2]."""
-    vanilla, quality = next(iter(front.sweeps.values())).vanilla, front.axes[1]
+    vanilla, quality = next(iter(front.sweeps.values())).baseline, front.axes[1]
     bar = np.empty((0, 2, 2))
     if default_limit(front) and len(front.sweeps) == 1 and vanilla is not None:
         factor = DEFAULT_FACTORS[quality.direction]
@@ -217,7 +217,7 @@ def marked_choices(front: Front) -> dict[str, Choice]:
 
 def named_candidates(front: Front, found: Mapping[str, Choice]) -> list[Candidate]:
     """The candidates to name, the most important first: choices, vanilla, others on the front, others with a label."""
-    baselines = [sweep.vanilla for sweep in front.sweeps.values()]
+    baselines = [sweep.baseline for sweep in front.sweeps.values()]
     vanilla = [candidate for candidate in front.candidates if candidate.record in baselines]
     named = {trial.name: trial for trial in [*(choice.trial for choice in found.values()), *vanilla]}
     labelled = [candidate for candidate in front.candidates if candidate.record.label.strip()]

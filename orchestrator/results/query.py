@@ -40,6 +40,10 @@ class QueryError(ValueError):
     """An expression that cannot be read, or that names something unknown."""
 
 
+class NoChoiceError(QueryError):
+    """No trial is what was asked for."""
+
+
 def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """Which rows of the table pass all filters: bool [rows].
 

@@ -33,9 +33,10 @@ from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import knee, knee_confidence
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.store import Identity, find_sweep, read_trials
+from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_trials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
 from search_spaces.params import unknown_key
+from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 
@@ -77,9 +78,16 @@ class Sweep:
         return SettingNames(self.identity.sampling)
 
     @property
-    def vanilla(self) -> TrialRecord | None:
-        """The trial with the baseline's config, or else the one with the label `vanilla`."""
+    def baseline(self) -> TrialRecord | None:
+        """Vanilla: the trial with the baseline's config, or else the one with the label `vanilla`."""
         return self.find(self.identity.baseline, "vanilla")
+
+    @cached_property
+    def models(self) -> str:
+        """The sweep's models, as --models takes them: builtin, a folder, a models.yaml, or FILE#ENTRY."""
+        given = read_sweep_yaml(self.storage).get("models") or {}
+        file, entry = (given.get("file"), given.get("name")) if isinstance(given, Mapping) else (given, None)
+        return f"{file or BUILTIN}#{entry}" if entry else str(file or BUILTIN)
 
     def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:
         """The first complete trial with this config, else the first one with this label."""
@@ -163,7 +171,7 @@ class Sweep:
         Raises:
             QueryError: the constraint cannot be parsed, or needs a value that the sweep does not have.
         """
-        return parse_limit(text, self.identity.metrics, {} if self.vanilla is None else self.vanilla.metrics)
+        return parse_limit(text, self.identity.metrics, {} if self.baseline is None else self.baseline.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +235,11 @@ class Front:
     def limit_confidence(self, trial: Candidate, limits: Sequence[str]) -> float | None:
         """The share of draws in which a trial meets all limits (see `query.limit_confidence`)."""
         sweep = self.sweeps[trial.sweep]
-        return limit_confidence(trial.record, sweep.vanilla, limits, sweep.identity.metrics)
+        return limit_confidence(trial.record, sweep.baseline, limits, sweep.identity.metrics)
 
     def is_vanilla(self, trial: Candidate) -> bool:
         """Whether it is the vanilla of its own sweep."""
-        return trial.record is self.sweeps[trial.sweep].vanilla
+        return trial.record is self.sweeps[trial.sweep].baseline
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the axes' units; computed from all complete trials, without filters."""

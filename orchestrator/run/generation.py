@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.results.config_file import Setting
+from orchestrator.results.describe import VANILLA, format_number
 from orchestrator.results.names import SettingNames
 from orchestrator.results.notes import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
+from orchestrator.results.text import measured as number_text
 from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
 from workers.data.pictures import (
     INK,
@@ -38,9 +41,13 @@ from workers.decoding.kernels import implementation
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
+from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
+from workers.metrics.costs import VANILLA as SIDE
+from workers.metrics.estimate import ratio_estimate
 from workers.models.target import Grid
-from workers.runtime.device import versions
+from workers.runtime.device import device_name, versions
+from workers.runtime.timing import Draw, time_pairs
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _MAX_CAPTION_CHARS = 48  # of a caption in a file name
@@ -51,7 +58,9 @@ _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Options of a run besides its config and captions. preset: the name that the user gave, for the statistics."""
+    """Options of a run besides its config and captions. preset: the name that the user gave, for the statistics.
+    setting: where the config is from. against_vanilla: generate vanilla's images too, and measure the speed-up.
+    """
 
     preset: str | None
     seed: int
@@ -60,6 +69,8 @@ class Generation:
     folder: Path
     device: torch.device
     models: str = "builtin"
+    setting: Setting = field(default_factory=lambda: Setting({}))
+    against_vanilla: bool = False
 
 
 @dataclass
@@ -112,31 +123,67 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
     ]
     gallery = Gallery(options.folder, config.digest(), options.seed)
     with ends_with(WRONG_USAGE):
-        replaced = _remove_previous(options.folder)
+        replaced = _remove_previous(options.folder) + _remove_previous(options.folder / VANILLA)
+    against = None
     with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
-        seconds = _draw(engine, requests, gallery)
-    header = {
+        if options.against_vanilla:
+            vanilla = _vanilla(config, options.setting, target.sampling)
+            engines = Engine(target, vanilla, seed=options.seed, batch_size=options.batch), engine
+            against = VanillaRun(*engines, Gallery(options.folder / VANILLA, vanilla.digest(), options.seed))
+            seconds = against.draw(requests, gallery)
+        else:
+            seconds = _draw(engine, requests, gallery)
+    header = _header(mapping, engine, models, options, len(requests)) | {
+        "warnings": _warnings(gallery, config.drafter.kind, entry.files),
+        "against": None if against is None else against.facts(),
+    }
+    with ends_with(FAILED):
+        statistics = _write_report(gallery, target.grid, header, seconds)
+        if against is not None:
+            against.write(header)
+    if as_json:
+        return json.dumps(statistics, indent=2, ensure_ascii=False)
+    return _summary(statistics, options.folder, replaced)
+
+
+def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> DecodingConfig:
+    """What `config` is compared with: the sweep's vanilla, unless its sampling was changed since; else vanilla with the
+    config's sampling. sampling: the target's defaults."""
+    stated = DecodingConfig.from_mapping(setting.mapping, sampling)
+    is_unchanged = setting.baseline is not None and config.sampling == stated.sampling
+    return setting.baseline if is_unchanged and setting.baseline else DecodingConfig(sampling=config.sampling)
+
+
+def _header(
+    mapping: Mapping[str, Any], engine: Engine, models: Models, options: Generation, images: int
+) -> dict[str, Any]:
+    """What the statistics say of the run besides its images. measured: the speed-up that a sweep measured of this
+    config, and why it is not that of this run."""
+    config, setting, batch = engine.config, options.setting, min(options.batch, images)
+    measured = None
+    if setting.speed is not None:
+        files = setting.differing_files(models.hashes)
+        reasons = setting.speed.differences(config.digest(), batch, device_name(engine.device), files)
+        measured = asdict(setting.speed) | {"differences": reasons, "text": setting.speed.describe(reasons)}
+    return {
         "versions": versions(),
-        "target": target.name,
+        "target": engine.target.name,
         "weights": models.hashes,
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
         "cuda_graphs": engine.uses_graphs,
         "kernels": implementation(engine.device.type),
         "preset": options.preset,
+        "origin": setting.origin,
         "setting": SettingNames(Sampling()).name(config),
         "config": config.to_mapping(),
-        "digest": gallery.digest,
+        "default_sampling": [key for key in Sampling.fields() if key not in (mapping.get("sampling") or {})],
+        "digest": config.digest(),
         "seed": options.seed,
-        "batch": min(options.batch, len(requests)),
+        "batch": batch,
         "samples": options.samples,
-        "warnings": _warnings(gallery, config.drafter.kind, entry.files),
+        "measured": measured,
     }
-    with ends_with(FAILED):
-        statistics = _write_report(gallery, target.grid, header, seconds)
-    if as_json:
-        return json.dumps(statistics, indent=2, ensure_ascii=False)
-    return _summary(statistics, options.folder, replaced)
 
 
 def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
@@ -174,21 +221,98 @@ def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> floa
         CommandError: decoding failed (1) or was interrupted (130).
     """
     seconds, mark = 0.0, time.perf_counter()
+    with _decoding(gallery, len(requests)) as advance:
+        for result in engine.run(requests):
+            seconds += time.perf_counter() - mark
+            gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
+            advance()
+            mark = time.perf_counter()
+    return seconds
+
+
+@dataclass
+class VanillaRun:
+    """Vanilla's images of the same captions, generated in turn with a config's, batch by batch. rows: see
+    `time_pairs`."""
+
+    vanilla: Engine
+    engine: Engine
+    gallery: Gallery
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def draw(self, requests: Sequence[Request], gallery: Gallery) -> float:
+        """Run all requests with both engines and write the pictures; returns the config's wall time in seconds.
+
+        Both first draw a batch that is not timed. A batch ends with its longest image, as in a sweep's timings.
+
+        Raises:
+            CommandError: decoding failed (1) or was interrupted (130).
+        """
+        self.gallery.folder.mkdir(exist_ok=True)
+        size, target = self.engine.batch_size, self.engine.target
+        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+        results: dict[Request, Result] = {}
+        vanillas: dict[Request, Result] = {}
+
+        def drawing(engine: Engine, found: dict[Request, Result], advance: Callable[[], None]) -> Draw:
+            def draw(batch: Sequence[Request]) -> list[Result]:
+                drawn = list(engine.run(batch))
+                for result in drawn:
+                    if result.request not in found:  # the batch that is not timed is generated again
+                        advance()
+                    found[result.request] = result
+                return drawn
+
+            return draw
+
+        with _decoding(gallery, len(requests)) as advance:
+            try:
+                self.rows = time_pairs(
+                    drawing(self.vanilla, vanillas, lambda: None),
+                    drawing(self.engine, results, advance),
+                    batches,
+                    repetitions=1,
+                    device=self.engine.device,
+                    encode=lambda batch: target.encode([request.caption for request in batch], guided=False),
+                )
+            finally:
+                for place, found in ((self.gallery, vanillas), (gallery, results)):
+                    for result in found.values():
+                        place.add(result, to_pictures(target.decode(result.tokens[None].to(self.engine.device)))[0])
+        return sum(float(row["seconds"]) for row in self.rows)
+
+    def facts(self) -> dict[str, Any]:
+        """The measured speed-up with its standard error (None: of a single batch), vanilla's seconds per image, and
+        where its images are."""
+        vanilla, own = (torch.tensor([row[f"seconds{side}"] for row in self.rows]) for side in (SIDE, ""))
+        batches = torch.arange(len(self.rows))
+        error = ratio_estimate(vanilla, own, batches).error if len(self.rows) > 1 else None
+        images, ratio = sum(row["images"] for row in self.rows), float(vanilla.sum() / own.sum())
+        latency = float(vanilla.sum()) / images
+        return {"speedup": ratio, "error": error, "latency_vanilla": latency, "folder": str(self.gallery.folder)}
+
+    def write(self, header: Mapping[str, Any]) -> None:
+        """Write vanilla's contact sheet, heat map, statistics and config. header: of the config's statistics."""
+        config = self.vanilla.config
+        own: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
+        own |= {"setting": SettingNames(Sampling()).name(config), "config": config.to_mapping()}
+        seconds = sum(row[f"seconds{SIDE}"] for row in self.rows)
+        _write_report(self.gallery, self.vanilla.target.grid, {**header, **own, "digest": self.gallery.digest}, seconds)
+
+
+@contextmanager
+def _decoding(gallery: Gallery, images: int) -> Iterator[Callable[[], None]]:
+    """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130 interrupted."""
     try:
-        with _progress(len(requests)) as advance:
-            for result in engine.run(requests):
-                seconds += time.perf_counter() - mark
-                gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
-                advance()
-                mark = time.perf_counter()
+        with _progress(images) as advance:
+            yield advance
     except KeyboardInterrupt:
-        finished = f"{len(gallery.entries)} of {len(requests)} images are in {gallery.folder}"
+        finished = f"{len(gallery.entries)} of {images} images are in {gallery.folder}"
         raise CommandError(
             f"interrupted; {finished}. The same command draws the same images again", INTERRUPTED
         ) from None
     except (DecodingError, OSError) as error:
         raise CommandError(str(error), FAILED) from error
-    return seconds
 
 
 @contextmanager
@@ -297,13 +421,30 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
     passes = f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} tokens"
     drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
+    measured, against = statistics["measured"], statistics["against"]
+    ratio = "" if against is None else number_text(against["speedup"], against["error"])
     return "\n".join(
         [
             f"{statistics['setting']}, target {statistics['target']} on {statistics['device']}",
+            *([statistics["origin"]] if statistics["origin"] else []),
+            _describe_sampling(config["sampling"], statistics["default_sampling"]),
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
             passes + (drafts if config["drafter"]["kind"] != NoDrafter.kind else ""),
+            *([] if measured is None else [measured["text"]]),
+            *([] if against is None else [f"speed-up against vanilla in this run: {ratio} ({against['folder']})"]),
             *(f"note: {text}" for text in statistics["warnings"]),
             f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
             *([f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"] if replaced else []),
         ]
     )
+
+
+def _describe_sampling(sampling: Mapping[str, Any], defaults: Sequence[str]) -> str:
+    """`sampling: guidance (cfg) 1.5, temperature 1, top_k 0, top_p 1`, and which of them are the target's defaults."""
+    names = {"cfg": "guidance (cfg)"}
+    values = {name: sampling[name] for name in ("cfg", "temperature", "top_k", "top_p")}
+    text = ", ".join(f"{names.get(name, name)} {format_number(value, 6)}" for name, value in values.items())
+    if not defaults:
+        return f"sampling: {text}"
+    which = "all" if len(defaults) == len(values) else ", ".join(name for name in values if name in defaults)
+    return f"sampling: {text} ({which} by the target's default; a sweep's may differ, see --from)"

@@ -113,7 +113,7 @@ def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
 def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
     joint, names = front.joint_errors(), [candidate.name for candidate in front.candidates]
-    vanilla = front.sweeps["synthetic"].vanilla
+    vanilla = front.sweeps["synthetic"].baseline
     assert vanilla is not None
     value, error, _ = joint.difference(names.index(chosen(page)), names.index(str(vanilla.number)))
     base = vanilla.metrics["fid"].value

@@ -43,7 +43,7 @@ def pixels(page: Page, place: int, number: int = 0) -> list[int]:
 def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
     painted(page, "side")
-    vanilla = Sweep.open(folder).vanilla
+    vanilla = Sweep.open(folder).baseline
     assert vanilla is not None
     for number, figure in enumerate(page.locator("#image-panel figure").all()):
         tiles = figure.locator("canvas")

@@ -142,7 +142,8 @@ def test_pareto_as_data(one: Path) -> None:
 def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     file = tmp_path / "best.yaml"
     limits = ("--best", "fid<=vanilla+1", "--best", "drift<=1.2")
-    found = data(pareto, one, *limits, "--knee", "--hypervolume", "--config", file)
+    assert run(pareto, one, *limits, "--knee", "--config", file).code == 2
+    found = data(pareto, one, *limits, "--hypervolume", "--config", file)
     sweep = Sweep.open(one)
     within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())

@@ -165,8 +165,9 @@ def test_a_file_has_the_captions_that_a_sweep_reads(tmp_path: Path, monkeypatch:
 def test_the_summary_names_the_sheet(tmp_path: Path) -> None:
     result = generate(CAPTIONS[0], "--out", str(tmp_path))
     assert (result.code, result.err) == (0, "")
-    setting, speed, passes, files = result.out.splitlines()
+    setting, sampling, speed, passes, files = result.out.splitlines()
     assert setting.startswith("vanilla cfg2, target ")
+    assert sampling.startswith("sampling: guidance (cfg) 2, temperature 1, top_k 0, top_p 1 (all by the target's")
     assert speed.startswith("1 image in")
     assert "images/s" in speed
     assert passes.endswith("each for 1.00 tokens")

@@ -62,7 +62,7 @@ def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
 
 def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) -> None:
     trial, fid = next(c for c in front.candidates if c.on_front and c.record.number), front.axes[1]
-    vanilla = front.sweeps[trial.sweep].vanilla
+    vanilla = front.sweeps[trial.sweep].baseline
     assert vanilla is not None
     found = change(front, trial, fid)
     assert found is not None
@@ -103,9 +103,9 @@ def test_as_plain_data(front: Front) -> None:
 def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
     """By its errors, as any other trial; never one that is relative to its own value."""
     (sweep,) = front.sweeps.values()
-    assert sweep.vanilla is not None
+    assert sweep.baseline is not None
     alone = front_of([sweep], where=["label=vanilla"])
-    limit = f"fid <= {sweep.vanilla.metrics['fid'].value}"
+    limit = f"fid <= {sweep.baseline.metrics['fid'].value}"
     share = choose(alone, [limit])[BEST].confidence
     assert share == pytest.approx(0.5, abs=0.1)
     assert choose(alone, [limit, "fid <= vanilla"])[BEST].confidence == share

@@ -25,8 +25,8 @@ from workers.models.families.scenes import BUILTIN
 OWN = identity("mine", models={"drafters.eagle": "1e" * 8}, files={"drafters.eagle": "/ckpt/eagle.safetensors"})
 
 
-def trial(number: int, preset: str, images: int = 8, **metrics: float) -> TrialRecord:
-    found = {name: Measured(value, 0.01, images) for name, value in metrics.items()}
+def trial(number: int, preset: str, metric: str, value: float, images: int = 8) -> TrialRecord:
+    found = {metric: Measured(value, 0.01, images)}
     return TrialRecord(number, "", "complete", PRESETS[preset].with_sampling(SAMPLING), metrics=found, images=images)
 
 
@@ -51,14 +51,14 @@ def test_a_drafter_is_named_if_none_of_its_trials_accepts(metric: str) -> None:
     def warned(*records: TrialRecord) -> Sequence[str]:
         return drafter_warnings(records, OWN)
 
-    vanilla, useless = trial(0, "vanilla", **{metric: 1.0}), trial(1, "eagle2", **{metric: 1.004})
+    vanilla, useless = trial(0, "vanilla", metric, 1.0), trial(1, "eagle2", metric, 1.004)
     (warning,) = warned(vanilla, useless)
     for fact in ("eagle", "/ckpt/eagle.safetensors", "1.00 tokens"):
         assert fact in warning
     assert warned(vanilla) == []
-    assert warned(useless, trial(2, "lantern", **{metric: 1.3})) == [], "so that setting is to blame, not the weights"
-    assert warned(trial(1, "eagle2", images=1, **{metric: 1.0})) == [], "63 passes"
-    assert warned(trial(1, "sjd", **{metric: 1.0})) == [], "a Jacobi window has no weights"
+    assert warned(useless, trial(2, "lantern", metric, 1.3)) == [], "so that setting is to blame, not the weights"
+    assert warned(trial(1, "eagle2", metric, 1.0, images=1)) == [], "63 passes"
+    assert warned(trial(1, "sjd", metric, 1.0)) == [], "a Jacobi window has no weights"
     assert warned(replace(useless, state="failed", metrics={})) == []
 
 

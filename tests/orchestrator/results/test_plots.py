@@ -138,10 +138,10 @@ def test_limits_that_were_set_before_stay(front: Front) -> None:
 
 def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: Path) -> None:
     (sweep,) = front.sweeps.values()
-    assert sweep.vanilla is not None
+    assert sweep.baseline is not None
     for quality, factor in (("fid", 1.2), ("clip_score", 0.97)):
         (line,) = lines(drawn(front_of([sweep], "speedup", quality, feasible=False)), f"{factor} × vanilla's {quality}")
-        assert line[:, 1] == pytest.approx(factor * sweep.vanilla.metrics[quality].value)
+        assert line[:, 1] == pytest.approx(factor * sweep.baseline.metrics[quality].value)
     write_sweep(tmp_path, trials=20, seed=1, name="other")
     both = front_of([sweep, Sweep.open(tmp_path)])
     names = drawn(both).get_legend_handles_labels()[1]

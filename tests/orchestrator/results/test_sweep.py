@@ -108,14 +108,14 @@ def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
 
 
 def test_vanilla_is_the_baselines_setting(sweep: Sweep) -> None:
-    assert sweep.vanilla is not None
-    assert (sweep.vanilla.number, sweep.vanilla.config) == (0, BASELINE)
+    assert sweep.baseline is not None
+    assert (sweep.baseline.number, sweep.baseline.config) == (0, BASELINE)
     others = dataclasses.replace(sweep, records=sweep.records[1:])
-    assert others.vanilla is None  # vanilla at another temperature is not it
+    assert others.baseline is None  # vanilla at another temperature is not it
     with pytest.raises(QueryError, match="has not measured vanilla's fid"):
         others.front(subject_to=["fid<=vanilla"])
     called = dataclasses.replace(sweep.records[4], label="vanilla")
-    assert dataclasses.replace(sweep, records=(called,)).vanilla == called
+    assert dataclasses.replace(sweep, records=(called,)).baseline == called
 
 
 def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_sweep_without_trials_has_an_empty_front(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path)
     assert sweep.trials(where=["fid<=4"]).num_rows == 0
     assert sweep.front(subject_to=["fid<=4"]).num_rows == 0
-    assert sweep.vanilla is None
+    assert sweep.baseline is None
     assert front_plot(front_of([sweep])).startswith(b"\x89PNG")
 
 

@@ -1,0 +1,145 @@
+"""A trial's config as a YAML file for `generate --config`. Comments at its head say which trial of which sweep it is
+from, and the speed-up and quality that were measured there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.results.text import clean, measured, signed_percent
+from search_spaces.documents import write_document
+from search_spaces.sweep_sections import BUILTIN
+
+if TYPE_CHECKING:
+    from orchestrator.results.choices import Choice
+    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.trials import TrialRecord
+    from search_spaces.trial import DecodingConfig
+
+SPEEDUP = "speedup"
+_TRIAL = re.compile(r"(?:.*: )?trial (\d+) of (.+)")
+_SPEED = re.compile(rf"{SPEEDUP} (.+) at batch (\d+) on (.+)")
+_CONFIG = re.compile(r"config ([0-9a-f]+)")
+_DEVICE = re.compile(r"(cpu|cuda) \(")  # not a node's labels
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """A speed-up that a sweep measured. digest: of the config. speedup: with its standard error, as text. batch and
+    device: those of the timings.
+    """
+
+    sweep: str
+    trial: int
+    digest: str
+    speedup: str
+    batch: int
+    device: str
+
+    @classmethod
+    def of(cls, sweep: Sweep, record: TrialRecord) -> Self | None:
+        """That of a trial; None if it was not measured."""
+        entry, timing = record.metrics.get(SPEEDUP), sweep.identity.timing
+        if entry is None:
+            return None
+        device = sweep.identity.timing_device or "an unknown device"
+        speedup, batch = measured(entry.value, entry.error), int(timing.get("batch", 1))
+        return cls(sweep.name, record.number, record.digest, speedup, batch, device)
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """That of the comments at the head of a config file; None if they state none."""
+        comments = [line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]
+        found = [next(filter(None, map(part.fullmatch, comments)), None) for part in (_TRIAL, _SPEED, _CONFIG)]
+        trial, speed, config = found
+        if trial is None or speed is None or config is None:
+            return None
+        return cls(trial[2], int(trial[1]), config[1], speed[1], int(speed[2]), speed[3])
+
+    def describe(self, differences: Sequence[str] = ()) -> str:
+        """The speed-up in one sentence. differences: why it is not that of another run."""
+        text = f"speed-up in {self.sweep}, trial {self.trial}: {self.speedup} at batch {self.batch} on {self.device}"
+        other = f"; not of this run: {' and '.join(differences)} (--against vanilla measures it)"
+        return text + (other if differences else "")
+
+    def differences(self, digest: str, batch: int, device: str, files: Collection[str] = ()) -> list[str]:
+        """Why it is not the speed-up of a run with this config, batch and device. files: of the models, by key, whose
+        contents are not those of the sweep."""
+        found = ["its config was changed"] if digest != self.digest else []
+        found += [f"{', '.join(files)} differ{'s' * (len(files) == 1)} from the sweep's"] if files else []
+        found += [f"its batch is {batch}"] if batch != self.batch else []
+        is_other = _DEVICE.match(self.device) is not None and device != self.device
+        return found + ([f"its device is {device}"] if is_other else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A config to generate with, as a mapping, and where it is from.
+
+    origin: the trial, in words. models: as --models takes them. batch: at which the sweep timed it. speed: what was
+    measured. weights: content hashes of the sweep's models. baseline: vanilla with the sweep's sampling.
+    """
+
+    mapping: Mapping[str, Any]
+    origin: str = ""
+    models: str = BUILTIN
+    batch: int | None = None
+    speed: MeasuredSpeed | None = None
+    weights: Mapping[str, str] | None = None
+    baseline: DecodingConfig | None = None
+
+    @classmethod
+    def of(cls, front: Front, choice: Choice) -> Self:
+        """That of a choice."""
+        sweep, record = front.sweeps[choice.trial.sweep], choice.trial.record
+        return cls(
+            mapping=choice.trial.config.to_mapping(),
+            origin=f"{choice.heading}: trial {record.number} of {sweep.name}",
+            models=sweep.models,
+            batch=int(sweep.identity.timing.get("batch", 1)),
+            speed=MeasuredSpeed.of(sweep, record),
+            weights=sweep.identity.models,
+            baseline=sweep.identity.baseline,
+        )
+
+    def differing_files(self, hashes: Mapping[str, str]) -> list[str]:
+        """Keys of the models whose contents are not those of the sweep's. hashes: of the models that are used."""
+        weights = hashes if self.weights is None else self.weights
+        return sorted(key for key in weights.keys() | hashes.keys() if weights.get(key) != hashes.get(key))
+
+
+def config_header(
+    sweep: Sweep,
+    record: TrialRecord,
+    heading: str = "",
+    metrics: Iterable[str] = (),
+    changes: Mapping[str, tuple[float, float]] | None = None,
+) -> str:
+    """The comments at the head of a trial's config file: the trial, the speed-up, other metrics with their changes
+    against vanilla in per cent, and the config's digest. heading: what the trial was chosen for.
+    """
+    speed = MeasuredSpeed.of(sweep, record)
+    lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {sweep.name}"]
+    lines += [f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}"] if speed else []
+    for name in metrics:
+        if name != SPEEDUP and name in record.metrics:
+            entry = record.metrics[name]
+            change = f", {signed_percent(*changes[name])} against vanilla" if changes and name in changes else ""
+            lines.append(f"{name} {measured(entry.value, entry.error)}{change}")
+    lines.append(f"config {record.digest}")
+    return "".join(f"# {clean(line)}\n" for line in lines)
+
+
+def choice_header(front: Front, choice: Choice) -> str:
+    """`config_header` of a choice, with the front's metrics."""
+    metrics = [axis.name for axis in front.axes]
+    return config_header(front.sweeps[choice.trial.sweep], choice.trial.record, choice.heading, metrics, choice.changes)
+
+
+def config_text(front: Front, choice: Choice) -> str:
+    """The config file of a choice."""
+    return choice_header(front, choice) + write_document(choice.trial.config.to_mapping())
