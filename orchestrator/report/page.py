@@ -16,7 +16,6 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import yaml
 
 from orchestrator.report.analysis import hypervolumes, importances
 from orchestrator.report.answer import answer
@@ -28,14 +27,14 @@ from orchestrator.report.trial_entries import image_key, trial_entries, trial_id
 from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
-from orchestrator.results.config_file import config_header
+from orchestrator.results.config_file import trial_text
 from orchestrator.results.describe import VANILLA, describe_duration
 from orchestrator.results.joint import critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, read_sweep_text, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from workers.data.storage import Storage
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
@@ -134,7 +133,7 @@ def page_data(
             "answer": {} if front is None else answer(front),
             "importances": importances(first, axes) if len(sweeps) == 1 else {},
             "hypervolumes": hypervolumes(front) if candidates and front is not None else [],
-            "configs": {r.digest: config_yaml(sweep, r) for sweep in sweeps for r in sweep.records if r.config},
+            "configs": {r.digest: trial_text(sweep.identity, r) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
     ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
@@ -172,13 +171,6 @@ def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[t
             rank = 0 if record is vanilla else 1 if member else 2 if record.label else _OTHERS
             ranked.append((rank, OwnedTrial(image_key(index, record), sweep, record)))
     return sorted(ranked, key=lambda entry: (entry[0], entry[1].record.number))
-
-
-def config_yaml(sweep: Sweep, record: TrialRecord) -> str:
-    """A trial's config as YAML, as `specfrontier generate --config` reads it, with what was measured as comments."""
-    header = config_header(sweep, record, metrics=[axis.name for axis in sweep.identity.objectives])
-    assert record.config is not None
-    return header + yaml.safe_dump(record.config.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
 def _critical_values() -> list[float]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Self
 
+import yaml
+
 from orchestrator.results.text import clean, measured, signed_percent
 from search_spaces.documents import write_document
 from search_spaces.sweep_sections import BUILTIN
 
 if TYPE_CHECKING:
     from orchestrator.results.choices import Choice
-    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.store import Identity
+    from orchestrator.results.sweep import Front
     from orchestrator.results.trials import TrialRecord
     from search_spaces.trial import DecodingConfig
 
@@ -41,14 +44,14 @@ class MeasuredSpeed:
     device: str
 
     @classmethod
-    def of(cls, sweep: Sweep, record: TrialRecord) -> Self | None:
-        """That of a trial; None if it was not measured."""
-        entry, timing = record.metrics.get(SPEEDUP), sweep.identity.timing
+    def of(cls, identity: Identity, record: TrialRecord) -> Self | None:
+        """That of a sweep's trial; None if it was not measured."""
+        entry, timing = record.metrics.get(SPEEDUP), identity.timing
         if entry is None:
             return None
-        device = sweep.identity.timing_device or "an unknown device"
+        device = identity.timing_device or "an unknown device"
         speedup, batch = measured(entry.value, entry.error), int(timing.get("batch", 1))
-        return cls(sweep.name, record.number, record.digest, speedup, batch, device)
+        return cls(identity.name, record.number, record.digest, speedup, batch, device)
 
     @classmethod
     def read(cls, text: str) -> Self | None:
@@ -101,7 +104,7 @@ class Setting:
             origin=f"{choice.heading}: trial {record.number} of {sweep.name}",
             models=sweep.models,
             batch=int(sweep.identity.timing.get("batch", 1)),
-            speed=MeasuredSpeed.of(sweep, record),
+            speed=MeasuredSpeed.of(sweep.identity, record),
             weights=sweep.identity.models,
             baseline=sweep.identity.baseline,
         )
@@ -113,7 +116,7 @@ class Setting:
 
 
 def config_header(
-    sweep: Sweep,
+    identity: Identity,
     record: TrialRecord,
     heading: str = "",
     metrics: Iterable[str] = (),
@@ -122,8 +125,8 @@ def config_header(
     """The comments at the head of a trial's config file: the trial, the speed-up, other metrics with their changes
     against vanilla in per cent, and the config's digest. heading: what the trial was chosen for.
     """
-    speed = MeasuredSpeed.of(sweep, record)
-    lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {sweep.name}"]
+    speed = MeasuredSpeed.of(identity, record)
+    lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {identity.name}"]
     lines += [f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}"] if speed else []
     for name in metrics:
         if name != SPEEDUP and name in record.metrics:
@@ -136,10 +139,18 @@ def config_header(
 
 def choice_header(front: Front, choice: Choice) -> str:
     """`config_header` of a choice, with the front's metrics."""
-    metrics = [axis.name for axis in front.axes]
-    return config_header(front.sweeps[choice.trial.sweep], choice.trial.record, choice.heading, metrics, choice.changes)
+    identity, metrics = front.sweeps[choice.trial.sweep].identity, [axis.name for axis in front.axes]
+    return config_header(identity, choice.trial.record, choice.heading, metrics, choice.changes)
 
 
 def config_text(front: Front, choice: Choice) -> str:
     """The config file of a choice."""
     return choice_header(front, choice) + write_document(choice.trial.config.to_mapping())
+
+
+def trial_text(identity: Identity, record: TrialRecord) -> str:
+    """The config file of a sweep's trial, with the sweep's objectives in its comments; the config of a trial with an
+    invalid one is empty."""
+    header = config_header(identity, record, metrics=[axis.name for axis in identity.objectives])
+    config = record.config.to_mapping() if record.config else {}
+    return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

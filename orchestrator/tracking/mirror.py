@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from orchestrator.results import store
+from orchestrator.results.config_file import trial_text
 from orchestrator.results.names import SettingNames
 from orchestrator.results.redaction import redact_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
@@ -180,9 +179,7 @@ class SweepMirror:
             if record.digest and record.state != FAILED:
                 names = {name: f"{folder}/{record.digest}.png" for name, folder in store.TRIAL_PICTURES.items()}
                 self._download(names, Path(artifacts))
-            config = record.config.to_mapping() if record.config else {}
-            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            Path(artifacts, "config.yaml").write_text(text, "utf-8")
+            Path(artifacts, "config.yaml").write_text(trial_text(self.sweep.identity, record), "utf-8")
             self._client.log_artifacts(run.run_id, artifacts)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
         if record.stop:  # after everything else: a run with these tags is not logged again

@@ -113,7 +113,7 @@ def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_
     file = tmp_path / "chain.yaml"
     assert specfrontier("pareto", place(sweep), "--trial", "1", "--config", str(file)).code == 0
     speed = MeasuredSpeed.read(file.read_text())
-    assert speed == MeasuredSpeed.of(sweep, sweep.records[1])
+    assert speed == MeasuredSpeed.of(sweep.identity, sweep.records[1])
     assert speed is not None
     assert (speed.sweep, speed.trial, speed.batch) == ("small", 1, 1)
     head = [line for line in file.read_text().splitlines() if line.startswith("#")]
@@ -152,7 +152,7 @@ def test_python_has_the_same_trials(sweep: Sweep, tmp_path: Path) -> None:
     assert (engine.config, engine.decoder.batch_size) == (vanilla.config, 1)
     assert vanilla.models == sweep.models
     saved = vanilla.save(tmp_path / "vanilla.yaml")
-    assert MeasuredSpeed.read(saved.read_text()) == MeasuredSpeed.of(sweep, sweep.records[0])
+    assert MeasuredSpeed.read(saved.read_text()) == MeasuredSpeed.of(sweep.identity, sweep.records[0])
     assert specfrontier("generate", CAPTIONS[0], "--config", str(saved), "--out", str(tmp_path / "o")).code == 0
     best = opened.best("speedup >= 0")
     (note,) = best.notes
