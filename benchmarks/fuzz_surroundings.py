@@ -141,7 +141,7 @@ def free_port() -> int:
 
 
 def dead_cluster(rng: random.Random, place: Path, stack: ExitStack) -> Case:
-    """An address of a Ray cluster at which there is none, by an option, a variable, or the file of the last cluster."""
+    """An address of a Ray cluster at which there is none, by an option or a variable, with or without a dead proxy."""
     kinds = [
         lambda: free_port(),
         lambda: stack.enter_context(silent_port(rng.choice([None, b"HTTP/1.1 400 Bad\r\n\r\n"]))),
@@ -149,17 +149,10 @@ def dead_cluster(rng: random.Random, place: Path, stack: ExitStack) -> Case:
     port = rng.choice(kinds)()
     host = rng.choice(["127.0.0.1", "localhost", "[::1]"])
     environment = {key: f"http://127.0.0.1:{free_port()}" for key in rng.choice([(), ("http_proxy", "HTTP_PROXY")])}
-    how = rng.randrange(3)
-    if how == 0:
-        return Case((*_CHECK, "--out", "new", "--address", f"{host}:{port}"), named=str(port), environment=environment)
-    if how == 1:
+    if rng.randrange(2):
         environment["RAY_ADDRESS"] = f"{host}:{port}"
         return Case((*_CHECK, "--out", "new", "--address", "auto"), named="RAY_ADDRESS", environment=environment)
-    folder = place / "ray"
-    (folder / "ray").mkdir(parents=True)
-    (folder / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
-    environment["RAY_TMPDIR"] = str(folder)
-    return Case((*_CHECK, "--out", "new", "--address", "auto"), named="ray_current_cluster", environment=environment)
+    return Case((*_CHECK, "--out", "new", "--address", f"{host}:{port}"), named=str(port), environment=environment)
 
 
 def unusable_ray_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
