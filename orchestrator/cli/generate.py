@@ -16,8 +16,8 @@ from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import output_folder
 
 if TYPE_CHECKING:
-    from orchestrator.results.choices import Selection
     from orchestrator.results.config_file import Setting
+    from orchestrator.results.selection import Selection
 
 _BATCH = 16
 EPILOG = """\b
@@ -202,8 +202,9 @@ def _read_trial(source: str, selection: Selection) -> Setting:
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
     (sweep,) = q.open_sweeps([source])
-    from orchestrator.results.choices import Selection, default_limit, select
+    from orchestrator.results.choices import default_limit, select
     from orchestrator.results.config_file import Setting
+    from orchestrator.results.selection import Selection
     from orchestrator.results.sweep import front_of
 
     with q.query_errors():

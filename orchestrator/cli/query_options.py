@@ -13,7 +13,7 @@ from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 
 if TYPE_CHECKING:
-    from orchestrator.results.choices import Selection
+    from orchestrator.results.selection import Selection
     from orchestrator.results.sweep import Sweep
 
 __all__ = [
@@ -98,7 +98,7 @@ def read_selection(trial: int | None, best: Sequence[str] | None, *, lossless: b
     Raises:
         CommandError: two options mean different trials.
     """
-    from orchestrator.results.choices import Selection
+    from orchestrator.results.selection import Selection
 
     given = {"--trial": trial is not None, "--knee": knee, "--best": bool(best), "--lossless": lossless}
     names = [name for name, is_given in given.items() if is_given]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import NoChoiceError, QueryError, limit_draws
+from orchestrator.results.selection import Selection
 from orchestrator.results.text import counted
 from search_spaces.constraints import Constraint
 
@@ -23,20 +24,6 @@ NO_KNEE = "the front has no knee: no trial is on the better side of the line bet
 # The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid have 0.96 to 1.0 of its
 # CLIP score and HPS v2 (LANTERN, Tables 2, 4 and 6; LANTERN++, Table 2).
 DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.97}
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which trial is meant: the one with a number; else the knee; else the best one within the limits, of the lossless
-    ones if `lossless`."""
-
-    number: int | None = None
-    limits: tuple[str, ...] = ()
-    lossless: bool = False
-    knee: bool = False
-
-    def __bool__(self) -> bool:
-        return self != Selection()
 
 
 @dataclass(frozen=True, slots=True)
