@@ -85,9 +85,9 @@ def _on(nodes: Mapping[str, str] | None) -> str:
 
 
 def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
-    """What is left of a sweep that exists, and who runs it now."""
-    from orchestrator.results.store import SHARDS, SWEEP, read_trials
-    from orchestrator.run.driver_lock import find_driver
+    """What is left of a sweep that exists, and the process that runs it now."""
+    from orchestrator.results.locks import read_holder
+    from orchestrator.results.store import DRIVER_LOCK, SHARDS, SWEEP, read_trials
 
     if not storage.exists(SWEEP):
         return
@@ -101,8 +101,8 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
     kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be drawn again" if unfinished else ""
     yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
-    if driver := find_driver(storage):
-        yield "running", f"{driver}: a launch is refused until it ends"
+    if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
+        yield "running", f"{driver.name}: a launch is refused until it ends"
 
 
 def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,8 @@ from workers.data.storage import Storage
 
 _CREATION_TIMEOUT_S = 300.0  # for another process that creates something; the slowest take some 20 s
 _POLL_INTERVAL_S = 0.05
+_ATTEMPTS = 5  # at a file's lock, which `read_holder` has for a moment
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of file systems without locks
 RENEWAL_S = 8.0  # between two renewals of a claim
 LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
 _JOIN_TIMEOUT_S = 2.0
@@ -47,7 +49,7 @@ class Lock:
 
 
 def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
-    """Hold a lock while the block runs, unless another process holds it. Does not wait.
+    """Hold a lock while the block runs, unless another process holds it. Does not wait for it.
 
     Raises:
         OSError: the storage cannot be written.
@@ -67,8 +69,9 @@ class Holder:
 
 
 def read_holder(storage: Storage, name: str) -> Holder | None:
-    """Who holds a lock, or died with it; None if nobody. Writes nothing, so the storage may be read-only; in object
-    stores, it relies on this machine's clock."""
+    """The process that holds a lock, or died with it; None if there is none. Writes nothing, so the storage may be
+    read-only; in object stores, it relies on this machine's clock.
+    """
     path = storage.path(name)
     if path is None:
         claims = storage.modified(name)
@@ -79,20 +82,14 @@ def read_holder(storage: Storage, name: str) -> Holder | None:
     if not path.exists():
         return None
     with open(path, "rb") as file:
-        is_alive = not _flock(file.fileno(), fcntl.LOCK_SH)  # a lock that needs no right to write
         holder = _describe(file.read())
-    return Holder(holder or _UNKNOWN, is_alive) if holder or is_alive else None
-
-
-def find_holder(storage: Storage, name: str) -> str | None:
-    """Who holds a lock now, None if nobody (see `read_holder`)."""
-    holder = read_holder(storage, name)
-    return holder.name if holder and holder.is_alive else None
+        return None if holder is None else Holder(holder, not _flock(file.fileno(), fcntl.LOCK_SH))
 
 
 @contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file of this machine while the block runs; waits for other processes. Leaves no file.
+    """Hold the lock of a file while the block runs; waits for other processes, unless the file system has no locks.
+    Leaves no file.
 
     Raises:
         OSError: the file cannot be written, or another process holds the lock for minutes.
@@ -100,7 +97,13 @@ def waiting_lock(path: Path) -> Iterator[None]:
     end = time.monotonic() + _CREATION_TIMEOUT_S
     while True:
         with open(path, "ab") as file:
-            if _flock(file.fileno()) and _is_file_at(file.fileno(), path):
+            try:
+                is_acquired = _flock(file.fileno())
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                is_acquired = True
+            if is_acquired and _is_file_at(file.fileno(), path):
                 try:
                     yield
                 finally:
@@ -123,7 +126,10 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 def _lock_file(path: Path) -> Iterator[Lock]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        acquired = _flock(file.fileno())
+        for _ in range(_ATTEMPTS):
+            if acquired := _flock(file.fileno()):
+                break
+            time.sleep(_POLL_INTERVAL_S)
         lock = Lock(acquired, _describe(path.read_bytes()))
         if not acquired:
             yield lock

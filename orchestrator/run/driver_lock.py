@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from orchestrator.results.locks import LEASE_S, RENEWAL_S, Lock, exclusive, find_holder
+from orchestrator.results.locks import LEASE_S, RENEWAL_S, Lock, exclusive
 from orchestrator.results.store import DRIVER_LOCK
 from orchestrator.run.tasks import SweepError
 from workers.data.storage import Storage
@@ -50,8 +50,3 @@ def check_lock(storage: Storage, lock: Lock) -> None:
             f"{storage.display_name}: another launch has taken over, because this one did not renew its lock for "
             f"{LEASE_S:g} s"
         )
-
-
-def find_driver(storage: Storage) -> str | None:
-    """Who runs the sweep now; None if nobody, or if nobody can know. Writes nothing."""
-    return find_holder(storage, DRIVER_LOCK)

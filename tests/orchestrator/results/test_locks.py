@@ -1,7 +1,8 @@
-"""Locks in object stores, which have none: one holder at a time, dead holders replaced, silent ones told."""
+"""Locks of folders, and in object stores, which have none: one holder at a time, dead holders replaced."""
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import subprocess
@@ -11,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from orchestrator.results import locks
-from orchestrator.results.locks import LEASE_S, exclusive, find_holder
+from orchestrator.results.locks import LEASE_S, exclusive, read_holder, waiting_lock
 from orchestrator.run import driver_lock as driver_lock_module
 from orchestrator.run.driver_lock import check_lock, driver_lock
 from orchestrator.run.tasks import SweepError
@@ -197,9 +199,10 @@ def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monke
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        held = find_holder(storage, NAME)
+        held = read_holder(storage, NAME)
         assert held is not None
-        assert f"process {holder.pid}" in held
+        assert held.is_alive
+        assert f"process {holder.pid}" in held.name
         monkeypatch.setattr(driver_lock_module, "LEASE_S", 0.0)  # time for one more look
         monkeypatch.setattr(driver_lock_module, "RENEWAL_S", 0.0)
         with pytest.raises(SweepError, match=f"process {holder.pid}"), driver_lock(storage):
@@ -208,6 +211,44 @@ def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monke
     monkeypatch.setattr(locks, "LEASE_S", 2.0)
     monkeypatch.setattr(driver_lock_module, "LEASE_S", 20.0)
     with driver_lock(storage) as lock:
-        assert lock.holder == held
+        assert lock.holder == held.name
         assert len(storage.names(NAME)) == 1
     assert storage.names(NAME) == []
+
+
+@pytest.mark.parametrize("left", [b"", b'{"pid": 1, "host": "h", "since": "s"}'])
+def test_reading_who_holds_a_lock_refuses_no_launch(left: bytes, tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            read_holder(storage, NAME)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    (tmp_path / NAME).write_bytes(left)
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(100):
+            (tmp_path / NAME).write_bytes(left)
+            with exclusive(storage, NAME) as lock:
+                assert lock.acquired
+    finally:
+        stop.set()
+
+
+def test_a_file_system_without_locks_delays_nothing(tmp_path: Path) -> None:
+    with (
+        mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "Function not implemented")),
+        waiting_lock(tmp_path / "lock"),
+    ):
+        assert (tmp_path / "lock").exists()
+    assert list(tmp_path.iterdir()) == []
+    with (
+        open(tmp_path / "other", "w") as file,
+        mock.patch("fcntl.flock", side_effect=PermissionError),
+        pytest.raises(PermissionError),
+        waiting_lock(Path(file.name)),
+    ):
+        raise AssertionError("the block ran")
