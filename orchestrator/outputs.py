@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, ends_with
+from orchestrator.results.databases import local_file
 from orchestrator.results.redaction import without_credentials
 from workers.data.storage import Storage
 
@@ -28,28 +28,23 @@ PLOTS, TABLES, PAGES, CONFIGS = (".png", ".pdf", ".svg"), (".csv", ".parquet", "
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
 _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's copy of --working-dir
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SQLITE = re.compile(r"sqlite(?:\+\w+)?:///([^?]+)")  # three slashes and a relative path, or four
 
 
-def check_lasting(option: str, output: str, example: str) -> None:
+def check_lasting(option: str, output: str) -> None:
     """Refuse an output of a Ray job that would be lost with the job's working folder, a temporary copy.
 
     output: a path, or the URI of storage, of a study or of MLflow.
 
     Raises:
-        ValueError: names the option, and gives the example.
+        ValueError: names the option.
     """
     if _JOB_VARIABLE not in os.environ:
         return
-    database = _SQLITE.match(output)
-    if database is None and _SCHEME.match(output) and not output.lower().startswith("file://"):
-        return
-    path = Path(database[1] if database else output.removeprefix("file://")).expanduser()
-    if not path.is_absolute() or _JOB_COPY in f"{os.path.realpath(path)}/":
+    path = local_file(output.removeprefix("file://"))
+    if path is not None and (not path.is_absolute() or _JOB_COPY in f"{os.path.realpath(path)}/"):
         raise ValueError(
-            f"{option} {output}: the working folder of a Ray job is a temporary copy, and results in it are lost; give "
-            f"a place outside of it, such as {option} {example}"
+            f"{option} {without_credentials(output)}: the working folder of a Ray job is a temporary copy, and results "
+            "in it are lost; give an absolute path outside of it, a bucket or a server"
         )
 
 
@@ -116,7 +111,7 @@ def check_writable(folder: Path, option: str = "--out") -> None:
     Raises:
         ValueError: a file is in its place, or the system refuses; or a Ray job would lose it.
     """
-    check_lasting(option, str(folder.absolute()), "/shared/results")
+    check_lasting(option, str(folder.absolute()))
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
         fix = f"choose another {option}" + (" or --name" if option == "--out" else "")

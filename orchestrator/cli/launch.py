@@ -69,7 +69,7 @@ Study = Annotated[
     str | None,
     typer.Option(
         metavar="URL|FILE",
-        callback=o.lasting_database,
+        callback=o.given_path,
         help="Optuna storage. Default: a journal in the sweep's folder.",
     ),
 ]

@@ -11,7 +11,6 @@ import typer
 
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
-from orchestrator.results.redaction import without_credentials
 from workers.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def finite(value: float | None) -> float | None:
 
 
 def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
-    """The path of an option.
+    """The path or URI of an option.
 
     Raises:
         CommandError: it is empty, as from an unset variable of a shell; "" would be the working directory, or /. Or a
@@ -56,16 +55,8 @@ def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
         raise CommandError(f"{option.opts[0]} is empty; give a path", WRONG_USAGE)
     if path is not None:
         with ends_with(WRONG_USAGE):
-            check_lasting(option.opts[0], path, "/shared/results or s3://bucket/results")
+            check_lasting(option.opts[0], path)
     return path
-
-
-def lasting_database(option: typer.CallbackParam, url: str | None) -> str | None:
-    """The URL or file of a database. Raises CommandError if a Ray job would lose it."""
-    if url is not None:
-        with ends_with(WRONG_USAGE):
-            check_lasting(option.opts[0], without_credentials(url), "sqlite:////shared/NAME.db or a server's address")
-    return url
 
 
 def _use_threads(count: int | None) -> int | None:
@@ -91,7 +82,7 @@ TrackingUri = Annotated[
     str | None,
     typer.Option(
         metavar="URI",
-        callback=lasting_database,
+        callback=given_path,
         help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else SQLite in the output folder.",
     ),
 ]

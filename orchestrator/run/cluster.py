@@ -48,7 +48,7 @@ def connected(
     cluster = None if address is None else resolve_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        stack.enter_context(_environment(without_proxy(_node_address())))
+        stack.enter_context(_environment(without_proxy(ray.util.get_node_ip_address())))  # type: ignore[no-untyped-call]
         if cluster is None:
             guard = stack.enter_context(contextlib.closing(ClusterGuard()))
             stack.enter_context(cleaned_up(guard.kill))
@@ -72,10 +72,6 @@ def connected(
         except ClusterLost:
             guard.kill()  # what is left would take seconds to notice
             raise
-
-
-def _node_address() -> str:
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

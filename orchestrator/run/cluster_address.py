@@ -160,14 +160,11 @@ def _ask(cluster: ClusterAddress, method: str, request: Any) -> bytes | None:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return None
         server = "a Ray client server (port 10001)" if cluster.is_client else "a Ray cluster (GCS, port 6379)"
-        over_tls = "" if _uses_tls() else ", or one that needs RAY_USE_TLS"
+        uses_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+        over_tls = "" if uses_tls else ", or one that needs RAY_USE_TLS"
         raise cluster.problem(f"{cluster.endpoint} is not {server}{over_tls} ({error.code().name})") from error
     except RuntimeError as error:  # certificates that RAY_USE_TLS needs
         raise cluster.problem(str(error), "set the variables of Ray's TLS, or unset RAY_USE_TLS") from error
-
-
-def _uses_tls() -> bool:
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def _check_alive(cluster: ClusterAddress, nodes: Iterable[str] = ()) -> Any:

@@ -75,22 +75,18 @@ def check_root() -> str:
     Raises:
         ValueError: its path is too long for sockets, or there is no such folder, or it is not writable.
     """
-    root = os.environ.get(_VARIABLE, "")
-    source = f"{_VARIABLE}={root}"
-    if not root:
-        root = tempfile.gettempdir()
-        root = root if len(os.fsencode(root)) <= _MAX_ROOT_LENGTH else "/tmp"
-        source = f"{root}, the folder for temporary files"
-    if (length := len(os.fsencode(os.path.abspath(root)))) > _MAX_ROOT_LENGTH:
-        limit = f"name a folder of at most {_MAX_ROOT_LENGTH}"
-        problem = f"{length} bytes are too long for the paths of Ray's sockets; {limit}"
+    given, root = os.environ.get(_VARIABLE), tempfile.gettempdir()
+    if given or len(os.fsencode(root)) > _MAX_ROOT_LENGTH:
+        root = os.path.abspath(given or "/tmp")
+    if (length := len(os.fsencode(root))) > _MAX_ROOT_LENGTH:
+        problem = f"{length} bytes are too long for the paths of Ray's sockets, which leave at most {_MAX_ROOT_LENGTH}"
     elif not os.path.isdir(root):
-        problem = "there is no such folder; create it, or name another"
+        problem = "there is no such folder"
     elif not os.access(root, os.W_OK | os.X_OK):
-        problem = "this folder is not writable; make it so, or name another"
+        problem = "this folder is not writable"
     else:
-        return os.path.abspath(root)
-    raise ValueError(f"{source}: {problem}" + ("" if source.startswith(_VARIABLE) else f" by {_VARIABLE}"))
+        return root
+    raise ValueError(f"{f'{_VARIABLE}={given}' if given else root}: {problem}; name another folder by {_VARIABLE}")
 
 
 def kill_cluster(folder: Path) -> None:

@@ -25,7 +25,6 @@ from orchestrator.results.store import (
 from orchestrator.results.trials import TrialRecord
 from orchestrator.results.views import Views
 from orchestrator.run.cluster import alive_nodes, connected
-from orchestrator.run.cluster_address import resolve_address
 from orchestrator.run.driver import Driver
 from orchestrator.run.events import lost_event
 from orchestrator.run.pending import Planner, utc_now
@@ -105,10 +104,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
 def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, cores: int) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
     environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
-    where = "starting Ray on this machine"
-    if options.address is not None:
-        where = f"connecting to Ray ({resolve_address(options.address).source})"
-    _emit_phase(emit, where)
+    _emit_phase(emit, f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine")
     with connected(options.address, options.slots, cores, environment, placement) as slots:
         if options.address:
             check_demand(options.slots, alive_nodes())

@@ -4,7 +4,7 @@ addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded 
 
 from __future__ import annotations
 
-from orchestrator.outputs import check_writable
+from orchestrator.outputs import check_lasting, check_writable
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP, read_identity, read_trials
 from orchestrator.run import preflight_models as models
@@ -15,6 +15,7 @@ from orchestrator.run.preflight_models import CheckedModels, in_section, prefix_
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
 from orchestrator.run.study_storage import check_url
+from orchestrator.tracking.client import default_uri
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -54,7 +55,7 @@ def preflight(
             f"{storage.display_name}: this sweep has shards of format {identity.format}, and this version of "
             f"specfrontier draws format {FORMAT}; its front can still be queried, but launch under another --name"
         )
-    _check_tracking_uri(mlflow)
+    _check_tracking_uri(mlflow, storage)
     directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if not is_client:  # else the cluster's machines have the files, and its workers check them
@@ -94,11 +95,11 @@ def _check_cluster(address: str | None) -> bool:
     return cluster.is_client
 
 
-def _check_tracking_uri(uri: str) -> None:
+def _check_tracking_uri(uri: str, storage: Storage) -> None:
     """Check the scheme of MLflow's URI. Whether the server responds does not matter yet.
 
     Raises:
-        ValueError: unknown scheme, or a character that must be quoted.
+        ValueError: unknown scheme, a character that must be quoted, or a file that a Ray job would lose.
     """
     scheme, colon, rest = uri.partition(":")
     if uri and (scheme.partition("+")[0] not in _TRACKING_SCHEMES or (colon and not rest.removeprefix("//"))):
@@ -108,6 +109,8 @@ def _check_tracking_uri(uri: str) -> None:
         )
     with prefix_errors("--tracking-uri"):
         check_url(uri)
+    if uri and uri != default_uri(storage):  # the default database can be rebuilt from the sweep
+        check_lasting("--tracking-uri", uri)
 
 
 def _check_names(sweep: SweepConfig) -> None:

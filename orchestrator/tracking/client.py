@@ -95,29 +95,31 @@ def public_uri(uri: str) -> str:
 
 def connect(uri: str) -> MlflowClient:
     """A client that fails at once when the server is away, and prints nothing. A new database gets its tables."""
-    _prepare()
     create_database(uri)
     return _client(uri)
 
 
 def create_database(uri: str) -> None:
-    """Create MLflow's tables in a database that has none. Of several processes, one does so.
+    """Set MLflow up, and create its tables in a database that has none. Of several processes, one does so.
 
     MLflow cannot continue tables of SQLite whose creation was killed, so a new file gets its name when it is complete.
 
     Raises:
         ValueError: the database has the tables of another program.
     """
-    database = local_database(uri)
-    if not is_database(uri) or (database is not None and _has_content(database) and has_tables(uri, MLFLOW)):
+    os.environ.update(_NO_RETRIES | without_proxy())  # before MLflow is imported
+    for key, value in _DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    if not is_database(uri):
         return
-    _prepare()
-    if database is not None:
+    if (database := local_database(uri)) is not None:
         database.parent.mkdir(parents=True, exist_ok=True)
+    if has_tables(uri, MLFLOW):
+        return
     with sole_creator(uri):
         if has_tables(uri, MLFLOW):
             return
-        if database is None or _has_content(database):
+        if database is None or (database.exists() and database.stat().st_size > 0):
             _create_tables(uri)
             return
         for killed in database.parent.glob(f".{database.name}.*.new*"):
@@ -127,19 +129,8 @@ def create_database(uri: str) -> None:
         new.rename(database)
 
 
-def _has_content(database: Path) -> bool:
-    return database.exists() and database.stat().st_size > 0
-
-
 def _create_tables(uri: str) -> None:
     _client(uri).search_experiments(max_results=1)
-
-
-def _prepare() -> None:
-    """Set MLflow up, before it is imported."""
-    os.environ.update(_NO_RETRIES | without_proxy())
-    for key, value in _DEFAULTS.items():
-        os.environ.setdefault(key, value)
 
 
 def _client(uri: str) -> MlflowClient:

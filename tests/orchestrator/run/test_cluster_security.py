@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+import ray
 
-from orchestrator.run.cluster import _node_address
 from orchestrator.run.cluster_address import ALIVE_METHOD
 from orchestrator.tracking.server import free_port
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
@@ -76,7 +76,7 @@ def code_without_token(address: str) -> grpc.StatusCode:
 
 def local_requests(proxy: OddServer) -> list[bytes]:
     """What a proxy was asked for of this machine. (Ray's agents ask for the metadata of clouds.)"""
-    local = (b"localhost", b"127.0.0.1", _node_address().encode())
+    local = (b"localhost", b"127.0.0.1", ray.util.get_node_ip_address().encode())  # type: ignore[no-untyped-call]
     return [request for request in proxy.requests if any(host in request for host in local)]
 
 
