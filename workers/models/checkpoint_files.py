@@ -93,7 +93,7 @@ def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
     parts = (name.split(".")[:-1] for name in plain.values())
     shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))]
     least = next((count for count, part in enumerate(shared) if part != "module"), len(shared))
-    prefixes = ["".join(f"{part}." for part in shared[:count]) for count in range(least, len(shared) + 1)]
+    prefixes = ["".join(f"{part}." for part in shared[:count]) for count in (least, *range(len(shared) + 1))]
     wanted = set(landmarks)
     prefix = max(prefixes, key=lambda start: sum(name.removeprefix(start) in wanted for name in plain.values()))
     found = Tensors((plain[name].removeprefix(prefix), value) for name, value in tensors.items())

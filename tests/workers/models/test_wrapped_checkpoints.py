@@ -151,12 +151,14 @@ def test_what_training_adds_to_names_is_removed(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_checkpoints_own_prefix_stays(tmp_path: Path) -> None:
-    """All names of a decoder without its head begin with `model.`, as they do in transformers."""
-    tensors = {"model.embed_tokens.weight": torch.ones(2), "model.norm.weight": torch.ones(2)}
+@pytest.mark.parametrize(("own", "is_removed"), [("model.", False), ("module.", True), ("module.model.", True)])
+def test_a_checkpoints_own_prefix_stays(own: str, is_removed: bool, tmp_path: Path) -> None:
+    """All names of a decoder without its head begin with `model.`, as they do in transformers. A prefix `module.` is
+    removed unless the model itself has it."""
+    tensors = {f"{own}embed_tokens.weight": torch.ones(2), f"{own}norm.weight": torch.ones(2)}
     torch.save(tensors, tmp_path / "x.pt")
-    assert load_tensors(tmp_path / "x.pt").keys() == tensors.keys()
-    assert load_tensors(tmp_path / "x.pt", ["model.norm.weight"]).keys() == tensors.keys()
+    assert (load_tensors(tmp_path / "x.pt").keys() != tensors.keys()) == is_removed
+    assert load_tensors(tmp_path / "x.pt", [f"{own}norm.weight"]).keys() == tensors.keys()
     assert load_tensors(tmp_path / "x.pt", ["norm.weight"]).keys() == {"embed_tokens.weight", "norm.weight"}
 
 
