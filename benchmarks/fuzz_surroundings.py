@@ -1,9 +1,9 @@
-"""Hostile surroundings: what a launch finds that is not its own, and what it reads that others wrote differently.
+"""Hostile surroundings: files and services of other users, and inputs in unusual forms.
 
-Each case is a valid command in surroundings that were made at random: a study, a folder or a database of somebody else,
-an address of Ray or a proxy at which nobody answers, a URI, captions with unusual line breaks, checkpoints whose
-tensors have a prefix, a plot or table with some ending. Verdicts: refused (exit code 1 or 2, the message names what it
-must, and nothing has changed), accepted (exit code 0, where this is right, and the right result), and what must not be.
+Each case is a valid command in random surroundings: a study, a folder or a database of another user, an address of Ray
+or a proxy that does not respond, a URI, captions with unusual line breaks, checkpoints whose tensors have a prefix, a
+plot or table with some ending. Verdicts: refused (exit code 1 or 2, the message names the cause, and nothing has
+changed), accepted (exit code 0, where this is right, and the right result), and what must not be.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import os
 import random
 import shutil
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, chdir
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.fuzz_files import Pristine, Tally
 from benchmarks.fuzz_inputs import run, set_up
 from benchmarks.fuzz_readers import NAME, Outcome, digests, timed
+from tests.fakes.odd_servers import HTTP, REDIS, odd_server
 from workers.data.captions import read_captions
 
 MAX_LAUNCH_SECONDS = 15.0  # of a launch that cannot work
@@ -77,13 +77,13 @@ def foreign_study(rng: random.Random, place: Path, _: ExitStack) -> Case:
     for _number in range(trials):
         study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}), [1.0] * len(directions))
     if owned := rng.randrange(3) == 0:
-        study.set_user_attr("owner", "somebody else")
+        study.set_user_attr("owner", "another user")
     is_free = name != NAME or not (trials or owned or directions != _DIRECTIONS)
     return Case((*_CHECK, "--out", "new", "--study", url), is_free, is_free, NAME)
 
 
 def foreign_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A folder of the sweep's name with files of somebody else."""
+    """A folder of the sweep's name with files of another user."""
     folder = place / "new" / NAME
     name, data = rng.choice(
         [
@@ -109,31 +109,6 @@ def shared_database(rng: random.Random, place: Path, _: ExitStack) -> Case:
     return Case((*_CHECK, "--out", "new", "--study", url, "--tracking-uri", url), named="--tracking-uri")
 
 
-@contextmanager
-def silent_port(answer: bytes | None) -> Iterator[int]:
-    """A port that accepts connections and answers nothing (None), or some bytes of another protocol."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        kept: list[socket.socket] = []
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection = server.accept()[0]
-                except OSError:
-                    return
-                kept.append(connection)
-                if answer is not None:
-                    connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            for connection in kept:
-                connection.close()
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -142,17 +117,14 @@ def free_port() -> int:
 
 def dead_cluster(rng: random.Random, place: Path, stack: ExitStack) -> Case:
     """An address of a Ray cluster at which there is none, by an option or a variable, with or without a dead proxy."""
-    kinds = [
-        lambda: free_port(),
-        lambda: stack.enter_context(silent_port(rng.choice([None, b"HTTP/1.1 400 Bad\r\n\r\n"]))),
-    ]
-    port = rng.choice(kinds)()
-    host = rng.choice(["127.0.0.1", "localhost", "[::1]"])
+    address = f"{rng.choice(['127.0.0.1', 'localhost', '[::1]'])}:{free_port()}"
+    if rng.randrange(2):
+        address = stack.enter_context(odd_server(rng.choice([b"", HTTP, REDIS]))).address
     environment = {key: f"http://127.0.0.1:{free_port()}" for key in rng.choice([(), ("http_proxy", "HTTP_PROXY")])}
     if rng.randrange(2):
-        environment["RAY_ADDRESS"] = f"{host}:{port}"
+        environment["RAY_ADDRESS"] = address
         return Case((*_CHECK, "--out", "new", "--address", "auto"), named="RAY_ADDRESS", environment=environment)
-    return Case((*_CHECK, "--out", "new", "--address", f"{host}:{port}"), named=str(port), environment=environment)
+    return Case((*_CHECK, "--out", "new", "--address", address), named=address, environment=environment)
 
 
 def unusable_ray_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:

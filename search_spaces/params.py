@@ -81,14 +81,13 @@ class Key(str):
 
 
 class Extensible:
-    """Mixin for the names of implementations, to which plugins may add."""
+    """Mixin for the names of implementations, to which plugins may add.
+
+    missing: the plugins of stored sweeps that cannot be found, and the reason. Messages about unknown names have them.
+    """
 
     __slots__ = ()
-
-    @property
-    def problem(self) -> str:
-        """Why names may be missing, for messages; "" if nothing is known."""
-        return ""
+    missing: ClassVar[dict[str, str]] = {}
 
 
 class Choices(tuple[str, ...]):
@@ -132,7 +131,7 @@ class ParamField:
         return kind if kind in (int, float) else None
 
     @property
-    def stored(self) -> type:
+    def column_type(self) -> type:
         """The type of its values in tables: int, float, or str, which lists become as JSON."""
         return self.number or str
 
@@ -208,21 +207,25 @@ def expect_list(value: object) -> list[Any]:
 def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
     """The error message for an unknown key (or metric, column), with the nearest and all known keys."""
     names = list(known)
-    return f"unknown {noun};{_suggestion(key, names)} known {noun}s: {_list(known) or 'none'}{_problem(known)}"
+    return f"unknown {noun};{_suggestion(key, names)} known {noun}s: {_list(known) or 'none'}{_missing_plugins(known)}"
 
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
     """The error message for a value that is not one of `choices`, with the nearest of them."""
     hint = _suggestion(value, list(choices)) if isinstance(value, str) else ""
-    return f"must be one of {_list(choices)}, got {value!r}" + (f";{hint}" if hint else "") + _problem(choices)
+    return f"must be one of {_list(choices)}, got {value!r}" + (f";{hint}" if hint else "") + _missing_plugins(choices)
 
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join([*names, *(["or a plugin's (--plugin MODULE)"] if isinstance(names, Extensible) else [])])
 
 
-def _problem(names: Iterable[str]) -> str:
-    return f"; {names.problem}" if isinstance(names, Extensible) and names.problem else ""
+def _missing_plugins(names: Iterable[str]) -> str:
+    return "".join(
+        f"; the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on PYTHONPATH, or name "
+        "another module by --plugin"
+        for module, reason in (names.missing.items() if isinstance(names, Extensible) else ())
+    )
 
 
 def as_tuples(value: Any) -> Any:

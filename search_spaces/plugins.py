@@ -36,30 +36,14 @@ T = TypeVar("T")
 _PROJECT = ("search_spaces", "workers", "orchestrator", "specfrontier", "__main__")
 
 _loaded: set[str] = set()  # names of entry points and modules
-_missing: dict[str, str] = {}  # plugins of sweeps that cannot be found: module, reason
-_stored: ContextVar[_StoredPlugins | None] = ContextVar("_stored", default=None)
+_sweep_plugins: ContextVar[_StoredPlugins | None] = ContextVar("_sweep_plugins", default=None)
 
 
-class _Open(Extensible):
-    """Mixin that names the plugins of a sweep that are missing."""
-
-    __slots__ = ()
-
-    @property
-    def problem(self) -> str:
-        """Why names may be missing, and the fix."""
-        return "; ".join(
-            f"the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on PYTHONPATH, or "
-            "name another module by --plugin"
-            for module, reason in _missing.items()
-        )
-
-
-class PluginNames(tuple[str, ...], _Open):
+class PluginNames(tuple[str, ...], Extensible):
     """Names, to which plugins may add."""
 
 
-class Registry(Mapping[str, T], Generic[T], _Open):
+class Registry(Mapping[str, T], Generic[T], Extensible):
     """Implementations by name, in order of registration; the first one is the default.
 
     what: a noun for messages, such as "tree policy". package: its modules may register entries; they are imported
@@ -87,7 +71,7 @@ class Registry(Mapping[str, T], Generic[T], _Open):
         if isinstance(name, str):
             if name not in self._entries:
                 self.load()
-            elif (stored := _stored.get()) and is_external(self._modules[name]):
+            elif (stored := _sweep_plugins.get()) and is_external(self._modules[name]):
                 stored.load()  # another plugin's entry may have this name
         return name in self._entries
 
@@ -142,36 +126,36 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
         ConfigError: a plugin fails to import; the message names it and the fix.
     """
     if extra:
-        _pass_on(extra)
+        _add_to_variable(extra)
     for point in () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = point.dist.name if point.dist is not None else "unknown"
         _load(point.load, f"{point.name} = {point.value}", f"of the package {package}", "fix or uninstall the package")
     _loaded.add(ENTRY_POINT_GROUP)
-    for name in _given():
+    for name in _variable_modules():
         _load(partial(_import, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
               "correct its name or the module; every machine needs it, installed or on PYTHONPATH")  # fmt: skip
-    if stored := _stored.get():
+    if stored := _sweep_plugins.get():
         stored.load()
 
 
 def plugin_modules() -> list[str]:
     """The plugins of this process by their modules: those of installed packages, and those of SPECFRONTIER_PLUGINS."""
     points = metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return list(dict.fromkeys([*(point.module for point in points), *_given()]))
+    return list(dict.fromkeys([*(point.module for point in points), *_variable_modules()]))
 
 
 @contextmanager
 def stored_plugins(find: Callable[[], Iterable[str]], folder: Path | None = None) -> Iterator[None]:
     """Inside, a lookup of a name that this project does not define also loads the modules that `find` names: those that
-    a stored sweep was launched with. One that cannot be found is no error; messages about unknown names mention it.
+    a stored sweep was launched with. A missing one is not an error; messages about unknown names mention it.
 
     The modules are found as those of --plugin, but never in `folder`, which is the sweep's: a sweep brings no code.
     """
-    token = _stored.set(_StoredPlugins(find, folder))
+    token = _sweep_plugins.set(_StoredPlugins(find, folder))
     try:
         yield
     finally:
-        _stored.reset(token)
+        _sweep_plugins.reset(token)
 
 
 class _StoredPlugins:
@@ -184,7 +168,7 @@ class _StoredPlugins:
         """Import the modules, once.
 
         Raises:
-            ConfigError: one of them fails, for another reason than that it, or a module that it imports, is missing.
+            ConfigError: one of them fails for another reason than a missing module.
         """
         if self._is_loaded:
             return
@@ -195,25 +179,25 @@ class _StoredPlugins:
             except ConfigError as error:
                 if not isinstance(error.__cause__, ModuleNotFoundError):
                     raise
-                _missing[name] = str(error.__cause__)
+                Extensible.missing[name] = str(error.__cause__)
             else:
-                _missing.pop(name, None)
-                _pass_on([name])
+                Extensible.missing.pop(name, None)
+                _add_to_variable([name])
 
 
 def is_external(module: str) -> bool:
-    """Whether a module belongs to a plugin: neither to this project, nor to a notebook or script."""
+    """Whether a module is a plugin's: not of this project, and not a notebook or script."""
     return module.partition(".")[0] not in _PROJECT
 
 
-def _given() -> list[str]:
+def _variable_modules() -> list[str]:
     """The modules in SPECFRONTIER_PLUGINS."""
     return [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]
 
 
-def _pass_on(modules: Sequence[str]) -> None:
+def _add_to_variable(modules: Sequence[str]) -> None:
     """Add modules to SPECFRONTIER_PLUGINS."""
-    os.environ[PLUGINS_VARIABLE] = ",".join(dict.fromkeys([*_given(), *modules]))
+    os.environ[PLUGINS_VARIABLE] = ",".join(dict.fromkeys([*_variable_modules(), *modules]))
 
 
 def _import(name: str) -> None:

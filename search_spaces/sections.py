@@ -70,23 +70,20 @@ class Section:
         return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
 
     def types(self) -> dict[str, type]:
-        """The type of each key's value in tables: int, float or str (see `ParamField.stored`).
+        """The type of each key's value in tables: int, float or str (see `ParamField.column_type`).
 
         Raises:
             ConfigError: kinds disagree on a key's type.
         """
-        types: dict[str, type] = dict.fromkeys(self.tags, str)
-        owners = dict.fromkeys(types, "the name of a kind")
-        groups = {"every kind": self.common} | {
-            repr(kind): options[kind].fields() for options in self.tags.values() for kind in options
-        }
-        for owner, fields in groups.items():
+        found: dict[str, tuple[type, str]] = dict.fromkeys(self.tags, (str, "the name of a kind"))
+        kinds = ((repr(kind), entry.fields()) for options in self.tags.values() for kind, entry in options.items())
+        for owner, fields in (("every kind", self.common), *kinds):
             for key, entry in fields.items():
-                if types.setdefault(key, entry.stored) is not entry.stored:
-                    clash = f"{types[key].__name__} in {owners[key]}, {entry.stored.__name__} in {owner}"
+                kind, first = found.setdefault(key, (entry.column_type, owner))
+                if kind is not entry.column_type:
+                    clash = f"{kind.__name__} in {first}, {entry.column_type.__name__} in {owner}"
                     raise ConfigError((key,), f"has one type in every kind: {clash}; rename the plugin's key")
-                owners.setdefault(key, owner)
-        return types
+        return {key: kind for key, (kind, _) in found.items()}
 
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
         """The keys of the fields of these kinds."""

@@ -44,8 +44,8 @@ def drafter_warnings(records: Iterable[TrialRecord], identity: Identity) -> list
 
 
 def is_hardly_accepted(tokens: float, passes: float) -> bool:
-    """Whether so few drafted tokens were accepted that drafting was in vain: by a 95 % upper limit of their number
-    (Poisson), fewer than `MAX_ACCEPTED` per pass, over at least `MIN_PASSES`.
+    """Whether fewer drafted tokens than `MAX_ACCEPTED` per pass were accepted, by a 95 % upper limit of their number
+    (Poisson), over at least `MIN_PASSES`.
 
     tokens: emitted in these passes, each of which emits one that was not drafted.
     """
@@ -62,9 +62,7 @@ def drafter_warning(kind: str, file: str | None, tokens: float, passes: float) -
 
 
 def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, float] | None:
-    """The tokens of all images of a trial and the passes that emitted them, without prefills; None if no metric of the
-    trial tells.
-    """
+    """The tokens of all images of a trial and the passes that emitted them, without prefills; None if unknown."""
     length, compression = (record.metrics.get(name) for name in ("mean_accepted_length", "step_compression"))
     if identity.grid is None or not record.images:
         return None

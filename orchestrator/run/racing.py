@@ -20,9 +20,9 @@ Without an error rate a candidate stops if a rival dominates it by the measured 
 decide. It suits a search that tries hundreds of candidates whose objectives differ by less than their errors on few
 items, and that revives stopped candidates in the end where they may be good.
 
-The items must be independent or in random order. A rung is the first items, and the t test takes blocks for
-independent: on items in the order of their times (requests, frames), where differences between candidates drift, the
-error rate does not hold at all. Shuffle such items once, in one order for all candidates.
+The items must be independent or in random order. A rung is the first items, and the t test assumes independent blocks:
+on items in the order of their times (requests, frames), where differences between candidates drift, the error rate does
+not hold. Shuffle such items once, in one order for all candidates.
 
 The t test assumes blocks that are about normal, and the last line that the search does not choose candidates by the
 noise of their differences to rivals. A search chooses candidates that look good, so this makes wrong stops rarer.

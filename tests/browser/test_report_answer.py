@@ -222,7 +222,7 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_the_drift_of_speeds_is_told_beside_the_recommendation(
+def test_the_drift_of_speeds_is_noted_with_the_recommendation(
     open_page: Open, tmp_path: Path, viewport: ViewportSize
 ) -> None:
     records = write_sweep(tmp_path, trials=24, seed=3)

@@ -9,6 +9,7 @@ import pytest
 
 from search_spaces import plugins
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.params import Extensible
 from search_spaces.plugins import PLUGINS_VARIABLE, Registry
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
@@ -41,7 +42,7 @@ def forget_plugins(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(Path.cwd())])
     monkeypatch.setattr(plugins, "_loaded", set())
-    monkeypatch.setattr(plugins, "_missing", {})
+    monkeypatch.setattr(Extensible, "missing", {})
     monkeypatch.setenv(PLUGINS_VARIABLE, "")
     registries: tuple[Registry[object], ...] = (NEIGHBOURHOODS, SCHEDULES, POLICIES)  # type: ignore[assignment]
     for registry in registries:

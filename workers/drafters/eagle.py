@@ -136,17 +136,13 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
     published families, do not matter under rotations that depend on distances only.
     """
     tensors = load_tensors(path, ["fc.weight"])
-    layout, fc = find_layout(tensors), tensors.get("fc.weight")
-    if fc is not None and fc.shape[1] == 3 * fc.shape[0]:  # three hidden states
-        layout = EAGLE_3
-    if layout is not None and layout.fix:
-        raise WeightsError(f"{path}: {layout.kind}: {layout.fix}")
-    if fc is None:
-        first = next(iter(tensors), "missing")
+    if (fc := tensors.get("fc.weight")) is None:
         raise WeightsError(
-            f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is {first}"
+            f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is {next(iter(tensors), 'missing')}"
             f"{describe_contents(tensors)}"
         )
+    if fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3:  # of three hidden states
+        raise WeightsError(f"{path}: {EAGLE_3.kind}: {EAGLE_3.fix}")
     config = _layer_config(path, tensors, target.transformer.config)
     codes = tensors["embed_tokens.weight"].shape[0] if "embed_tokens.weight" in tensors else target.vocab_size
     if codes not in (target.vocab_size, _CHAMELEON_VOCAB_SIZE if config.rope == "line" else target.vocab_size):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from search_spaces.documents import parse_json
 from workers.models.diagnosis import diagnose_pickle, diagnose_safetensors
-from workers.models.layouts import describe_layout
+from workers.models.layouts import find_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 # keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are the state dict itself
@@ -84,8 +84,8 @@ def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
 
 
 def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
-    """The tensors without what training added to their names: wrappers' components, and of a prefix that all names
-    share, as much as hides `landmarks`. So a prefix that the model itself has stays.
+    """The tensors without what training added to their names: wrappers' components, and the part of a common prefix
+    that `landmarks` lack. So a prefix that the model itself has stays.
     """
     plain = {name: ".".join(part for part in name.split(".") if part not in _ADDED) for name in tensors}
     if len(set(plain.values())) < len(plain):  # two tensors would have one name
@@ -112,9 +112,12 @@ def read_part(path: Path) -> str:
 
 
 def describe_contents(tensors: Mapping[str, Tensor]) -> str:
-    """What the file of tensors is, by their names, and which of its state dicts they are: a sentence, or nothing."""
-    part = tensors.part if isinstance(tensors, Tensors) else ""
-    return describe_layout(tensors) + (f". Of the file, {part}" if part else "")
+    """What the file of tensors is, by their names, with the fix if this project does not read it, and which of its
+    state dicts they are: sentences to append, or nothing."""
+    layout, part = find_layout(tensors), tensors.part if isinstance(tensors, Tensors) else ""
+    kind = "" if layout is None else f". By its names the file is {layout.kind}"
+    fix = f": {layout.fix}" if layout and layout.fix else ""
+    return f"{kind}{fix}" + (f". Of the file, {part}" if part else "")
 
 
 def _read_tensors(path: Path) -> Tensors:

@@ -11,8 +11,8 @@ _EMU3_FIX = "give the one converted for transformers: BAAI/Emu3-Gen-hf"
 
 
 class Layout(NamedTuple):
-    """A kind of checkpoint. starts: patterns, each of which begins a tensor's name. fix: what to give instead of a
-    checkpoint that this project does not read.
+    """A kind of checkpoint. starts: patterns, each of which matches the beginning of some tensor's name. fix: what to
+    give instead, if this project does not read it.
     """
 
     kind: str
@@ -64,7 +64,7 @@ _LAYOUTS = (
     Layout("a decoder in Hugging Face naming", (r"model\.layers\.0\.self_attn\.",)),
 )
 
-#: By `model_type` of a config.json: models whose authors' own code it is for, not transformers.
+#: By the `model_type` of a config.json that only the authors' own code reads.
 FOREIGN_CONFIGS = {
     "multi_modality": Layout("Janus in DeepSeek's own layout", (), _JANUS_FIX),
     "Emu3": Layout("Emu3 in BAAI's own layout", (), _EMU3_FIX),
@@ -77,11 +77,3 @@ def find_layout(names: Iterable[str]) -> Layout | None:
     return next(
         (layout for layout in _LAYOUTS if all(any(re.match(s, name) for name in listed) for s in layout.starts)), None
     )
-
-
-def describe_layout(names: Iterable[str]) -> str:
-    """`. By its names the file is ...`, with the fix if this project does not read it; empty if unknown."""
-    layout = find_layout(names)
-    if layout is None:
-        return ""
-    return f". By its names the file is {layout.kind}" + (f": {layout.fix}" if layout.fix else "")

@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from workers.data import local_files
 from workers.data.captions import scene_captions
 from workers.data.folder import load_images, read_folder
 from workers.models.checkpoint_files import content_hash
@@ -205,9 +207,8 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
         if not cache.exists():
             job.log(f"encoding {_SCENES + _HELD_OUT} scenes as tokens (once, kept in {cache.name})")
             parts = [tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES]
-            partial = cache.with_suffix(".part")
-            torch.save(torch.cat(parts), partial)
-            partial.replace(cache)
+            torch.save(torch.cat(parts), buffer := io.BytesIO())
+            local_files.write(cache, buffer.getvalue())
         captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
         examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
         return {"kind": SceneConditioner.kind}, examples, held_out

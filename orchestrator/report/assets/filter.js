@@ -52,7 +52,7 @@ const READ = {
   numbers: (value) => (value.trim() ? Number(value) : NaN),
   "true or false": (value) => ({ __proto__: null, true: true, false: false })[value.toLowerCase()],
 };
-const ONE = { text: "a text", numbers: "a number", "true or false": "true or false" };
+const VALUE_NOUNS = { text: "a text", numbers: "a number", "true or false": "true or false" };
 const ORDER = { "<": (v, w) => v < w, ">": (v, w) => v > w, "<=": (v, w) => v <= w, ">=": (v, w) => v >= w };
 
 class FilterError extends Error {}
@@ -70,11 +70,11 @@ function readQuery(query) {
       return condition(key, plain, [value ?? ""], relation);
     });
 }
-// Of a word that is no part of a condition: whether a trial has it in its texts.
+// The test of whether a trial's texts have a word that is not part of a condition.
 function wordTest(word) {
   if (word === "not") throw new FilterError(`not: write it before ${FLAGS.join(", ")}, or KEY!=VALUE`);
   if (/^[-+*]+$/.test(word))
-    throw new FilterError(`${word}: a number or vanilla is missing beside it; write it like fid<=1.2*vanilla`);
+    throw new FilterError(`${word}: a number or vanilla is missing before or after it; write it like fid<=1.2*vanilla`);
   if (/[=<>≤≥]/.test(word) || (word.endsWith("!") && columnOf.has(word.slice(0, -1))))
     throw new FilterError(`${word}: write KEY<=VALUE, such as fid<5`);
   return (trial) => haystack(trial).includes(word.toLowerCase());
@@ -112,14 +112,14 @@ function limit(key, relation, text) {
     Number.isFinite(base(trial)) &&
     ORDER[relation](value(trial), factor * base(trial) + offset);
 }
-// given: values as they are written. sign: what they stand behind in the query.
+// given: values as they are written. sign: what precedes them in the query.
 function condition(key, relation, given, sign = relation) {
   const column = columnOf.get(key);
   if (!column) throw new FilterError(`${key}: unknown key; the nearest one is ${nearestKey(key)}`);
   if (ORDER[relation] && column.text) throw new FilterError(`${key} holds text, which has no order; use = or !=`);
   const kind = column.text ? "text" : column.flag ? "true or false" : "numbers",
     values = given.map(unquoted);
-  if (values.includes(null)) throw new FilterError(`${key}: ${ONE[kind]} is missing after ${sign}`);
+  if (values.includes(null)) throw new FilterError(`${key}: ${VALUE_NOUNS[kind]} is missing after ${sign}`);
   const wanted = values.map((value) => (value === "null" ? null : READ[kind](value)));
   if (wanted.some((value) => value === undefined || Number.isNaN(value)))
     throw new FilterError(`${key} holds ${kind}, got ${given.join(",")}`);
