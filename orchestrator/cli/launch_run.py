@@ -108,7 +108,8 @@ def _run(
         kept = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
         raise CommandError(f"{explain(error)}{kept}", FAILED) from error
     finally:
-        _finish(storage, tracker, ending)
+        if is_sweep:
+            _finish(storage, tracker, ending)
     typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
@@ -130,12 +131,9 @@ def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
     is reported, and `specfrontier report` and `sync` make up for it.
     """
     from orchestrator.report.page import write_report
-    from orchestrator.results.store import IDENTITY
     from orchestrator.results.views import Views
 
     try:
-        if not storage.exists(IDENTITY):
-            return  # it ended before its sweep existed
         if event == "finished":
             say_on_terminal("writing tables, plot and report")
         Views(storage).write()

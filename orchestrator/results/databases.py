@@ -1,4 +1,4 @@
-"""Databases and files that several programs or processes may want: whose tables they hold, and who may create them."""
+"""Databases and files that several processes share: the program whose tables they have, and the creation of tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MLFLOW_TABLES = {"experiments", "runs"}
 _OPTUNA_REVISION = re.compile(r"v\d")  # those of MLflow are hexadecimal
 _SQLITE, _POSTGRESQL = "sqlite", "postgresql"
 _SQLITE_HEADER = b"SQLite format 3\0"
-_PROBE_TIMEOUT_S = 2  # of a database that is only compared
-_LOCK_KEY = 0x5F0C_4715  # PostgreSQL's advisory locks are numbers; any that no other program uses
+_COMPARE_TIMEOUT_S = 2  # to connect to a database that is only compared
+_LOCK_KEY = 0x5F0C_4715  # of PostgreSQL's advisory lock; an arbitrary number
 
 # A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
 _TIMEOUTS = {"connect_timeout": 8, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
@@ -50,7 +50,7 @@ def local_file(url: str) -> Path | None:
 
 @contextmanager
 def sole_creator(url: str) -> Iterator[None]:
-    """Of the processes that open a new database or file at once, one creates its tables, and the others wait.
+    """Of the processes that open a new database or file at once, one runs the block, and the others wait.
 
     Optuna and MLflow look for tables and then create them, so two processes would create them twice. Supports files
     and PostgreSQL; elsewhere the block runs at once.
@@ -109,7 +109,7 @@ def _find_owner(url: str) -> str | None:
 
 
 def may_create_tables(url: str) -> bool:
-    """Whether the user of a PostgreSQL database may create tables in it. True for others, which nobody asked."""
+    """Whether the user of a PostgreSQL database may create tables in it. True for other databases, without a check."""
     from sqlalchemy import text
 
     if _backend(url) != _POSTGRESQL:
@@ -127,12 +127,12 @@ def is_same_database(url: str, other: str) -> bool:
         if files[0] is None or files[1] is None:
             return files == (None, None) and _is_same_server(url, other)
         return files[0].resolve() == files[1].resolve()
-    except (SQLAlchemyError, OSError, ValueError, RuntimeError):  # one is no path and no URL; whoever opens it says so
+    except (SQLAlchemyError, OSError, ValueError, RuntimeError):  # not a path or URL; opening it says so
         return False
 
 
 def _is_same_server(url: str, other: str) -> bool:
-    """By what PostgreSQL says of itself; if it does not respond, or for other databases, by the address."""
+    """Compares what PostgreSQL reports of itself; if it does not respond, or for other databases, the addresses."""
     from sqlalchemy import make_url
 
     if (identity := _identity(url)) is not None:
@@ -144,7 +144,7 @@ def _is_same_server(url: str, other: str) -> bool:
 
 
 def _identity(url: str) -> tuple[Any, ...] | None:
-    """What tells a PostgreSQL database from all others; None if it does not respond soon."""
+    """Facts that no two PostgreSQL databases share; None if it does not respond in seconds."""
     from sqlalchemy import text
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -152,9 +152,9 @@ def _identity(url: str) -> tuple[Any, ...] | None:
         return None
     query = "SELECT current_database(), current_schema(), pg_postmaster_start_time()"
     try:
-        with _engine(url, connect_timeout=_PROBE_TIMEOUT_S).connect() as connection:
+        with _engine(url, connect_timeout=_COMPARE_TIMEOUT_S).connect() as connection:
             return tuple(connection.execute(text(query)).one())
-    except (SQLAlchemyError, ImportError):  # whoever needs the database says why
+    except (SQLAlchemyError, ImportError):  # opening it says why
         return None
 
 

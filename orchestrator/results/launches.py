@@ -105,9 +105,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
     """`03:00:19 trial 19 failed`."""
     name, number = event["event"], event.get("trial")
     trial = f"trial {number} " if isinstance(number, int) and number >= 0 else ""
-    verb = event.get("state") or _VERBS[name] if name in _VERBS or name == "end" else name
-    if name == "workers":
-        verb = counted(event["alive"], "worker")
+    verb = counted(event["alive"], "worker") if name == "workers" else event.get("state") or _VERBS.get(name, name)
     note = event.get("cause") or event.get("note") or event.get("phase")
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 

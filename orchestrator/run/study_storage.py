@@ -1,4 +1,4 @@
-"""Where an Optuna study is kept: a journal file, or a database. Nobody else's study is adopted."""
+"""Where an Optuna study is kept: a journal file, or a database. A study of another sweep or program is refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def check_owner(
     found = [direction.name.lower() for direction in storage.get_study_directions(study)]
     others = [*attributes, *(key for key in storage.get_study_system_attrs(study) if key != _METRIC_NAMES)]
     differences = [
-        f"belongs to another sweep, of {str(owner).rpartition(' ')[2]}" if owner is not None else "",
+        f"belongs to another sweep, which started {str(owner).rpartition(' ')[2]}" if owner is not None else "",
         f"has {counted(trials, 'trial')}" if trials and owner is None else "",
         f"has the attributes {', '.join(others)}" if others and owner is None else "",
         f"has the directions {', '.join(found)}, and this sweep {', '.join(directions)}"

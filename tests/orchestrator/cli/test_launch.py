@@ -336,9 +336,14 @@ def test_the_live_view_ends_before_the_report_is_written(
         finally:
             seen.append("view ended")
 
-    outcome = mock.Mock(records=[], lost=[], stopped_by="trials")
+    def launch(sweep: object, storage: object, options: object, emit: Callable[[Any], None], **rest: object) -> Any:
+        emit({"event": "identity", "objectives": []})
+        if error is not None:
+            raise error
+        return mock.Mock(records=[], lost=[], stopped_by="trials")
+
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
-    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=error, return_value=outcome))
+    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
     monkeypatch.setattr("orchestrator.cli.launch_run._finish", lambda storage, tracker, ending: seen.append(ending))
     monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
@@ -400,10 +405,11 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
 def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to resume, and no view to write."""
     monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=PoolError("no worker started")))
-    message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
+    message = error_of("launch", "tested.yaml", code=1)
     assert "no worker started" in message
     for text in ("resume", "kept", "not written"):
         assert text not in message
+    assert not Path("sweeps/tested/mlflow.jsonl").exists()
 
 
 HOLDER = """
