@@ -24,6 +24,7 @@ from typing import Final, Literal
 from unittest import mock
 
 import optuna
+from ray._private import services
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -116,15 +117,23 @@ def free_port() -> int:
 
 
 def dead_cluster(rng: random.Random, place: Path, stack: ExitStack) -> Case:
-    """An address of a Ray cluster at which there is none, by an option or a variable, with or without a dead proxy."""
+    """An address of a Ray cluster at which there is none, by an option, a variable, or the file of the last cluster."""
     address = f"{rng.choice(['127.0.0.1', 'localhost', '[::1]'])}:{free_port()}"
     if rng.randrange(2):
         address = stack.enter_context(odd_server(rng.choice([b"", HTTP, REDIS]))).address
     environment = {key: f"http://127.0.0.1:{free_port()}" for key in rng.choice([(), ("http_proxy", "HTTP_PROXY")])}
-    if rng.randrange(2):
+    how = rng.randrange(3)
+    if how == 0:
+        return Case((*_CHECK, "--out", "new", "--address", address), named=address, environment=environment)
+    if how == 1:
         environment["RAY_ADDRESS"] = address
         return Case((*_CHECK, "--out", "new", "--address", "auto"), named="RAY_ADDRESS", environment=environment)
-    return Case((*_CHECK, "--out", "new", "--address", address), named=address, environment=environment)
+    stack.enter_context(mock.patch.object(services, "find_gcs_addresses", return_value=set()))  # other users' clusters
+    folder = place / "ray"
+    (folder / "ray").mkdir(parents=True)
+    (folder / "ray" / "ray_current_cluster").write_text(address)
+    environment["RAY_TMPDIR"] = str(folder)
+    return Case((*_CHECK, "--out", "new", "--address", "auto"), named="ray_current_cluster", environment=environment)
 
 
 def unusable_ray_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
