@@ -71,8 +71,7 @@ def _run(
 
     budget = config.budget
     state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
-    events = storage.path(EVENTS)
-    views = Views(storage)
+    events, views = storage.path(EVENTS), Views(storage)
     with ends_with(WRONG_USAGE):
         tracker = SweepTracker(storage, uri=uri) if uri else None
     if events is not None:

@@ -61,7 +61,7 @@ def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The process that a lock names. is_alive: whether it holds the lock now; one that does not has died with it,
-    because a lock that is released names nobody.
+    because a process that releases a lock removes its name.
     """
 
     name: str
@@ -188,7 +188,7 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
 def _renew(storage: Storage, name: str, own: str, lock: Lock, stop: threading.Event) -> None:
     facts = _own_facts()
     while not stop.wait(RENEWAL_S):
-        with suppress(OSError):  # nobody else can reach the store either, or the next renewal is in time
+        with suppress(OSError):  # other processes cannot reach the store either, or the next renewal is in time
             if own not in storage.names(name):
                 lock.is_lost = True
                 return

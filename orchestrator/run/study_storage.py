@@ -44,12 +44,9 @@ def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: 
     Writes nothing: files and tables are not created.
 
     Raises:
-        StudyError: what the storage or the study is instead, and the fix.
+        ValueError: what the URL, the storage or the study is instead, and the fix.
     """
-    try:
-        check_url(url)
-    except ValueError as error:
-        raise StudyError(str(error)) from None
+    check_url(url)
     try:
         storage = _open_existing(url)
         if storage is not None:

@@ -225,7 +225,8 @@ def _local(text: str) -> Path:
     if text.lower().startswith("file://"):
         if lost := re.search("[?#]", text):
             raise ValueError(
-                f"{text}: {lost[0]!r} must be quoted in a URI; write {re.sub('[?#]', _quote, text)}, or the plain path"
+                f"{text}: {lost[0]!r} must be quoted in a URI; write {text.replace('?', '%3F').replace('#', '%23')}, "
+                "or the plain path"
             )
         split = urlsplit(text)
         if split.netloc not in ("", "localhost"):
@@ -237,10 +238,6 @@ def _local(text: str) -> Path:
         return Path(os.path.abspath(Path(text).expanduser()))
     except RuntimeError as error:
         raise ValueError(f"{text}: {error}; write the folder's full path") from None
-
-
-def _quote(match: re.Match[str]) -> str:
-    return quote(match[0], safe="")
 
 
 def _check_quoting(uri: str) -> None:
