@@ -239,13 +239,13 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
     Raises:
         CommandError: no captions, an empty one, or a file that cannot be read.
     """
-    from workers.data.captions import ENDINGS, captions_in_order, captions_of_text, clean_caption
+    from workers.data.captions import ENDINGS, caption_in_one_line, captions_in_order, captions_of_text
     from workers.data.text_files import decode, read_text
 
     if any(not caption.strip() for caption in captions):
         raise CommandError("a caption is empty; describe what to draw", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
-        found = [clean_caption(caption, f"caption {number}") for number, caption in enumerate(captions, start=1)]
+        found = [caption_in_one_line(caption, f"caption {number}") for number, caption in enumerate(captions, start=1)]
         if file == "-":
             listed = captions_of_text(decode(sys.stdin.buffer.read(), "standard input"), "standard input")
         elif file is not None and Path(file).suffix.lower() not in ENDINGS:

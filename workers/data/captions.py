@@ -132,7 +132,7 @@ def _to_captions(rows: Iterable[_Row]) -> list[Caption]:
     with collect_errors("row") as collect:
         for number, (location, text) in enumerate(rows):
             with collect():
-                found.append(Caption(number, clean_caption(text, location), location))
+                found.append(Caption(number, caption_in_one_line(text, location), location))
     return found
 
 
@@ -203,7 +203,7 @@ def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Capt
         raise ValueError(f"{location}: id {entry['id']} occurs twice; give each annotation its own")
     seen.add(entry["id"])
     location = f"{location} (id {entry['id']})"
-    return entry["image_id"], Caption(entry["id"], clean_caption(entry.get("caption"), location), location)
+    return entry["image_id"], Caption(entry["id"], caption_in_one_line(entry.get("caption"), location), location)
 
 
 def _is_id(value: object) -> bool:
@@ -227,7 +227,7 @@ def _column(location: Path | str, columns: Sequence[str], column: str | None) ->
     )
 
 
-def clean_caption(text: object, location: str) -> str:
+def caption_in_one_line(text: object, location: str) -> str:
     """The caption as one line: line ends of any kind within it become spaces.
 
     Raises:

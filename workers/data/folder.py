@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from search_spaces.documents import parse_json
-from workers.data.captions import clean_caption
+from workers.data.captions import caption_in_one_line
 from workers.data.pictures import centre_square
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
@@ -154,7 +154,7 @@ def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
     with collect_errors("line") as collect:
         for location, name, text in rows:
             with collect():
-                caption = clean_caption(text, location)
+                caption = caption_in_one_line(text, location)
                 if not (folder / name).is_file():
                     raise ValueError(f"{location}: {name!r} is not a file in {folder}")
                 pairs.append((name, caption))
@@ -170,7 +170,7 @@ def _with_texts(images: Sequence[Path]) -> ImageFolder:
                 caption_file = path.with_suffix(".txt")
                 if not caption_file.is_file():
                     raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
-                captions.append(clean_caption(read_text(caption_file), str(caption_file)))
+                captions.append(caption_in_one_line(read_text(caption_file), str(caption_file)))
     return ImageFolder(tuple(images), tuple(captions), "captions")
 
 
