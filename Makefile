@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# A path file, not a finder: a folder `specfrontier`, such as this one, in the working directory is no package then.
+EDITABLE := --config-settings editable_mode=compat
 # Processes that share the tests, file by file: what a file makes (a sweep, a browser, a cluster) is made once. Three
 # for two cores: tests of Ray, servers and browsers mostly wait.
 TEST_WORKERS ?= 3
@@ -22,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("specfrontier needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV): a few minutes, about 4 GB"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) -e '.[dev]' -c constraints.txt
 	touch $@
 
 test: export PYTHONDONTWRITEBYTECODE = # if it is set, every process of a test compiles everything again

@@ -79,3 +79,13 @@ def test_its_python_api_draws_an_image(environment: Path, tmp_path: Path) -> Non
     assert all(Path(module).is_relative_to(environment) for module in modules)
     assert has_torch == "False"
     assert size.startswith("(")
+
+
+def test_a_folder_of_the_projects_name_hides_no_package(tmp_path: Path) -> None:
+    """In the parent folder of a clone, for example: `make venv` installs a path instead of a module finder."""
+    (tmp_path / "specfrontier").mkdir()
+    code = "import specfrontier; print(specfrontier.__file__)"
+    command = [sys.executable, "-c", code]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == ROOT / "specfrontier" / "__init__.py"

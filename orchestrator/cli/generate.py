@@ -165,7 +165,7 @@ def _read_setting(preset: str | None, file: str | None, source: str | None, sele
     Raises:
         CommandError: wrong usage, or the sweep has no such trial.
     """
-    from orchestrator.results.config_file import MeasuredSpeed, Setting
+    from orchestrator.results.config_file import MeasuredSpeed, Setting, head_comments
     from search_spaces.documents import read_document
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
@@ -187,12 +187,13 @@ def _read_setting(preset: str | None, file: str | None, source: str | None, sele
             return Setting(find_preset(preset).to_mapping())
         if file is None:
             return Setting({})
-        text = Path(file).read_bytes()
-        document = read_document(text, file)
+        data = Path(file).read_bytes()
+        document = read_document(data, file)
         with document.locate_errors():
             whole = DecodingConfig.from_mapping(document.data, Sampling())
         mapping = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
-        return Setting(mapping, speed=MeasuredSpeed.read(text.decode("utf-8-sig")))
+        text = data.decode("utf-8-sig")
+        return Setting(mapping, speed=MeasuredSpeed.read(text), comments=head_comments(text))
 
 
 def _read_trial(source: str, selection: Selection) -> Setting:

@@ -82,7 +82,7 @@ def select(front: Front, selection: Selection) -> Choice:
     """
     axis, trials = front.axes[0], counted(len(front.candidates), "trial")
     if selection.number is not None:
-        return choice_of(front, trial_by_number(front, selection.number), "by its number")
+        return choice_of(front, trial_by_number(front, selection.number), "chosen by number")
     if selection.knee:
         if (found := front.knee()) is None:
             raise NoChoiceError(NO_KNEE)

@@ -56,7 +56,7 @@ class MeasuredSpeed:
     @classmethod
     def read(cls, text: str) -> Self | None:
         """That of the comments at the head of a config file; None if they state none."""
-        comments = [line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]
+        comments = [line[1:].strip() for line in head_comments(text).splitlines()]
         found = [next(filter(None, map(part.fullmatch, comments)), None) for part in (_TRIAL, _SPEED, _CONFIG)]
         trial, speed, config = found
         if trial is None or speed is None or config is None:
@@ -84,7 +84,8 @@ class Setting:
     """A config to generate with, as a mapping, and where it is from.
 
     origin: the trial, in words. models: as --models takes them. batch: at which the sweep timed it. speed: what was
-    measured. weights: content hashes of the sweep's models. baseline: vanilla with the sweep's sampling.
+    measured. comments: at the head of its file. weights: content hashes of the sweep's models. baseline: vanilla with
+    the sweep's sampling.
     """
 
     mapping: Mapping[str, Any]
@@ -92,6 +93,7 @@ class Setting:
     models: str = BUILTIN
     batch: int | None = None
     speed: MeasuredSpeed | None = None
+    comments: str = ""
     weights: Mapping[str, str] | None = None
     baseline: DecodingConfig | None = None
 
@@ -105,14 +107,24 @@ class Setting:
             models=sweep.models,
             batch=int(sweep.identity.timing.get("batch", 1)),
             speed=MeasuredSpeed.of(sweep.identity, record),
+            comments=choice_header(front, choice),
             weights=sweep.identity.models,
             baseline=sweep.identity.baseline,
         )
+
+    def comments_for(self, digest: str) -> str:
+        """The comments, if they are about the config with this digest."""
+        return self.comments if self.speed is not None and self.speed.digest == digest else ""
 
     def differing_files(self, hashes: Mapping[str, str]) -> list[str]:
         """Keys of the models whose contents are not those of the sweep's. hashes: of the models that are used."""
         weights = hashes if self.weights is None else self.weights
         return sorted(key for key in weights.keys() | hashes.keys() if weights.get(key) != hashes.get(key))
+
+
+def head_comments(text: str) -> str:
+    """The lines of comments at the head of a YAML text."""
+    return "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
 
 
 def config_header(
@@ -123,7 +135,7 @@ def config_header(
     changes: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
     """The comments at the head of a trial's config file: the trial, the speed-up, other metrics with their changes
-    against vanilla in per cent, and the config's digest. heading: what the trial was chosen for.
+    against vanilla in per cent, its plugins, and the config's digest. heading: what the trial was chosen for.
     """
     speed = MeasuredSpeed.of(identity, record)
     lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {identity.name}"]
@@ -133,6 +145,7 @@ def config_header(
             entry = record.metrics[name]
             change = f", {signed_percent(*changes[name])} against vanilla" if changes and name in changes else ""
             lines.append(f"{name} {measured(entry.value, entry.error)}{change}")
+    lines += [f"plugin {module}" for module in record.config.plugins] if record.config else []
     lines.append(f"config {record.digest}")
     return "".join(f"# {clean(line)}\n" for line in lines)
 

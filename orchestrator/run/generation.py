@@ -138,7 +138,8 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         "against": None if against is None else against.facts(),
     }
     with ends_with(FAILED):
-        statistics = _write_report(gallery, target.grid, header, seconds)
+        comments = options.setting.comments_for(config.digest())
+        statistics = _write_report(gallery, target.grid, header, seconds, comments)
         if against is not None:
             against.write(header)
     if as_json:
@@ -371,8 +372,11 @@ def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, A
     }
 
 
-def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_seconds: float) -> dict[str, Any]:
-    """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics."""
+def _write_report(
+    gallery: Gallery, grid: Grid, header: dict[str, Any], wall_seconds: float, comments: str = ""
+) -> dict[str, Any]:
+    """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics. comments: at the
+    head of config.yaml."""
     entries, folder = gallery.ordered, gallery.folder
     rows = [_image_row(result, name) for result, _, name in entries]
     cells = accepted_by_cell((result.statistics.emitted.tolist() for result, _, _ in entries), grid.rows, grid.cols)
@@ -385,7 +389,8 @@ def _write_report(gallery: Gallery, grid: Grid, header: dict[str, Any], wall_sec
     heat_map(cells, title).save(folder / "heatmap.png")
     text = json.dumps(statistics, indent=2, ensure_ascii=False)
     (folder / _STATISTICS).write_text(text + "\n", "utf-8")
-    (folder / "config.yaml").write_text(yaml.safe_dump(header["config"], sort_keys=False, allow_unicode=True), "utf-8")
+    text = comments + yaml.safe_dump(header["config"], sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, "utf-8")
     return statistics
 
 
@@ -423,6 +428,7 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
     measured, against = statistics["measured"], statistics["against"]
     ratio = "" if against is None else number_text(against["speedup"], against["error"])
+    ratio += ", of one batch, so without an error" if against is not None and against["error"] is None else ""
     return "\n".join(
         [
             f"{statistics['setting']}, target {statistics['target']} on {statistics['device']}",
@@ -431,7 +437,11 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
             passes + (drafts if config["drafter"]["kind"] != NoDrafter.kind else ""),
             *([] if measured is None else [measured["text"]]),
-            *([] if against is None else [f"speed-up against vanilla in this run: {ratio} ({against['folder']})"]),
+            *(
+                []
+                if against is None
+                else [f"speed-up against vanilla in this run: {ratio}; images: {against['folder']}"]
+            ),
             *(f"note: {text}" for text in statistics["warnings"]),
             f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
             *([f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"] if replaced else []),

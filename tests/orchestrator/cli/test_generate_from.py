@@ -117,6 +117,12 @@ def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_
     assert speed is not None
     assert (speed.sweep, speed.trial, speed.batch) == ("small", 1, 1)
     head = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    words = ("--config", str(file), "--out", str(tmp_path / "again"))
+    assert specfrontier("generate", CAPTIONS[0], *words).code == 0
+    again = (tmp_path / "again" / "config.yaml").read_text()
+    assert [line for line in again.splitlines() if line.startswith("#")] == head, "the folder's config keeps them"
+    assert specfrontier("generate", CAPTIONS[0], *words, "--set", "sampling.temperature=0.7").code == 0
+    assert not (tmp_path / "again" / "config.yaml").read_text().startswith("#"), "they are of another config"
     assert any(line.startswith("# caption_accuracy ") and line.endswith("against vanilla") for line in head)
 
     def differences(*words: str, captions: tuple[str, ...] = CAPTIONS) -> str:
