@@ -19,10 +19,14 @@ pytestmark = pytest.mark.slow(seconds=20)
 
 
 def documented() -> list[tuple[str, ...]]:
-    """The commands that draw captions with the built-in model; `--config` is of a kind that a sweep recommends."""
+    """The commands that generate with the built-in model. `--config` and `--from` give a setting that a sweep recommends:
+    here one of its kind."""
     lines = {line for page in PAGES for block in blocks(page) for line in block.text.splitlines()}
     commands = (tuple(shlex.split(line, comments=True)) for line in lines if line.startswith('specfrontier generate "'))
-    found = {(*command[1:-2], "--preset", "gsd") if "--config" in command else command[1:] for command in commands}
+    found = {
+        (*command[1:3], "--preset", "gsd") if {"--config", "--from"} & set(command) else command[1:]
+        for command in commands
+    }
     return sorted(command for command in found if "--models" not in command)
 
 
