@@ -19,15 +19,17 @@ pytestmark = pytest.mark.slow(seconds=20)
 
 
 def documented() -> list[tuple[str, ...]]:
-    """The commands that generate with the built-in model. `--config` and `--from` give a setting that a sweep recommends:
-    here one of its kind."""
+    """The commands that generate with the built-in model. `--config` and `--from` give a setting that a sweep
+    recommends: here one of its kind."""
     lines = {line for page in PAGES for block in blocks(page) for line in block.text.splitlines()}
     commands = (tuple(shlex.split(line, comments=True)) for line in lines if line.startswith('specfrontier generate "'))
-    found = {
-        (*command[1:3], "--preset", "gsd") if {"--config", "--from"} & set(command) else command[1:]
-        for command in commands
-    }
-    return sorted(command for command in found if "--models" not in command)
+    return sorted(
+        {
+            (*command[1:3], "--preset", "gsd") if {"--config", "--from"} & set(command) else command[1:]
+            for command in commands
+            if "--models" not in command
+        }
+    )
 
 
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
