@@ -21,8 +21,9 @@ def measured(value: float | None, error: float | None = None) -> str:
 
 
 def percent(share: float) -> str:
-    """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain."""
-    return ">99 %" if share > 0.99 else "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain. Halves are rounded up,
+    as the report's script does."""
+    return ">99 %" if share > 0.99 else "<1 %" if share < 0.01 else f"{math.floor(100 * share + 0.5)} %"
 
 
 def signed_percent(value: float, error: float) -> str:
