@@ -211,7 +211,7 @@ def _import_stored(name: str, folder: Path | None) -> None:
     """Import a module that a sweep names, unless its file is in the sweep's folder.
 
     Raises:
-        ModuleNotFoundError: it is there, it is in a folder that is no package, or there is no such module.
+        ModuleNotFoundError: it is in the folder of the sweep or in one that is not a package, or it does not exist.
     """
     if os.getcwd() not in sys.path and not (folder and Path.cwd().is_relative_to(folder)):
         sys.path.append(os.getcwd())

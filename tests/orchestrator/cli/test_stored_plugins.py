@@ -1,4 +1,4 @@
-"""A sweep that was launched with a plugin, read by a process that was not told of it."""
+"""A sweep that was launched with a plugin, read by a process that was started without it."""
 
 from __future__ import annotations
 

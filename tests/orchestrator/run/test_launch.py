@@ -61,7 +61,7 @@ def test_a_refusal_names_the_old_and_the_new_value(storage: Storage) -> None:
     assert "1e" * 8 in str(refused.value)
     assert "77" * 8 in str(refused.value)
     assert "target.safetensors" not in str(refused.value), "it is the same"
-    assert NEW.experiment not in str(refused.value), "nobody can read a digest of what is named"
+    assert NEW.experiment not in str(refused.value), "a digest says nothing to a reader"
 
 
 def test_a_resumed_sweep_keeps_the_plugins_of_all_launches(storage: Storage) -> None:

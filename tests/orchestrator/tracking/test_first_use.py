@@ -34,7 +34,7 @@ def sweeps(folder: Path) -> list[Storage]:
     return [Storage(folder / name) for name in NAMES]
 
 
-def beside(folder: Path) -> set[str]:
+def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {*NAMES, "mlartifacts"}
 
 
@@ -47,7 +47,7 @@ def test_sweeps_that_are_logged_at_once_share_a_new_file(tmp_path: Path) -> None
     folder, output = tmp_path / "sweeps", tmp_path
     assert sync_together(sweeps(folder), "", output) == [str(SyncResult(TRIALS, 0))] * len(NAMES)
     assert experiments(folder / "mlflow.db") >= {f"specfrontier/{name}" for name in NAMES}
-    assert beside(folder) == {"mlflow.db"}
+    assert files_in(folder) == {"mlflow.db"}
 
 
 def test_sweeps_that_are_logged_at_once_share_a_new_database(server: PostgreSQL, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
     (folder / "mlflow.db").write_bytes(b"not a database, but long enough for SQLite to notice" * 20)
     printed = sync_together(storages, "", tmp_path)
     assert printed == [str(SyncResult(TRIALS, 0))] * len(NAMES)
-    assert sum(".damaged-" in name for name in beside(folder)) == 1
+    assert sum(".damaged-" in name for name in files_in(folder)) == 1
 
 
 @pytest.mark.parametrize("url", [lambda folder: "", lambda folder: f"sqlite:///{folder}/deep/own.db?timeout=30"])
