@@ -114,7 +114,7 @@ def create_database(uri: str) -> None:
         return
     if (database := local_database(uri)) is not None:
         database.parent.mkdir(parents=True, exist_ok=True)
-    if has_tables(uri, MLFLOW):
+    if database is not None and has_tables(uri, MLFLOW):  # a server's may be half made by another process
         return
     with sole_creator(uri):
         if has_tables(uri, MLFLOW):
