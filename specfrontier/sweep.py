@@ -28,7 +28,6 @@ from search_spaces.trial import DecodingConfig
 
 if TYPE_CHECKING:
     import pandas
-    import plotly.graph_objects
     from matplotlib.axes import Axes
 
     from workers.data.storage import Storage
@@ -239,15 +238,6 @@ class Sweep(results.Sweep):
         analysis = self._analysis(x, y, where)
         draw_front(ax, analysis.front, self.name, analysis.choices)
         return ax
-
-    def plot_interactive(
-        self, x: str | None = None, y: str | None = None, *, where: Iterable[str] = ()
-    ) -> plotly.graph_objects.Figure:
-        """The front as a Plotly figure, with each trial's setting on hover. Needs `pip install plotly`."""
-        from specfrontier.interactive import front_figure
-
-        analysis = self._analysis(x, y, where)
-        return front_figure(analysis.front, analysis.choices, self.name)
 
     def __repr__(self) -> str:
         choices = [f"{clean(trial.choice)}: {trial!r}" for trial in self._default.recommended]

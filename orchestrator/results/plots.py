@@ -13,7 +13,6 @@ from orchestrator.results.axes import Axis
 from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, Choice, choose, default_limit
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.fronts import Candidate, values_of
-from orchestrator.results.plot_labels import Label, Obstacles, label_points
 from orchestrator.results.sweep import Front
 from orchestrator.results.text import clean
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 # Colours and shapes are those of the HTML report.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#a86f00", "#2b86c0", "#8c6d1f", "#7b4fa3")
-_INK, ACCENT = "#1f2328", "#1f6f78"
+_INK, _SOFT, _LEADER, _ACCENT = "#1f2328", "#5b636d", "#c3c6ca", "#1f6f78"
 _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
 _MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "H", _BAR, "P", "*")
-RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
-    BEST: {"s": 250, "edgecolors": ACCENT, "linewidths": 1.8},
+_RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
+    BEST: {"s": 250, "edgecolors": _ACCENT, "linewidths": 1.8},
     KNEE: {"s": 150, "edgecolors": _INK, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
     LOSSLESS: {"s": 105, "edgecolors": "#1d7a4e", "linewidths": 1.5},
 }
@@ -40,8 +39,12 @@ FIGURE_SIZE = (7.6, 5.6)
 _DPI, _TRUETYPE = 120, 42
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
-_REACH = 6.0  # half the width of the front's markers, in 1/72 inch
-_RING_REACHES = {kind: ring["s"] ** 0.5 / 2 + ring["linewidths"] for kind, ring in RINGS.items()}
+_NAME_SIZE, _NAME_LINE, _NAME_GAP = (
+    8.0,
+    10.5,
+    3.0,
+)  # of names in the margin, of their lines, between names; in 1/72 inch
+_NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
 class Look(NamedTuple):
@@ -132,8 +135,8 @@ def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
     errors = np.nan_to_num(errors)
     on_front = np.array([candidate.on_front for candidate in candidates], dtype=np.bool_)
     families = [family(candidate.config) for candidate in candidates]
-    lines = _front_line(values[on_front & (len(front.axes) == 2)], x.direction)
-    plot.plot(*lines.T, color=ACCENT, linewidth=1.4, zorder=1, label="front" if len(lines) else None)
+    line = _front_line(values[on_front & (len(front.axes) == 2)], x.direction)
+    plot.plot(*line.T, color=_ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
     for name, look in looks(families).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
         for member in (False, True):
@@ -143,19 +146,44 @@ def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
         if rows.any():
             plot.scatter([], [], color=look.colour, marker=_MARKERS[look.shape], label=name)
     found = marked_choices(front) if choices is None else choices
-    bar = _mark_choices(plot, front, found, values)
+    _mark_choices(plot, front, found, values)
     _style(plot, axis_label(x), axis_label(y), title)
     if not candidates:
         plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
         return
     named = named_candidates(front, found)
-    with_bars = on_front | (len(candidates) <= _MAX_PALE_BARS)
-    stairs = np.stack([lines[:-1], lines[1:]], axis=1)
-    covered = np.concatenate([_error_lines(values[with_bars], errors[with_bars]), stairs, bar])
     points, _ = values_of([candidate.record for candidate in named], (x, y))
-    texts = [Label(short_title(trial), is_strong=trial.on_front) for trial in named]
-    marks = marked_points(front, found, _REACH, _RING_REACHES)
-    label_points(plot, points, texts, Obstacles(values, marks, covered))
+    _write_names(plot, points, named)
+
+
+def _write_names(plot: Axes, points: Floats, named: Sequence[Candidate]) -> None:
+    """Write names in the right margin, each as near to the height of its point as the others allow, with a line to it.
+
+    points: of the candidates [n, 2].
+    """
+    figure: Any = plot.get_figure(root=True)
+    figure.draw_without_rendering()  # sets the limits and the size of the plot
+    texts = [short_title(candidate) for candidate in named]
+    unit = figure.dpi / 72 / plot.get_window_extent().height  # 1/72 inch in heights of the plot
+    heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[:, 1]
+    order = np.argsort(heights)
+    sizes = np.array([unit * (_NAME_GAP + _NAME_LINE * len(text.splitlines())) for text in texts])
+    for i, height in zip(order, _apart(heights[order], sizes[order]), strict=True):
+        plot.annotate(
+            texts[i], (points[i, 0], points[i, 1]), (_NAME_PLACE, height), textcoords="axes fraction", ha="left",
+            va="center", fontsize=_NAME_SIZE, color=_INK if named[i].on_front else _SOFT, zorder=5, parse_math=False,
+            arrowprops={"arrowstyle": "-", "color": _LEADER, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4},
+        )  # fmt: skip
+
+
+def _apart(heights: Floats, sizes: Floats) -> Floats:
+    """Centres [n], near the rising heights [n], of names of these sizes [n] that lie above one another from 0 on."""
+    gaps = (sizes[1:] + sizes[:-1]) / 2
+    offsets = np.concatenate([[0.0], np.cumsum(gaps)])
+    lowest = np.maximum.accumulate(np.maximum(heights, sizes[0] / 2) - offsets)
+    highest = max(1 - sizes[-1] / 2 - offsets[-1], sizes[0] / 2)
+    centres: Floats = np.minimum(lowest, highest) + offsets
+    return centres
 
 
 def _front_line(points: Floats, x_direction: str) -> Floats:
@@ -165,12 +193,6 @@ def _front_line(points: Floats, x_direction: str) -> Floats:
         [line[:-1, 0], line[1:, 1]] if x_direction == "maximize" else [line[1:, 0], line[:-1, 1]], axis=1
     )
     return np.insert(line, np.arange(1, len(line)), between, axis=0) if len(line) else line
-
-
-def _error_lines(values: Floats, errors: Floats) -> Floats:
-    """The segments [2 n, 2, 2] of the error bars."""
-    reach = [errors * axis for axis in ((1.0, 0.0), (0.0, 1.0))]
-    return np.concatenate([np.stack([values - each, values + each], axis=1) for each in reach])
 
 
 def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, strong: bool) -> None:
@@ -190,23 +212,20 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
     )  # fmt: skip
 
 
-def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice], values: Floats) -> Floats:
-    """Rings around the choices, and a line at the quality bar of a single sweep: returns its segments [n, 2, 2]."""
+def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice], values: Floats) -> None:
+    """Draw rings around the choices, and a line at the quality bar of a single sweep."""
     vanilla, quality = next(iter(front.sweeps.values())).baseline, front.axes[1]
-    bar = np.empty((0, 2, 2))
     if default_limit(front) and len(front.sweeps) == 1 and vanilla is not None:
         factor = DEFAULT_FACTORS[quality.direction]
         level = factor * vanilla.metrics[quality.name].value
-        (left, right), (low, high) = plot.get_xlim(), plot.get_ylim()
+        low, high = plot.get_ylim()
         if low < level < high:
             name = f"{factor:g} × vanilla's {quality.name}"
-            plot.axhline(level, color=ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
-            bar = np.array([[[left, level], [right, level]]])
+            plot.axhline(level, color=_ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
     for kind, choice in found.items():
         x, y = values[front.candidates.index(choice.trial)]
-        plot.scatter([x], [y], facecolors="none", zorder=4, **RINGS[kind])
-        plot.scatter([], [], facecolors="none", label=choice.heading, **(RINGS[kind] | {"s": 60}))
-    return bar
+        plot.scatter([x], [y], facecolors="none", zorder=4, **_RINGS[kind])
+        plot.scatter([], [], facecolors="none", label=choice.heading, **(_RINGS[kind] | {"s": 60}))
 
 
 def marked_choices(front: Front) -> dict[str, Choice]:
@@ -227,14 +246,6 @@ def named_candidates(front: Front, found: Mapping[str, Choice]) -> list[Candidat
         places = np.linspace(0, len(others) - 1, count).round().astype(int) if count > 0 else ()
         named |= {others[place].name: others[place] for place in places}
     return list(named.values())
-
-
-def marked_points(front: Front, found: Mapping[str, Choice], reach: float, ring_reaches: Mapping[str, float]) -> Floats:
-    """The markers [n, 3] that no name may cover, points of the front and rings: x, y and half the width."""
-    marks = [(member, reach) for member in front.members]
-    marks += [(choice.trial, ring_reaches[kind]) for kind, choice in found.items()]
-    values, _ = values_of([trial.record for trial, _ in marks], front.axes[:2])
-    return np.column_stack([values, [width for _, width in marks]])
 
 
 def short_title(candidate: Candidate) -> str:

@@ -118,7 +118,7 @@ def test_the_default_front_is_made_once(sweep: Sweep, monkeypatch: pytest.Monkey
     fresh = sweep.reload()
     with mock.patch("specfrontier.sweep.front_of", wraps=front_of) as made:
         shown = repr(fresh), fresh._repr_html_(), fresh.best().number, fresh.knee().number
-        fresh.plot(), fresh.plot_interactive()
+        fresh.plot()
         assert made.call_count == 1
         assert fresh.best(x="latency", y="drift").objectives == ("latency", "drift")
         assert made.call_count == 2
@@ -156,10 +156,6 @@ def test_plots_show_every_candidate(sweep: Sweep, monkeypatch: pytest.MonkeyPatc
     points = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection) and len(drawn.get_facecolor())]
     assert sum(np.shape(drawn.get_offsets())[0] for drawn in points) == candidates, "rings have no face"
     assert sweep.plot(ax=axes) is axes
-    figure = sweep.plot_interactive("latency", "drift")
-    traces = [trace for trace in figure.data if trace.mode == "markers" and trace.hovertemplate]
-    assert sum(len(trace.x) for trace in traces) == candidates
-    assert "latency" in figure.layout.xaxis.title.text
 
 
 def test_every_public_name_exists() -> None:
@@ -172,7 +168,7 @@ def test_questions_and_plots_need_no_torch(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=8, shards=True)
     code = (
         "import sys, json; from specfrontier import Sweep; s = Sweep.open(sys.argv[1]); s.front(everything=True)\n"
-        "s.best(), s.knee(), s.plot(), s.plot_interactive(), s._repr_html_(), s.images(1)\n"
+        "s.best(), s.knee(), s.plot(), s._repr_html_(), s.images(1)\n"
         "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
     )
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

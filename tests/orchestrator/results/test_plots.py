@@ -13,66 +13,14 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 
 from orchestrator.results.choices import BEST, KNEE, LOSSLESS
-from orchestrator.results.plot_labels import Obstacles, place_labels
 from orchestrator.results.plots import draw_front, front_plot, marked_choices, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
-
-AREA, NO_MARKS, NO_LINES = np.array([0.0, 0.0, 400.0, 300.0]), np.empty((0, 3)), np.empty((0, 2, 2))
-
-
-def boxes(points: np.ndarray, sizes: np.ndarray, dots: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The corners of the labels that have a place."""
-    places = place_labels(points, sizes, Obstacles(dots, NO_MARKS, NO_LINES), AREA, 1.0)
-    centres = [
-        (p + np.array([place.x, place.y]), s) for p, s, place in zip(points, sizes, places, strict=True) if place
-    ]
-    return [(centre - size / 2, centre + size / 2) for centre, size in centres]
-
-
-def test_labels_lie_inside_and_cover_neither_each_other_nor_points() -> None:
-    points = np.array([[395.0, 295.0], [200, 150], [215, 152], [5, 5], [205, 160]])
-    sizes = np.tile([80.0, 12.0], (len(points), 1))
-    placed = boxes(points, sizes, points)
-    assert len(placed) == len(points)
-    for low, high in placed:
-        assert (low >= AREA[:2]).all()
-        assert (high <= AREA[2:]).all()
-        assert not ((points > low) & (points < high)).all(axis=1).any()
-    for (low, high), (other_low, other_high) in itertools.combinations(placed, 2):
-        assert ((low >= other_high) | (other_low >= high)).any()
-
-
-def test_a_label_without_room_is_left_out() -> None:
-    points = np.full((40, 2), [200.0, 150.0])
-    placed = boxes(points, np.tile([150.0, 60.0], (40, 1)), points)
-    assert 1 <= len(placed) < 12
-
-
-def test_no_label_covers_a_mark() -> None:
-    point, size = np.array([[200.0, 150.0]]), np.array([[80.0, 12.0]])
-    for reach, has_place in ((50.0, True), (100.0, False)):
-        marks = np.array([[200.0, 150.0, reach]])
-        (place,) = place_labels(point, size, Obstacles(point, marks, NO_LINES), AREA, 1.0)
-        assert (place is not None) == has_place
-        if place is not None:
-            assert (abs(np.array([place.x, place.y])) - size[0] / 2 >= reach).any()
-
-
-def test_no_line_to_a_label_crosses_another_label() -> None:
-    rng = np.random.default_rng(1)
-    points = rng.uniform([100, 100], [300, 200], (30, 2))
-    sizes = np.tile([70.0, 12.0], (len(points), 1))
-    places = place_labels(points, sizes, Obstacles(points, NO_MARKS, NO_LINES), AREA, 1.0)
-    placed = [(p, np.array([place.x, place.y]), place) for p, place in zip(points, places, strict=True) if place]
-    assert sum(place.is_far for *_, place in placed) > 3
-    for (point, shift, place), (other, away, _) in itertools.permutations(placed, 2):
-        steps = point + np.linspace(0, 1, 20)[:, None] * shift
-        assert not place.is_far or not (abs(steps - (other + away)) < sizes[0] / 2 - 1).all(axis=1).any()
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +66,22 @@ def test_a_large_front_names_its_choices_and_at_most_a_dozen(front: Front) -> No
     assert len(texts) <= 12
     names = plot.get_legend_handles_labels()[1]
     assert {choice.heading for choice in found.values()} <= set(names)
+
+
+def test_names_lie_beside_the_plot_apart_and_in_the_order_of_their_points(front: Front, tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=24)
+    for plot in (drawn(front), drawn(front_of([Sweep.open(tmp_path)]))):
+        figure = plot.get_figure(root=True)
+        assert figure is not None
+        figure.draw_without_rendering()
+        notes = sorted((note for note in plot.texts if isinstance(note, Annotation)), key=lambda note: note.xy[1])
+        frames = [Text.get_window_extent(note) for note in notes]
+        assert len(frames) > 5
+        assert all(frame.x0 >= plot.get_window_extent().x1 for frame in frames)
+        assert all(frame.x1 <= figure.bbox.x1 for frame in frames)
+        assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(frames))
+        assert frames[0].y0 >= 0
+        assert frames[-1].y1 <= figure.bbox.y1
 
 
 def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: Path) -> None:
