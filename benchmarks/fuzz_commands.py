@@ -83,8 +83,8 @@ COMMANDS: Mapping[str, Command] = {
         ("--batch", "--seed", "--samples", "--threads"),
     ),
     "train": Command(
-        ("train", "tokenizer", "--steps", "0", "--out", "new"),
-        ("--out", "--data", "--device", "--captions", "--models", "--address", "--tracking-uri"),
+        ("train", "eagle", "--captions", "scenes", "--steps", "0", "--out", "new"),
+        ("--out", "--device", "--captions", "--models", "--address", "--tracking-uri"),
         ("--steps", "--seed", "--threads", "--count", "--batch", "--rate", "--save-every", "--workers"),
     ),
     "doctor": Command(

@@ -32,7 +32,7 @@ MAX_PACKAGE_LINES = {
     "search_spaces": 3690,
     "specfrontier": 530,
     "workers": 370,
-    "workers.data": 2040,
+    "workers.data": 1950,
     "workers.decoding": 3290,
     "workers.drafters": 360,
     "workers.loading": 850,
@@ -41,7 +41,7 @@ MAX_PACKAGE_LINES = {
     "workers.replay": 1450,
     "workers.runtime": 960,
     "workers.scenes": 380,
-    "workers.training": 2100,
+    "workers.training": 1320,
 }
 
 

@@ -57,7 +57,7 @@ def run(environment: Path, folder: Path, *words: str | Path) -> str:
 def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert package_files(ROOT) <= names
-    assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "recipes", "docs"))]
 
 
 def test_its_commands_run_outside_the_repository(environment: Path, tmp_path: Path) -> None:

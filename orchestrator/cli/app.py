@@ -52,7 +52,7 @@ app.command(epilog=reference.EPILOG, short_help="Compute the features of real im
 app.command(epilog=ui.EPILOG, short_help="Open a sweep in MLflow's UI.")(ui.ui)
 app.command(epilog=sync.EPILOG, short_help="Log missing trials to MLflow.")(sync.sync)
 app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
-app.command(epilog=train.EPILOG, short_help="Train components of a target model, or a drafter for it.")(train.train)
+app.command(epilog=train.EPILOG, short_help="Train drafters for a target.")(train.train)
 app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
 
 

@@ -23,7 +23,7 @@ Models = Annotated[
     str | None,
     typer.Option(
         metavar="MODELS",
-        help="builtin, a folder that `train` made, or a models.yaml: FILE#ENTRY (FILE if it has only one entry).",
+        help="builtin, a folder of weights, or a models.yaml: FILE#ENTRY (FILE if it has only one entry).",
     ),
 ]
 Device = Annotated[

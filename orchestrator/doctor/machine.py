@@ -110,7 +110,7 @@ def examine_weights(path: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
     if not path.is_file():
-        return found | {"problem": "missing; restore it with git, or train it (specfrontier train)"}
+        return found | {"problem": "missing; restore it with git, or install the package again"}
     found |= {"bytes": path.stat().st_size, "hash": content_hash(path)}
     try:
         tensors = load_tensors(path)

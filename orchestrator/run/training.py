@@ -21,11 +21,10 @@ from workers.data.storage import Storage
 from workers.loading.models import unreadable_captions
 from workers.loading.models_yaml import find_entry, load_on_meta
 from workers.runtime.device import AUTO, pick_device
-from workers.training.eagle import JOURNAL, WEIGHTS, DrafterJob, EagleRecipe
+from workers.training.job import DrafterJob, DrafterRecipe
 from workers.training.process_group import ProcessGroup
 
 _RAY_FOLDER = "ray"  # Ray's own files
-_LOG_FILE = "eagle.log"  # written by the main process of a group
 _MAX_RESTARTS = 2
 _BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be generating images
 _LOG_INTERVAL_S = 0.5
@@ -38,11 +37,14 @@ _RAY_VARIABLES = {
 }
 
 
-def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, count: int | None = None) -> DrafterJob:
+def drafter_job(
+    models: str, captions: str, out: Path, recipe: DrafterRecipe, *, kind: str = "eagle", count: int | None = None
+) -> DrafterJob:
     """The training of a drafter, checked before anything is computed. models: see `find_entry`.
 
     Raises:
-        ValueError: captions that cannot be read, or too few of them; no such file, folder or entry.
+        ValueError: captions that cannot be read, or too few of them; no such file, folder or entry; a target that
+            cannot have such a drafter.
         WeightsError: a file of the entry is missing or of another family.
     """
     entry = replace(find_entry(models), drafters={})
@@ -52,8 +54,9 @@ def drafter_job(models: str, captions: str, out: Path, recipe: EagleRecipe, *, c
         index, problem = unreadable[0]
         more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
         raise ValueError(f"{found[index].location or captions}: {problem}{more}")
-    recipe.split(len(found))
-    return DrafterJob(entry=entry, captions=tuple(found), out=out, recipe=recipe)
+    job = DrafterJob(entry=entry, captions=tuple(found), out=out, recipe=recipe, kind=kind)
+    job.check(target)
+    return job
 
 
 def train_drafter(
@@ -89,7 +92,7 @@ def train_drafter(
 @contextlib.contextmanager
 def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str], None]) -> Iterator[None]:
     """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
-    journal, storage = job.out / JOURNAL, Storage(str(job.out))
+    journal, storage = job.file("journal.jsonl"), Storage(str(job.out))
     params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
     tracker = TrainingTracker(journal, storage, uri=uri, params=params, resume=resume)
     tracker.start()
@@ -125,8 +128,8 @@ def _train_in_group(
 
     if resume:
         job.can_resume()  # reports another training here, before processes start
-    name = f"eagle-{datetime.now():%Y%m%d-%H%M%S}"
-    with connected(address, Slots(workers), workers) as slots, _follow_log(job.out / _LOG_FILE, log):
+    name = f"{job.kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    with connected(address, Slots(workers), workers) as slots, _follow_log(job.file("log"), log):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -149,7 +152,7 @@ def _train_in_group(
             trainer.fit()
         except ray.train.TrainingFailedError as error:
             raise PoolError(f"the training failed on its workers: {_cause(error)}") from error
-    return job.out / WEIGHTS
+    return job.file("safetensors")
 
 
 def _run_process(config: dict[str, Any]) -> None:
@@ -161,7 +164,7 @@ def _run_process(config: dict[str, Any]) -> None:
 
     def log(line: str) -> None:
         if group.is_main:
-            with (job.out / _LOG_FILE).open("a", encoding="utf-8") as lines:
+            with job.file("log").open("a", encoding="utf-8") as lines:
                 lines.write(line + "\n")
 
     job.run(get_device(), resume=config["resume"], group=group, log=log)

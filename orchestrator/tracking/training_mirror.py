@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "specfrontier/train"
-_RUN_FILE = "eagle.mlflow.json"  # next to the journal: the run, and how many lines it has
 _BATCH = 500  # metrics per request
 
 
@@ -25,7 +24,7 @@ class TrainingMirror:
 
     def __init__(self, journal: Path, uri: str, params: Mapping[str, Any]) -> None:
         self._journal, self._uri, self._params = journal, uri, params
-        self._run_file = journal.with_name(_RUN_FILE)
+        self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))  # run and lines sent
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._sent = 0  # lines of the journal

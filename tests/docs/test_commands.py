@@ -181,7 +181,7 @@ def parse(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
             command: Any = typer.main.get_command(app)
             with contextlib.suppress(typer.Exit):  # of options such as --list
                 command.commands[name].make_context(name, words[words.index(name) + 1 :])
-        case ["python", "-m", module, *arguments] if module.startswith("benchmarks."):
+        case ["python", "-m", module, *arguments] if module.startswith(("benchmarks.", "recipes")):
             parse_benchmark(module, arguments, monkeypatch)
         case ["make", *targets]:
             rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.M)
@@ -201,7 +201,7 @@ def parse(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def parse_benchmark(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments of a benchmark, by its own parser, which goes no further."""
+    """The arguments of a benchmark or recipe, by its own parser, which goes no further."""
     original = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser, *_: object) -> NoReturn:

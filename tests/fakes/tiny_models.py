@@ -1,4 +1,4 @@
-"""A folder of weights as `specfrontier train` makes it, at a size that trains in seconds: random, but whole."""
+"""A folder of weights like the built-in one, at a size that trains in seconds: random, but whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.drafters.eagle import EagleLayer
 from workers.models.own_files import save
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
-from workers.training.ar_model import build_model, save_model
+from workers.training.ar_model import build_model
 
 CODEC = VQConfig(
     codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,
@@ -35,7 +35,7 @@ def tiny_folder(folder: Path) -> Path:
     model = build_model(BODY, {"kind": "words", "words": list(WORDS), "length": 3}, 0)
     nn.init.normal_(model.head.weight, std=0.4)
     sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}
-    save_model(model, folder / "target.safetensors", name="tiny", sampling=sampling)
+    save(folder / "target.safetensors", model, {**model.settings(), "name": "tiny", "sampling": sampling})
     return folder
 
 
@@ -47,7 +47,7 @@ def tiny_scenes(folder: Path) -> Path:
     model = build_model(SCENES_BODY, {"kind": "scenes"}, 0)
     nn.init.normal_(model.head.weight, std=0.15)  # flat laws: an untrained layer is believed now and then
     sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.0}
-    save_model(model, folder / "target.safetensors", name="tiny-scenes", sampling=sampling)
+    save(folder / "target.safetensors", model, {**model.settings(), "name": "tiny-scenes", "sampling": sampling})
     config = replace(SCENES_BODY, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
     save(folder / "eagle.safetensors", EagleLayer(config), {"transformer": asdict(config)})
     return folder

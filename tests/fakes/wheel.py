@@ -14,7 +14,7 @@ def build_wheel(source: Path, out: Path) -> Path:
     copied = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True, check=True).stdout.split(
         "\n"
     )
-    kept = [name for name in copied if name and not name.startswith(("tests/", "benchmarks/", "docs/"))]
+    kept = [name for name in copied if name and not name.startswith(("tests/", "benchmarks/", "recipes/", "docs/"))]
     for name in kept:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes((source / name).read_bytes())

@@ -20,9 +20,10 @@ from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.runtime.device import training_dtype
-from workers.training.eagle import IMAGES, JOURNAL, WEIGHTS, EagleRecipe
+from workers.training.job import IMAGES, DrafterRecipe
 
 pytestmark = pytest.mark.slow(seconds=40)
+WEIGHTS, JOURNAL = "eagle.safetensors", "eagle.journal.jsonl"
 STEPS, SAVE_EVERY = 160, 20
 TRAINING_TIMEOUT_S = 110.0  # of a busy machine
 
@@ -94,7 +95,7 @@ def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path,
     from mlflow.tracking import MlflowClient
 
     shutil.copy(empty_database, tmp_path / "mlflow.db")
-    recipe = EagleRecipe(batch=4, steps=40, save_every=10)
+    recipe = DrafterRecipe(batch=4, steps=40, save_every=10)
     job = drafter_job(str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", recipe)
     cpu, uri = torch.device("cpu"), f"sqlite:///{tmp_path}/mlflow.db"
 
@@ -125,7 +126,7 @@ def test_training_finishes_without_its_mlflow_server(
 ) -> None:
     monkeypatch.setattr(TrainingTracker, "finish", partialmethod(TrainingTracker.finish, 2.0))
     job = drafter_job(
-        str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", EagleRecipe(batch=4, steps=4)
+        str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", DrafterRecipe(batch=4, steps=4)
     )
     messages: list[str] = []
     uri = "http://127.0.0.1:9"

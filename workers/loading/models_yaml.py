@@ -1,7 +1,7 @@
 """models.yaml: names for checkpoints, with the paths of their files, and how the models of an entry are loaded.
 
-A model is always an entry. The built-in model, and a folder that `specfrontier train` made, are entries of the family
-`scenes` that no file has to spell out.
+A model is always an entry. The built-in model, and a folder of weights like its own, are entries of the family `scenes`
+that no file has to spell out.
 
 mine:
   family: llamagen

@@ -1,32 +1,31 @@
-"""Training of an AR model (a target, or an independent drafter) on captions and image tokens.
+"""An AR model that reads captions by a coded conditioner (a target, or an independent drafter), and its loss.
 
 The loss is cross-entropy. Some captions are replaced by the null prompt, which classifier-free guidance needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.models.checkpoint_files import WeightsError, load_tensors
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import SAMPLING
-from workers.models.own_files import read_config, save
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.weights import KeyMapping, load_weights
-from workers.training.evaluate import evaluate_target
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import Figures, LossFunction, TrainConfig, train
+from workers.training.loop import LossFunction
+from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 _CAPTION_DROPOUT = 0.1  # fraction of examples with the null prompt (Ho & Salimans 2022)
+_DRAFTER = TransformerConfig(
+    dim=128, n_layers=2, n_heads=4, head_dim=32, ffn_dim=352, vocab_size=1, rope="grid", prompt_rope="identity"
+)
 
 
 class ARModel(nn.Module):
@@ -49,6 +48,10 @@ class ARModel(nn.Module):
         assert self.transformer.head is not None
         return self.transformer.head
 
+    def settings(self) -> dict[str, Any]:
+        """The config in its file's header, from which `build_ar_model` makes it again."""
+        return {"transformer": asdict(self.transformer.config), "conditioner": self.conditioner.settings()}
+
     def as_target(self, name: str = "training") -> Target:
         """A target without a codec that shares these weights."""
         return Target(name, self.transformer, self.conditioner, None, SAMPLING)
@@ -67,27 +70,34 @@ def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed:
     return model
 
 
-def save_model(model: ARModel, path: Path, **extra: Any) -> None:
-    """fp16 safetensors; the header's config holds the transformer's, the conditioner's settings and `extra`."""
-    config = {"transformer": asdict(model.transformer.config), "conditioner": model.conditioner.settings(), **extra}
-    save(path, model.state_dict(), config)
-
-
-def load_model(path: Path) -> ARModel:
-    """A model that `save_model` wrote, in fp32.
+def independent_conditioner(target: Target) -> CodedConditioner:
+    """The target's conditioner, as an independent drafter has one.
 
     Raises:
-        WeightsError: the file is missing, damaged or of another kind.
+        ValueError: the target reads captions by another network.
     """
-    config = read_config(path)
-    if "conditioner" not in config:
-        raise WeightsError(f"{path}: no AR model with captions; is it another component's file?")
-    model = build_model(TransformerConfig(**config["transformer"]), config["conditioner"], 0)
-    load_weights(model, load_tensors(path, model.state_dict()), [KeyMapping("{...}", "{...}")], where=path)
-    return model
+    if not isinstance(target.conditioner, CodedConditioner):
+        problem = "an independent drafter reads captions by classes or words, as targets of the family scenes do"
+        raise ValueError(f"{target.name}: {problem}; train eagle or medusa")
+    return target.conditioner
 
 
-def target_loss(model: ARModel, data: Examples, *, compiled: bool = False) -> LossFunction:
+def new_independent(target: Target, seed: int) -> ARModel:
+    """An untrained independent drafter with the target's codes, grid and captions, of the built-in drafter's size.
+
+    Raises:
+        ValueError: see `independent_conditioner`.
+    """
+    conditioner, grid = independent_conditioner(target), target.grid
+    config = replace(
+        _DRAFTER, prompt_len=conditioner.prompt_len, vocab_size=target.vocab_size, rows=grid.rows, cols=grid.cols
+    )
+    return build_model(config, conditioner.settings(), seed).to(target.device)
+
+
+def ar_loss(
+    model: ARModel, data: Examples, *, group: ProcessGroup = SINGLE_PROCESS, compiled: bool = False
+) -> LossFunction:
     """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`."""
 
     def cross_entropy(tokens: Tensor, codes: Tensor, dropped: Tensor) -> Tensor:
@@ -100,38 +110,11 @@ def target_loss(model: ARModel, data: Examples, *, compiled: bool = False) -> Lo
     run = torch.compile(cross_entropy, dynamic=False) if compiled else cross_entropy
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        captions, tokens = data.pick(indices, model.head.weight.device)
+        share = group.share(len(indices))
+        captions, tokens = data.pick(indices[share], model.head.weight.device)
         codes = model.conditioner.codes(captions).to(tokens.device)
         dropped = torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT
-        out: Tensor = run(tokens, codes, dropped.to(tokens.device))
+        out: Tensor = run(tokens, codes, dropped[share].to(tokens.device))
         return out
 
     return loss
-
-
-def train_target(
-    model: ARModel,
-    data: Examples,
-    held_out: Examples,
-    config: TrainConfig,
-    out: Path,
-    *,
-    name: str,
-    component: str = "target",
-    resume: bool = False,
-    log: Callable[[str], None] = print,
-) -> tuple[ARModel, list[Figures]]:
-    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors at every save."""
-    path = out / f"{component}.safetensors"
-
-    def on_save(average: ARModel) -> Figures:
-        save_model(average, path, name=name)
-        return evaluate_target(average.as_target(), held_out, scales=())
-
-    loss = target_loss(model, data, compiled=config.compile)
-    average, journal = train(
-        model, loss, len(data), config, out, name=component, on_save=on_save, resume=resume, log=log
-    )
-    if not path.exists():  # resumed when it had finished
-        save_model(average, path, name=name)
-    return average, journal

@@ -1,9 +1,9 @@
 """What AR models and drafters train on: captions and the tokens of one image for each.
 
-A drafter for an existing target trains on images that the target itself draws. Drawing them is most of the cost, so
-they are kept in small files, each named by everything that it depends on: a resumed run, or another run on the same
-captions, draws none of them again. The target's features are not kept (100,000 images of LlamaGen-XL would take 100 GB,
-of a 7B model nearly 1 TB); a teacher-forced pass computes them again.
+A drafter for an existing target trains on images that the target itself generates. That is most of the cost, so they
+are kept in small files, each named by everything that it depends on: a resumed run, or another run on the same
+captions, generates none of them again. The target's features are not kept (100,000 images of LlamaGen-XL would take
+100 GB, of a 7B model nearly 1 TB); a teacher-forced pass computes them again.
 
 Shape legend: B images, N tokens of an image.
 """
@@ -11,7 +11,7 @@ Shape legend: B images, N tokens of an image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,6 +45,11 @@ class Examples:
         """Captions and tokens [B, N] (int64) of the examples `indices`."""
         return [self.captions[i] for i in indices.tolist()], self.tokens[indices].long().to(device)
 
+    def batches(self, size: int, device: torch.device) -> Iterator[tuple[list[str], Tensor]]:
+        """All examples in order, as `pick` gives them; the last batch may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.pick(torch.arange(start, min(start + size, len(self))), device)
+
     def split(self, held_out: int) -> tuple[Examples, Examples]:
         """All but the last `held_out` examples, and those."""
         captions, tokens = self.captions, self.tokens
@@ -65,10 +70,10 @@ def sample_images(
     group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> Tensor:
-    """Tokens [B, N] (int32, CPU) of one image for each caption, drawn with the target's own sampling defaults.
+    """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own sampling defaults.
 
-    `identity` names the target's weights. Files that exist in `folder` are read, the others are drawn and written. In a
-    process group, each process draws its share of them, and all processes see the folder.
+    `identity` names the target's weights. Files that exist in `folder` are read, the others are generated and written.
+    In a process group, each process generates its share of them, and all processes see the folder.
 
     Raises:
         ValueError: a caption that the target cannot read.
@@ -83,15 +88,15 @@ def sample_images(
     started = time.monotonic()
     for done, number in enumerate(missing, start=1):
         engine = Engine(target, DecodingConfig(), seed=seed, batch_size=batch)
-        _draw(engine, chunks[number], files[number])
+        _generate(engine, chunks[number], files[number])
         left = (time.monotonic() - started) / done * (len(missing) - done) / 60
         complete = sum(file.exists() for file in files)
-        log(f"drew images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} min left")
+        log(f"generated images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} min left")
     group.barrier()
     return torch.cat([load_tensors(file)["tokens"] for file in files])
 
 
-def _draw(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:
+def _generate(engine: Engine, chunk: Sequence[Caption], file: Path) -> None:
     rows = {caption.id: row for row, caption in enumerate(chunk)}
     tokens = torch.zeros(len(chunk), engine.image_len, dtype=torch.int32)
     for result in engine.run([Request(caption.id, caption.text) for caption in chunk]):

@@ -1,4 +1,4 @@
-"""The training loop: deterministic batches, two optimisers, averaged weights, checkpoints that resume exactly.
+"""The training loop: deterministic batches, averaged weights, checkpoints that resume exactly.
 
 With several processes, each computes the loss of its share of every batch, and gradients are averaged. Only the main
 process writes files and logs.
@@ -10,18 +10,17 @@ import copy
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from workers.runtime.device import training_dtype
-from workers.training.optim import Muon
-from workers.training.pace import Pace
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup, common_dtype
 
 #: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
@@ -31,34 +30,28 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: Fields of `TrainConfig` that a resumed run may change.
 _FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
+FIRST_LINE_S, LINE_INTERVAL_S = 5.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Hyperparameters of a training. Learning rates are peaks.
+    """Hyperparameters of a training by AdamW; a subclass may have other optimisers or another schedule.
 
-    optimiser: Muon for matrices at `matrix_lr` and AdamW for the rest at `other_lr`; or AdamW for all, at `other_lr`
-    with `betas`. schedule: "trapezoid" and "cosine" warm up linearly over `warmup` steps; then the first is constant
-    and decays linearly to zero over the last fraction `decay` of the steps, and the second decays to 2 % over all that
-    are left. "one-cycle" (Smith & Topin 2018) rises over the fraction `rise` of the steps and cycles AdamW's first beta
-    inversely, as torch's `OneCycleLR` does. clip bounds the norm of all gradients, clip_value each of their entries; 0
-    is no bound. ema: decay of the averaged weights; 0: the average is the current weights. bf16: mixed precision, and
-    Muon's iteration in bfloat16; None: where the device has instructions for it.
+    The learning rate warms up linearly over `warmup` steps to its peak `rate`, stays there, and decays linearly to zero
+    over the last fraction `decay` of the steps. clip bounds the norm of all gradients, clip_value each of their
+    entries; 0 is no bound. ema: decay of the averaged weights; 0: the average is the current weights. bf16: mixed
+    precision; None: where the device has instructions for it.
     """
 
     steps: int
     batch: int = 32
-    matrix_lr: float = 3e-3
-    other_lr: float = 3e-3
+    rate: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
-    schedule: Literal["trapezoid", "cosine", "one-cycle"] = "trapezoid"
     warmup: int = 60
     decay: float = 0.3
-    rise: float = 0.1
     clip: float = 1.0
     clip_value: float = 0.0
-    optimiser: Literal["muon", "adamw"] = "muon"
-    betas: tuple[float, float] = (0.9, 0.95)
     ema: float = 0.995
     seed: int = 0
     bf16: bool | None = None
@@ -73,8 +66,21 @@ class TrainConfig:
             )
         if not 0 <= self.decay <= 1 or not 0 <= self.ema < 1:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
-        if not 0 <= self.rise < 1:
-            raise ValueError(f"rise must lie in [0, 1), got {self.rise}")
+
+    def optimisers(self, model: nn.Module, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+        """The optimisers of all parameters that need gradients. dtype: in which products are computed."""
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return [torch.optim.AdamW(trainable, self.rate, self.betas, weight_decay=self.weight_decay)]
+
+    def learning_rate(self, step: int) -> float:
+        """The fraction of the peak learning rate at 0-based `step`."""
+        rise = (step + 1) / max(1, self.warmup)
+        fall = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return min(1.0, rise, fall)
+
+    def first_beta(self, step: int) -> float | None:
+        """The first beta of AdamW at 0-based `step`; None: that of `betas`, at all steps."""
+        return None
 
 
 @lru_cache(maxsize=4)
@@ -88,50 +94,6 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
     epochs, within = positions // size, positions % size
     parts = [_permutation(seed, epoch, size)[within[epochs == epoch]] for epoch in sorted(set(epochs.tolist()))]
     return torch.cat(parts)
-
-
-def build_optimisers(model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of linear layers and AdamW for embeddings, output heads ("head"), norms and biases; or
-    AdamW for all. Parameters that need no gradient are left out. dtype: of Muon's iteration.
-    """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if config.optimiser == "adamw":
-        return [torch.optim.AdamW(trainable, config.other_lr, config.betas, weight_decay=config.weight_decay)]
-    linear = {name: m.weight for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    hidden = {id(weight) for name, weight in linear.items() if name.split(".")[-1] != "head"}
-    matrices = [p for p in trainable if id(p) in hidden]
-    others = [p for p in trainable if id(p) not in hidden]
-    optimisers: list[torch.optim.Optimizer] = []
-    if matrices:
-        optimisers.append(Muon(matrices, config.matrix_lr, dtype, weight_decay=config.weight_decay))
-    if others:
-        optimisers.append(torch.optim.AdamW(others, config.other_lr, betas=(0.9, 0.98), weight_decay=0.0))
-    return optimisers
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Fraction of the peak learning rate at 0-based `step`; see `TrainConfig.schedule`."""
-    if config.schedule == "one-cycle":
-        low = 1 / 25 if step < _one_cycle_peak(config) else 1 / 25e4
-        return low + (1 - low) * _one_cycle(step, config)
-    rise = (step + 1) / max(1, config.warmup)
-    if config.schedule == "cosine":
-        done = max(0, step - config.warmup) / max(1, config.steps - config.warmup)
-        fall = 0.02 + 0.49 * (1 + math.cos(math.pi * done))
-    else:
-        fall = (config.steps - step) / max(1.0, config.decay * config.steps)
-    return min(1.0, rise, fall)
-
-
-def _one_cycle_peak(config: TrainConfig) -> float:
-    return config.rise * config.steps - 1
-
-
-def _one_cycle(step: int, config: TrainConfig) -> float:
-    """A half cosine from 0 at the first step to 1 at the peak, then to 0 at the last (`OneCycleLR`)."""
-    peak = _one_cycle_peak(config)
-    distance = (peak - step) / peak if step < peak else (step - peak) / (config.steps - 1 - peak)
-    return (1 + math.cos(math.pi * distance)) / 2
 
 
 def train(
@@ -195,6 +157,38 @@ def train(
     return run.average, run.entries
 
 
+class Pace:
+    """Times the steps of a run from step `first` on.
+
+    A line is due at the end of the first step that ends `FIRST_LINE_S` after the start, then every `log_every` steps
+    and every `LINE_INTERVAL_S` seconds. The first step, which may compile the model, does not count once there are
+    others.
+    """
+
+    def __init__(self, first: int, log_every: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first, self._log_every, self._clock = first, log_every, clock
+        self._start = self._last_line = clock()
+        self._first_end = self._start  # of the first step
+        self._interval = FIRST_LINE_S
+
+    def line_is_due(self, done: int) -> bool:
+        """Whether to log after `done` steps. Call it once, at the end of every step."""
+        now = self._clock()
+        if done == self._first + 1:
+            self._first_end = now
+        due = done % self._log_every == 0 or now - self._last_line >= self._interval
+        if due:
+            self._last_line, self._interval = now, LINE_INTERVAL_S
+        return due
+
+    def describe(self, done: int, steps: int) -> str:
+        """The mean time of a step after `done` steps, and the time that the rest of all `steps` takes."""
+        count = done - self._first
+        since, timed = (self._first_end, count - 1) if count > 1 else (self._start, count)
+        seconds = (self._clock() - since) / timed
+        return f"{1e3 * seconds:.0f} ms/step, {(steps - done) * seconds / 60:.1f} min left"
+
+
 class _Run(Generic[Model]):
     """The state of a run: model, average, optimisers, and the journal's entries of the steps that are done."""
 
@@ -205,14 +199,14 @@ class _Run(Generic[Model]):
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
         self.dtype, self.dtype_reason = common_dtype(*training_dtype(self.device, config.bf16), self.device)
-        self.optimisers = build_optimisers(model, config, self.dtype)
+        self.optimisers = config.optimisers(model, self.dtype)
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["peak_lr"] = group["lr"]
         self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
 
     def update(self, step: int) -> None:
         """One step of the optimisers and of the averaged weights, from the parameters' gradients."""
-        config, rate = self.config, learning_rate(step, self.config)
+        config, rate, beta = self.config, self.config.learning_rate(step), self.config.first_beta(step)
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:
@@ -220,8 +214,8 @@ class _Run(Generic[Model]):
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["peak_lr"] * rate
-                if config.schedule == "one-cycle" and "betas" in group:
-                    group["betas"] = (0.95 - 0.1 * _one_cycle(step, config), group["betas"][1])
+                if beta is not None and "betas" in group:
+                    group["betas"] = (beta, group["betas"][1])
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         # a smaller decay in the first steps, so that the average forgets the initial weights quickly
@@ -248,7 +242,7 @@ class _Run(Generic[Model]):
         losses.clear()
         for step, value in enumerate(values, start=self.steps):
             if not math.isfinite(value):
-                raise ValueError(f"{self.name}: the loss is {value} at step {step}; lower matrix_lr and other_lr")
+                raise ValueError(f"{self.name}: the loss is {value} at step {step}; lower the learning rate")
         self.record([{"step": step, "loss": value} for step, value in enumerate(values, start=self.steps + 1)])
         self.steps += len(values)
 
@@ -259,7 +253,7 @@ class _Run(Generic[Model]):
         recent = recent[-config.log_every :]
         return (
             f"{self.name} step {step}/{config.steps} loss {sum(recent) / len(recent):.4f} "
-            f"rate x{learning_rate(step - 1, config):.2f}, {pace.describe(step, config.steps)}"
+            f"rate x{config.learning_rate(step - 1):.2f}, {pace.describe(step, config.steps)}"
         )
 
     def store(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`specfrontier train`: order of components, options passed on, exit codes. The training itself has its own tests."""
+"""`specfrontier train`: options passed on, exit codes. The training itself has its own tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import workers.training.recipes as recipes
-from orchestrator.cli.train import ALL, ordered_components
 from orchestrator.run import cluster, training
 from orchestrator.run.tasks import PoolError
 from search_spaces.trial import DecodingConfig
@@ -20,8 +18,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_entry, read_entry
 from workers.models.checkpoint_files import WeightsError
-from workers.training import COMPONENTS, SCENES_ONLY
-from workers.training.eagle import CHECKPOINT, FACTS, JOURNAL, DrafterJob, EagleRecipe
+from workers.training.job import DrafterJob, DrafterRecipe
 
 
 def train(*arguments: str) -> CommandResult:
@@ -43,7 +40,7 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
     result = train("eagle", *words.split(), *more.split())
     assert result.code == 0, result.err
     ((job, options),) = calls
-    assert job.recipe == EagleRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
+    assert job.recipe == DrafterRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
     assert (job.entry.name, len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
     assert options == {
         "device": torch.device("cpu"), "workers": 2, "address": "auto", "threads": 1, "mlflow": True,
@@ -77,11 +74,34 @@ def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
     assert not all(map(torch.equal, models.drafters["eagle"].parameters(), shipped.parameters()))
 
 
+def test_every_kind_has_its_rate_and_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[DrafterJob] = []
+
+    def fake_train_drafter(job: DrafterJob, **options: Any) -> Path:
+        jobs.append(job)
+        return job.file("safetensors")
+
+    monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
+    result = train(
+        "medusa", "eagle", "medusa", "independent", "--captions", "scenes", "--count", "4", "--out", str(tmp_path)
+    )
+    assert result.code == 0, result.err
+    assert [(job.kind, job.recipe.rate) for job in jobs] == [("medusa", 1e-3), ("eagle", 1e-4), ("independent", 1e-3)]
+
+
+def test_an_independent_drafter_needs_a_target_that_reads_classes_or_words(tmp_path: Path) -> None:
+    manifest, captions = write_models(tmp_path / "made"), tmp_path / "c.txt"
+    captions.write_text("0\n7\n")
+    words = ("--captions", str(captions), "--models", f"{manifest}#classes")
+    assert "train eagle or medusa" in error_of("train", "independent", *words, code=2)
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "part"),
     [
         (ValueError("another rate"), 2, "another rate"),
         (PoolError("no Ray cluster"), 1, "no Ray cluster"),
+        (WeightsError("target.safetensors: truncated"), 1, "truncated"),
         (KeyboardInterrupt(), 130, "resume with the same command and --resume"),
     ],
 )
@@ -96,7 +116,7 @@ def test_exit_codes_of_a_drafters_training(
 
 
 def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = (CHECKPOINT, JOURNAL, FACTS)
+    files = ("eagle.checkpoint.pt", "eagle.journal.jsonl", "eagle.job.json")
     for name in files:
         (tmp_path / name).write_text(name)
 
@@ -104,66 +124,20 @@ def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch:
         raise PoolError("no Ray cluster")
 
     monkeypatch.setattr(cluster, "connected", fail)
-    job = training.drafter_job("builtin", "scenes", tmp_path, EagleRecipe(batch=2), count=4)
+    job = training.drafter_job("builtin", "scenes", tmp_path, DrafterRecipe(batch=2), count=4)
     with pytest.raises(PoolError, match="no Ray cluster"):
         training.train_drafter(job, address="nowhere:1", mlflow=False, log=lambda line: None)
     assert [(tmp_path / name).read_text() for name in files] == list(files)
 
 
-def test_components_are_ordered() -> None:
-    assert ordered_components(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
-    assert ordered_components([ALL], with_data=False) == list(COMPONENTS)
-    assert ordered_components([ALL], with_data=True) == [name for name in COMPONENTS if name not in SCENES_ONLY]
-    assert ordered_components([ALL, "clip"], with_data=True)[-1] == "clip"
-
-
-def test_options_reach_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    def fake_train_component(component: str, out: Path, data: Path | None, **options: Any) -> Path:
-        options.pop("log")(f"step 1 of {component}")
-        calls.append((component, out, data, options))
-        return out / f"{component}.safetensors"
-
-    monkeypatch.setattr(recipes, "train_component", fake_train_component)
-    words = ("--out", str(tmp_path), "--data", "photos", "--seed", "3", "--steps", "7", "--device", "cpu", "--resume")
-    result = train("eagle", "target", *words)
-    assert result.code == 0, result.err
-    options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True}
-    assert calls == [(component, tmp_path, Path("photos"), options) for component in ("target", "eagle")]
-    assert "step 1 of eagle" in result.out
-    assert f"eagle: {tmp_path / 'eagle.safetensors'}" in result.out
-
-
-@pytest.mark.parametrize(
-    ("raised", "code", "part"),
-    [
-        (ValueError("photos: no images"), 2, "photos: no images"),
-        (WeightsError("target.safetensors: truncated"), 1, "truncated"),
-        (KeyboardInterrupt(), 130, "specfrontier train target eagle --out 'a b' --seed 0 --resume"),
-    ],
-)
-def test_exit_codes_of_components(raised: BaseException, code: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **options: Any) -> Path:
-        raise raised
-
-    monkeypatch.setattr(recipes, "train_component", fail)
-    message = error_of("train", "eagle", "target", "--out", "a b", code=code)
-    assert part in message
-    assert message.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("tokeniser",), "unknown component 'tokeniser'"),
-        ((), "Missing argument"),
-        (("target", "--steps", "0"), "--steps"),
-        (("target", "--device", "gpu"), "--device gpu"),
-        (("target", "--captions", "c.txt"), "train eagle"),
-        (("eagle", "--captions", "c.txt", "--data", "photos"), "without --data"),
-        (("eagle", "--batch", "64"), "--batch requires --captions"),
-        (("eagle", "--no-mlflow"), "--no-mlflow requires --captions"),
+        (("target", "--captions", "c.txt"), "unknown drafter 'target'; use eagle, medusa, independent"),
+        (("--captions", "c.txt"), "Missing argument"),
+        (("eagle",), "Missing option '--captions'"),
+        (("eagle", "--captions", "scenes", "--steps", "0"), "--steps"),
+        (("eagle", "--captions", "scenes", "--device", "gpu"), "--device gpu"),
         (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
         (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
         (("eagle", "--captions", "nowhere.txt"), "nowhere.txt"),

@@ -1,227 +1,30 @@
-"""A user's own images: every layout is read, mistakes are reported, and all components train on twelve tiny images."""
+"""Image files of a user become tensors."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from workers.data.folder import load_images, read_folder
-from workers.loading.models_yaml import load_folder
-from workers.models.families import scenes
-from workers.training import recipes
-from workers.training.recipes import train_component
+from workers.data.folder import load_images
 
-COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220), "green": (30, 200, 30)}
-
-
-def picture(path: Path, colour: str, size: tuple[int, int] = (20, 16)) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, COLOURS[colour]).save(path)
-    return f"a {colour} wall"
-
-
-def in_classes(folder: Path, each: int = 4) -> None:
-    for colour in COLOURS:
-        for i in range(each):
-            picture(folder / colour / f"{i}.png", colour)
-
-
-def with_texts(folder: Path) -> None:
-    for i, colour in enumerate(COLOURS):
-        (folder / f"{i}.txt").write_text(picture(folder / f"{i}.png", colour))
-
-
-def with_lines(folder: Path) -> None:
-    rows = [f"{i}.png\t{picture(folder / f'{i}.png', colour)}" for i, colour in enumerate(COLOURS)]
-    (folder / "captions.txt").write_text("\n".join(rows))
-
-
-def with_csv(folder: Path) -> None:
-    rows = [f'{i}.png,"{picture(folder / f"{i}.png", colour)}"' for i, colour in enumerate(COLOURS)]
-    (folder / "captions.csv").write_text("\n".join(["file,caption", *rows]))
-
-
-def with_jsonl(folder: Path) -> None:
-    rows = [{"file": f"{i}.png", "caption": picture(folder / f"{i}.png", c)} for i, c in enumerate(COLOURS)]
-    (folder / "captions.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-
-
-@pytest.mark.parametrize("write", [with_texts, with_lines, with_csv, with_jsonl])
-def test_captioned_layouts(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    write(tmp_path)
-    folder = read_folder(tmp_path)
-    assert folder.labels == "captions"
-    assert [path.name for path in folder.paths] == ["0.png", "1.png", "2.png"]
-    assert folder.captions == tuple(f"a {colour} wall" for colour in COLOURS)
-
-
-@pytest.mark.parametrize("character", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
-def test_captions_are_those_that_a_sweep_reads(tmp_path: Path, character: str) -> None:
-    """In every layout a caption is one line: breaks within it are spaces."""
-    caption, name = f'a "red"{character}wall, old', "0.png"
-    contents = {
-        "captions.jsonl": json.dumps({"file": name, "caption": caption}, ensure_ascii=False),
-        "captions.csv": f'file,caption\r\n{name},"{caption.replace(chr(34), 2 * chr(34))}"\r\n',
-        "0.txt": caption,
-    } | ({} if character in "\r\n" else {"captions.txt": f"{name}\t{caption}\n"})
-    for file, content in contents.items():
-        folder = tmp_path / file
-        picture(folder / name, "red")
-        (folder / file).write_bytes(content.encode())
-        assert read_folder(folder).captions == ('a "red" wall, old',), file
-
-
-def test_class_folders(tmp_path: Path) -> None:
-    in_classes(tmp_path, each=2)
-    folder = read_folder(tmp_path)
-    assert folder.labels == "classes"
-    assert folder.captions == ("blue", "blue", "green", "green", "red", "red")
+RED, BLUE = (220, 30, 30), (30, 30, 220)
 
 
 def test_images_are_centre_squares(tmp_path: Path) -> None:
-    wide = Image.new("RGB", (40, 10), COLOURS["blue"])
-    wide.paste(COLOURS["red"], (15, 0, 25, 10))
+    wide = Image.new("RGB", (40, 10), BLUE)
+    wide.paste(RED, (15, 0, 25, 10))
     wide.save(tmp_path / "wide.png")
     images = load_images([tmp_path / "wide.png"], 8)
     assert images.shape == (1, 3, 8, 8)
     assert images.dtype == torch.uint8
-    assert images[0, :, 4, 4].tolist() == list(COLOURS["red"])
-    assert images[0, :, 0, 0].tolist() == list(COLOURS["red"])
-
-
-def no_folder(folder: Path) -> None:
-    folder.rmdir()
-
-
-def nothing(folder: Path) -> None: ...
-
-
-def one_without_caption(folder: Path) -> None:
-    with_texts(folder)
-    (folder / "1.txt").unlink()
-
-
-def caption_of_nothing(folder: Path) -> None:
-    with_lines(folder)
-    (folder / "2.png").unlink()
-
-
-def without_tab(folder: Path) -> None:
-    (folder / "captions.txt").write_text("0.png a wall")
-
-
-def without_header(folder: Path) -> None:
-    (folder / "captions.csv").write_text("0.png,a wall")
-
-
-def broken_json(folder: Path) -> None:
-    (folder / "captions.jsonl").write_text('{"file": "0.png"}')
-
-
-def empty_caption(folder: Path) -> None:
-    with_csv(folder)
-    (folder / "captions.csv").write_text("file,caption\n0.png, ")
-
-
-def unquoted_comma(folder: Path) -> None:
-    with_csv(folder)
-    (folder / "captions.csv").write_text("file,caption\n0.png,a wall, red\n")
-
-
-def open_quote(folder: Path) -> None:
-    with_csv(folder)
-    (folder / "captions.csv").write_text('file,caption\n0.png,"a wall\n')
-
-
-def not_text(folder: Path) -> None:
-    (folder / "captions.txt").write_bytes(b"\xff\xfe\x00x")
-
-
-def several_without_caption(folder: Path) -> None:
-    with_texts(folder)
-    for name in ("0.txt", "1.txt"):
-        (folder / name).unlink()
-
-
-def several_wrong_lines(folder: Path) -> None:
-    with_csv(folder)
-    (folder / "captions.csv").write_text("file,caption\n0.png,a wall\nx.png,a\n1.png, \ny.png,b\n")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (no_folder, "no such folder"),
-        (nothing, "no images"),
-        (one_without_caption, "1.png: no caption"),
-        (caption_of_nothing, "'2.png' is not a file"),
-        (without_tab, "line 1: not of the form file name, tab, caption"),
-        (without_header, "columns file and caption"),
-        (broken_json, "line 1: not of the form"),
-        (empty_caption, "line 2: blank caption"),
-        (unquoted_comma, "line 2: 3 fields under 2 columns"),
-        (open_quote, r"captions\.csv, line 2: "),
-        (not_text, "not UTF-8"),
-        (several_without_caption, r"0.png: no caption; .* \(1 more image is wrong\)"),
-        (several_wrong_lines, r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)"),
-    ],
-)
-def test_mistakes_are_told(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    spoil(folder)
-    with pytest.raises(ValueError, match=message):
-        read_folder(folder)
+    assert images[0, :, 4, 4].tolist() == list(RED)
+    assert images[0, :, 0, 0].tolist() == list(RED)
 
 
 def test_a_file_that_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("not an image")
     with pytest.raises(ValueError, match=r"x\.png: not a readable image"):
         load_images([tmp_path / "x.png"], 8)
-
-
-def quiet(_: str) -> None: ...
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("write", "caption"), [(in_classes, "blue"), (with_texts, "A blue wall.")])
-def test_every_component_trains_on_a_users_folder(
-    tmp_path: Path, write: Callable[[Path], None], caption: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = {
-        component: tuple(replace(phase, batch=2, bf16=False) for phase in phases)
-        for component, phases in recipes._RECIPES.items()
-    }
-    monkeypatch.setattr(recipes, "_RECIPES", small)
-    monkeypatch.setattr(recipes, "TARGET", replace(scenes.TARGET, n_layers=1))
-    monkeypatch.setattr(recipes, "INDEPENDENT", replace(scenes.INDEPENDENT, n_layers=1))
-    data, out = tmp_path / "images", tmp_path / "model"
-    data.mkdir()
-    write(data)
-    for component in ("tokenizer", "target", "eagle", "medusa", "independent"):
-        path = train_component(component, out, data, steps=2, device="cpu", log=quiet)
-        assert path == out / f"{component}.safetensors"
-        assert path.exists()
-    models = load_folder(out)
-    assert set(models.drafters) == {"eagle", "medusa", "independent"}
-    assert models.target.encode([caption], guided=True).embeds.shape[0] == 2
-    with pytest.raises(ValueError, match="'purple"):
-        models.target.encode(["purple"], guided=False)
-
-
-def test_components_are_refused_in_words(tmp_path: Path) -> None:
-    with_texts(tmp_path)
-    with pytest.raises(ValueError, match="unknown component 'engine'; known: tokenizer, target"):
-        train_component("engine", tmp_path / "out")
-    with pytest.raises(ValueError, match="run specfrontier train tokenizer first"):
-        train_component("target", tmp_path / "out", tmp_path)
-    with pytest.raises(ValueError, match="procedural scenes"):
-        train_component("features", tmp_path / "out", tmp_path)
-    with pytest.raises(ValueError, match="at least 1"):
-        train_component("target", tmp_path / "out", steps=0)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from recipes.scene_nets import altered
 from tests.fakes.metric_inputs import mean_score
 from workers.metrics.clip_score import BUILTIN, PAD, START, STOP, WORDS, ClipConfig, SceneClip, load_clip
 from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import save
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
-from workers.training.scene_nets import altered
 
 TINY = ClipConfig(dim=8, heads=2, ffn_dim=8, vision_layers=1, text_layers=1, patch=16, projection=4)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from recipes.scene_set import corrupt
 from workers.metrics.features import BUILTIN, SLOT_SIZES, FeatureConfig, SceneFeatures, load_features
 from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS
 from workers.scenes.images import render, sample_attributes
-from workers.training.scene_set import corrupt
 
 TINY = FeatureConfig(channels=(4, 4, 4, 4), squeeze=2, dim=8, hidden=8)
 

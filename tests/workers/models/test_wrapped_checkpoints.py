@@ -24,9 +24,9 @@ from workers.models.checkpoint_files import WeightsError, load_tensors, read_par
 from workers.models.families.chameleon import Anole
 from workers.models.families.janus import Janus
 from workers.models.families.llamagen import LlamaGen
-from workers.models.families.scenes import BUILTIN
+from workers.models.families.scenes import BUILTIN, build_ar_model
+from workers.models.own_files import read_module
 from workers.models.text import T5Encoder
-from workers.training.ar_model import load_model
 
 State = Mapping[str, Tensor]
 PREFIXES = [
@@ -88,7 +88,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], Callable[[Path], nn.Module]]] 
     "T5": (tiny_llamagen.write_t5, lambda folder: T5Encoder(folder)._model),
     "EAGLE": (lambda folder: tiny_eagle.write(folder, tiny_eagle.published()), eagle),
     "CLIP": (tiny_clip.write_clip, load_clip_folder),
-    "our own": (write_own, lambda folder: load_model(folder / "target.safetensors")),
+    "our own": (write_own, lambda folder: read_module(folder / "target.safetensors", "an AR model", build_ar_model)[0]),
     "our own drafter": (write_own, own_drafter),
     "aesthetic": (lambda folder: head_file(folder / "head.pth", 5), aesthetic),
 }

@@ -10,21 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from recipes.evaluate import evaluate_target
+from recipes.optimisers import MuonConfig, orthogonalise
+from recipes.target import load_model, train_target
 from workers.models.families.conditioners import ClassConditioner, WordConditioner
+from workers.models.own_files import save
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.scenes.captions import caption
 from workers.scenes.images import sample_attributes
-from workers.training.ar_model import ARModel, build_model, load_model, save_model, target_loss, train_target
-from workers.training.evaluate import evaluate_drafter, evaluate_target
+from workers.training.ar_model import ARModel, ar_loss, build_model
+from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples
 from workers.training.forward import features
-from workers.training.loop import TrainConfig, batch_indices, learning_rate
-from workers.training.optim import orthogonalise
+from workers.training.loop import batch_indices
 
 SMALL = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
 )
-RUN = TrainConfig(steps=12, batch=8, warmup=3, save_every=6, log_every=6, bf16=False)
+RUN = MuonConfig(steps=12, batch=8, warmup=3, save_every=6, log_every=6, bf16=False)
 
 
 def quiet(_: str) -> None: ...
@@ -116,7 +119,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 def test_files_carry_the_model(tmp_path: Path) -> None:
     made = model()
     torch.nn.init.normal_(made.head.weight)
-    save_model(made, tmp_path / "m.safetensors", name="toy")
+    save(tmp_path / "m.safetensors", made, made.settings())
     read = load_model(tmp_path / "m.safetensors")
     data = examples(4)
     left, right = (evaluate_target(m.as_target(), data, scales=())["cross-entropy cond"] for m in (made, read))
@@ -126,7 +129,7 @@ def test_files_carry_the_model(tmp_path: Path) -> None:
 def test_captions_are_dropped_at_the_stated_rate() -> None:
     made, data = model(), examples(16)
     torch.nn.init.normal_(made.head.weight)
-    loss = target_loss(made, data)
+    loss = ar_loss(made, data)
     with torch.no_grad():
         values = {float(loss(torch.zeros(1, dtype=torch.int64), generator)) for generator in generators(60)}
     assert len(values) == 2, "each draw sees either the caption or the null prompt"
@@ -144,7 +147,7 @@ def test_every_epoch_shows_every_example_once() -> None:
 
 def test_schedule_rises_stays_and_falls_to_zero() -> None:
     config = dataclasses.replace(RUN, steps=100, warmup=10, decay=0.4)
-    rates = [learning_rate(step, config) for step in range(100)]
+    rates = [config.learning_rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[10:60] == [1.0] * 50
     assert rates[-1] == pytest.approx(1 / 40)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recipes.optimisers import MuonConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_target
 from tests.oracles.drafter_rounds import CAPTIONS, CFG, open_batch
@@ -36,10 +37,9 @@ from workers.training.drafters import (
     soft_loss,
     unroll,
 )
-from workers.training.eagle import train_drafter
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples
-from workers.training.loop import TrainConfig
+from workers.training.job import train_drafter
 from workers.training.process_group import ProcessGroup
 
 CONFIGS: dict[str, TransformerConfig] = {
@@ -238,7 +238,7 @@ def test_training_brings_every_level_nearer_to_the_target(kind: str, tmp_path: P
     target = toy_target()
     data = random_examples(target, 32)
     drafter: Drafter = new_eagle(target, 0) if kind == "eagle" else new_medusa(target, 2)
-    config = TrainConfig(steps=50, batch=8, warmup=5, save_every=25, log_every=25, bf16=False, ema=0.9)
+    config = MuonConfig(steps=50, batch=8, warmup=5, save_every=25, log_every=25, bf16=False, ema=0.9)
     before = evaluate_drafter(target, drafter, data, levels=3)
     average = train_drafter(target, drafter, (data, data), config, GUIDED, tmp_path, log=lambda line: None)
     assert isinstance(average, type(drafter))

@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recipes import optimisers
+from recipes.optimisers import MuonConfig
+from recipes.target import train_target
+from recipes.tokenizer import TokenizerLoss, TokenizerTraining
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
-from workers.training import optim
-from workers.training.ar_model import build_model, train_target
+from workers.training.ar_model import build_model
 from workers.training.examples import Examples
-from workers.training.loop import Figures, TrainConfig, train
-from workers.training.pace import FIRST_LINE_S, LINE_INTERVAL_S, Pace
-from workers.training.tokenizer import TokenizerLoss, TokenizerTraining
+from workers.training.loop import FIRST_LINE_S, LINE_INTERVAL_S, Figures, Pace, TrainConfig, train
 
 TARGET = TransformerConfig(
     dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
@@ -57,8 +58,8 @@ def train_small_codec(config: TrainConfig, out: Path) -> list[Figures]:
 @pytest.mark.parametrize(
     ("recipe", "config"),
     [
-        (train_small_target, TrainConfig(steps=60, batch=8, warmup=3, save_every=60)),
-        (train_small_codec, TrainConfig(steps=20, batch=8, optimiser="adamw", other_lr=5e-3, save_every=20)),
+        (train_small_target, MuonConfig(steps=60, batch=8, warmup=3, save_every=60)),
+        (train_small_codec, TrainConfig(steps=20, batch=8, rate=5e-3, save_every=20)),
     ],
 )
 def test_bfloat16_changes_a_loss_curve_less_than_the_seed_does(
@@ -82,7 +83,7 @@ def test_products_and_muon_compute_in_the_dtype_that_the_log_names(
     flag: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True}, raising=False)
-    original = optim.orthogonalise
+    original = optimisers.orthogonalise
     seen: list[torch.dtype] = []
     lines: list[str] = []
 
@@ -90,7 +91,7 @@ def test_products_and_muon_compute_in_the_dtype_that_the_log_names(
         seen.append(dtype)
         return original(matrices, dtype)
 
-    monkeypatch.setattr(optim, "orthogonalise", noted)
+    monkeypatch.setattr(optimisers, "orthogonalise", noted)
     model = nn.Sequential(nn.Linear(4, 4))
 
     def loss(indices: Tensor, _: torch.Generator) -> Tensor:
@@ -98,7 +99,7 @@ def test_products_and_muon_compute_in_the_dtype_that_the_log_names(
         seen.append(product.dtype)
         return product.float().square().mean()  # type: ignore[no-any-return]
 
-    train(model, loss, 8, TrainConfig(steps=2, batch=2), tmp_path, name="toy", log=lines.append)
+    train(model, loss, 8, MuonConfig(steps=2, batch=2), tmp_path, name="toy", log=lines.append)
     assert seen == [dtype] * 4
     assert str(dtype).removeprefix("torch.") in lines[0]
     assert flag == "avx2" or flag in lines[0]

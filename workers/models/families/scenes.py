@@ -1,4 +1,4 @@
-"""The built-in family, and every model that `specfrontier train` makes: a folder with one weight file per part.
+"""The built-in family, and every model that the recipes make: a folder with one weight file per part.
 
 A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `medusa` and `independent` as safetensors. Each
 file's header carries its config, so sizes, captions and grid come from the folder. The built-in folder draws
@@ -30,12 +30,6 @@ BUILTIN_PARTS = ("tokenizer", "target", "eagle", "medusa", "independent")
 #: Where vanilla decoding of the built-in model draws best (`python -m benchmarks.sampling` measures it).
 SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
-_CODES, _GRID = 1024, 12
-_HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
-#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer's time hardly depends on its width.
-TARGET = TransformerConfig(dim=160, n_layers=14, n_heads=5, ffn_dim=448, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
-INDEPENDENT = TransformerConfig(dim=128, n_layers=2, n_heads=4, ffn_dim=352, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
-
 
 def build_ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
     """`transformer` and `conditioner` of an AR model, from {"transformer": its fields, "conditioner": its settings}."""
@@ -49,7 +43,7 @@ def build_ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
 @FAMILIES.register
 @dataclass(frozen=True, slots=True)
 class Scenes(Family):
-    """The built-in model, or one that `specfrontier train` made."""
+    """The built-in model, or one that the recipes made."""
 
     kind: ClassVar[str] = "scenes"
     folder: Annotated[str, "folder of its weight files"]

@@ -1,4 +1,4 @@
-"""Training of drafters with held-out metrics, and `DrafterJob`: the training of an EAGLE drafter for a user's target.
+"""Training of drafters with held-out metrics, and `DrafterJob`: the training of a drafter for a user's target.
 
 The weights with the best held-out top-3 accuracy are kept.
 """
@@ -17,25 +17,52 @@ import torch
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.drafters.eagle import EagleLayer
+from workers.drafters.medusa import MedusaHeads
 from workers.loading.models_yaml import Entry, load_entry
 from workers.models.own_files import read_config, save
 from workers.models.target import Target
-from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle
+from workers.training.ar_model import ARModel, ar_loss, independent_conditioner, new_independent
+from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle, new_medusa
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
 from workers.training.loop import Figures, TrainConfig, train
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
-WEIGHTS, CHECKPOINT, JOURNAL = "eagle.safetensors", "eagle.checkpoint.pt", "eagle.journal.jsonl"
-FACTS = "eagle.job.json"
 IMAGES = "images"  # folder with the tokens of the generated images
+MEDUSA_HEADS = 5
 _BEST = "top-3"  # the held-out metric that decides which weights are kept
 _MAX_HELD_OUT = 512  # examples; each needs two passes of the target at every save
 
+AnyDrafter = Drafter | ARModel
+
+
+def kind_of(drafter: AnyDrafter) -> str:
+    """The drafter's kind, which begins the names of its files."""
+    match drafter:
+        case EagleLayer():
+            return "eagle"
+        case MedusaHeads():
+            return "medusa"
+    return "independent"
+
+
+def new_drafter(kind: str, target: Target, seed: int) -> AnyDrafter:
+    """An untrained drafter for a target.
+
+    Raises:
+        ValueError: the target cannot have an independent drafter.
+    """
+    match kind:
+        case "eagle":
+            return new_eagle(target, seed)
+        case "medusa":
+            return new_medusa(target, MEDUSA_HEADS)
+    return new_independent(target, seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleRecipe(Distillation):
-    """The published settings. steps None: `epochs` passes over the examples."""
+class DrafterRecipe(Distillation):
+    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak learning rate."""
 
     batch: int = 16
     epochs: int = 20
@@ -64,15 +91,15 @@ class EagleRecipe(Distillation):
         """
         steps = self.steps or max(1, self.epochs * examples // self.batch)
         return TrainConfig(
-            steps=steps, batch=self.batch, optimiser="adamw", other_lr=self.rate, warmup=min(self.warmup, steps // 10),
-            decay=1.0, clip=0.0, clip_value=self.clip_value, ema=0.0, seed=self.seed,
+            steps=steps, batch=self.batch, rate=self.rate, warmup=min(self.warmup, steps // 10), decay=1.0,
+            clip=0.0, clip_value=self.clip_value, ema=0.0, seed=self.seed,
             save_every=self.save_every, log_every=min(50, self.save_every),
         )  # fmt: skip
 
 
 def train_drafter(
     target: Target,
-    drafter: Drafter,
+    drafter: AnyDrafter,
     data: tuple[Examples, Examples],
     config: TrainConfig,
     distillation: Distillation,
@@ -82,7 +109,7 @@ def train_drafter(
     resume: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
-) -> Drafter:
+) -> AnyDrafter:
     """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
 
     The weights with the best held-out top-3 accuracy are written to out/<component>.safetensors, the checkpoint and the
@@ -96,20 +123,24 @@ def train_drafter(
     target.requires_grad_(False)
     target.set_encoder_batch(config.batch)
     group.share(config.batch)
-    name = "eagle" if isinstance(drafter, EagleLayer) else "medusa"
+    name = kind_of(drafter)
     stem, weights = f"{name}-{phase + 1}" if phase else name, out / f"{name}.safetensors"
     scales = dict.fromkeys((1.0, target.sampling.cfg))
 
-    def on_save(current: Drafter) -> Figures:
-        figures = evaluate_drafter(target, current, data[1], scales=tuple(scales), batch=config.batch)
+    def on_save(current: AnyDrafter) -> Figures:
+        evaluated = current.as_target() if isinstance(current, ARModel) else current
+        figures = evaluate_drafter(target, evaluated, data[1], scales=tuple(scales), batch=config.batch)
         if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(_BEST, 0.0):
-            facts = {"recipe": asdict(distillation), "held_out": figures}
-            save(weights, current, {**header(target, current), **facts})
+            own = current.settings() if isinstance(current, ARModel) else header(target, current)
+            save(weights, current, {**own, "recipe": asdict(distillation), "held_out": figures})
         return figures
 
     if group.is_main and not phase and not (resume and (out / f"{stem}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
-    loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
+    if isinstance(drafter, ARModel):
+        loss = ar_loss(drafter, data[0], group=group, compiled=config.compile)
+    else:
+        loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
     average, _ = train(
         drafter, loss, len(data[0]), config, out, name=stem, on_save=on_save, resume=resume, log=log, group=group
     )
@@ -120,17 +151,33 @@ def train_drafter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """An EAGLE drafter for an entry's target, trained on images that the target generates from `captions`.
+    """A drafter for an entry's target, trained on images that the target generates from `captions`.
 
-    out: a folder for weights, checkpoint, journal and generated images; all processes of a group see it. launch: a name
-    of this start of a group, by which processes that Ray has restarted find the training that they resume.
+    kind: eagle, medusa or independent. out: a folder for weights, checkpoint, journal and generated images; all
+    processes of a group see it. launch: a name of this start of a group, by which processes that Ray has restarted find
+    the training that they resume.
     """
 
     entry: Entry
     captions: tuple[Caption, ...]
     out: Path
-    recipe: EagleRecipe
+    recipe: DrafterRecipe
+    kind: str = "eagle"
     launch: str = ""
+
+    def file(self, ending: str) -> Path:
+        """The training's `safetensors` (weights), `checkpoint.pt`, `journal.jsonl`, `job.json` or `log`."""
+        return self.out / f"{self.kind}.{ending}"
+
+    def check(self, target: Target) -> None:
+        """Check that the target, which may be on the meta device, and the captions suffice.
+
+        Raises:
+            ValueError: the target cannot have such a drafter; too few captions.
+        """
+        self.recipe.split(len(self.captions))
+        if self.kind == "independent":
+            independent_conditioner(target)
 
     def run(
         self,
@@ -163,7 +210,7 @@ class DrafterJob:
         )
         data = Examples([caption.text for caption in self.captions], tokens)
         # a checkpoint that is still there is this training's
-        return train_eagle(models.target, data, self.out, recipe, resume=True, group=group, log=log)
+        return train_by_recipe(models.target, self.kind, data, self.out, recipe, resume=True, group=group, log=log)
 
     def can_resume(self) -> bool:
         """Whether the output folder has a training that was started.
@@ -172,7 +219,7 @@ class DrafterJob:
             ValueError: it was started with other models, captions or options.
             WeightsError: a file of the target is missing.
         """
-        path = self.out / FACTS
+        path = self.file("job.json")
         if not path.exists():
             return False
         if difference := _difference(json.loads(path.read_text("utf-8")), self._facts()):
@@ -182,15 +229,15 @@ class DrafterJob:
         return True
 
     def _is_restart(self) -> bool:
-        path = self.out / FACTS
+        path = self.file("job.json")
         return bool(self.launch) and path.exists() and json.loads(path.read_text("utf-8")).get("launch") == self.launch
 
     def _start(self) -> None:
         """Removes an earlier training, and writes what this one is started with."""
         self.out.mkdir(parents=True, exist_ok=True)
-        for stale in (CHECKPOINT, JOURNAL):
-            (self.out / stale).unlink(missing_ok=True)
-        path = self.out / FACTS
+        for stale in ("checkpoint.pt", "journal.jsonl"):
+            self.file(stale).unlink(missing_ok=True)
+        path = self.file("job.json")
         partial = path.with_suffix(".part")
         facts = {**self._facts(), "launch": self.launch}
         partial.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -209,23 +256,24 @@ class DrafterJob:
         return found
 
 
-def train_eagle(
+def train_by_recipe(
     target: Target,
+    kind: str,
     data: Examples,
     out: Path,
-    recipe: EagleRecipe,
+    recipe: DrafterRecipe,
     *,
     resume: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains an EAGLE layer by a recipe; returns its weight file. See `train_drafter`."""
+    """Trains a drafter of a kind by a recipe; returns its weight file. See `train_drafter`."""
     train_data, held_out = data.split(recipe.split(len(data)))
     held_out = Examples(held_out.captions[:_MAX_HELD_OUT], held_out.tokens[:_MAX_HELD_OUT])
     config = recipe.schedule(len(train_data))
-    layer = new_eagle(target, recipe.seed)
-    train_drafter(target, layer, (train_data, held_out), config, recipe, out, resume=resume, group=group, log=log)
-    return out / WEIGHTS
+    drafter = new_drafter(kind, target, recipe.seed)
+    train_drafter(target, drafter, (train_data, held_out), config, recipe, out, resume=resume, group=group, log=log)
+    return out / f"{kind}.safetensors"
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

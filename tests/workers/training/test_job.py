@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Eagle
+from search_spaces.trial import DecodingConfig, Eagle, Independent, Medusa
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from tests.fakes.toys import toy_target
 from tests.oracles.drafter_rounds import CAPTIONS
@@ -22,13 +22,15 @@ from workers.drafters.eagle import EagleDrafter
 from workers.loading.models_yaml import folder_entry, load_folder
 from workers.models.checkpoint_files import load_tensors
 from workers.models.own_files import read_config, save
-from workers.training import eagle
+from workers.training import job as job_module
 from workers.training.drafters import new_eagle
-from workers.training.eagle import CHECKPOINT, FACTS, IMAGES, JOURNAL, WEIGHTS, DrafterJob, EagleRecipe, train_eagle
 from workers.training.evaluate import evaluate_drafter
 from workers.training.examples import Examples, sample_images
+from workers.training.job import IMAGES, DrafterJob, DrafterRecipe, train_by_recipe
 
-QUICK = EagleRecipe(batch=4, steps=24, rate=2e-3, save_every=8)
+WEIGHTS, CHECKPOINT, JOURNAL = "eagle.safetensors", "eagle.checkpoint.pt", "eagle.journal.jsonl"
+FACTS = "eagle.job.json"
+QUICK = DrafterRecipe(batch=4, steps=24, rate=2e-3, save_every=8)
 SETTING = DecodingConfig(Eagle(), Chain(2))
 
 
@@ -45,7 +47,7 @@ def test_training_helps_and_keeps_the_best(tmp_path: Path) -> None:
     tokens = sample_images(target, captions, tmp_path / "images", identity="toy", log=quiet)
     data = Examples([c.text for c in captions], tokens)
     before = evaluate_drafter(target, new_eagle(target, 0), data.split(2)[1], scales=(1.0,))
-    path = train_eagle(target, data, tmp_path, recipe, log=quiet)
+    path = train_by_recipe(target, "eagle", data, tmp_path, recipe, log=quiet)
     curve = lines(tmp_path / JOURNAL)
     losses = [entry["loss"] for entry in curve if "loss" in entry]
     held_out = [entry["top-3"] for entry in curve if "top-3" in entry]
@@ -67,7 +69,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.vocab_size, (12, target.grid.tokens), generator=generator)
     data = Examples([CAPTIONS[i % len(CAPTIONS)] for i in range(12)], tokens)
-    train_eagle(target, data, tmp_path / "whole", QUICK, log=quiet)
+    train_by_recipe(target, "eagle", data, tmp_path / "whole", QUICK, log=quiet)
 
     class Killed(Exception): ...
 
@@ -76,8 +78,8 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        train_eagle(target, data, tmp_path / "broken", QUICK, log=kill)
-    train_eagle(target, data, tmp_path / "broken", QUICK, resume=True, log=quiet)
+        train_by_recipe(target, "eagle", data, tmp_path / "broken", QUICK, log=kill)
+    train_by_recipe(target, "eagle", data, tmp_path / "broken", QUICK, resume=True, log=quiet)
     whole, broken = ((tmp_path / name) for name in ("whole", "broken"))
     assert (whole / JOURNAL).read_bytes() == (broken / JOURNAL).read_bytes()
     assert (whole / WEIGHTS).read_bytes() == (broken / WEIGHTS).read_bytes()
@@ -88,7 +90,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 # the job
 
 
-def job(tmp_path: Path, recipe: EagleRecipe = QUICK, captions: int = 70) -> DrafterJob:
+def job(tmp_path: Path, recipe: DrafterRecipe = QUICK, captions: int = 70) -> DrafterJob:
     weights = tiny_folder(tmp_path / "weights")
     found = read_captions(captions_file(tmp_path / "captions.txt", captions))
     return DrafterJob(entry=folder_entry(weights), captions=tuple(found), out=tmp_path / "out", recipe=recipe)
@@ -100,10 +102,10 @@ def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> Non
     path = wanted.run(cpu, log=said.append)
     drawn = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / IMAGES).iterdir()}
     assert len(drawn) == 2, "70 images, 64 of them in a file"
-    assert said[0].startswith("drew images: 1 of 2 files")
+    assert said[0].startswith("generated images: 1 of 2 files")
     first, said = path.read_bytes(), []
     assert wanted.run(cpu, log=said.append).read_bytes() == first
-    assert not any(line.startswith("drew") for line in said)
+    assert not any(line.startswith("generated") for line in said)
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / IMAGES).iterdir()} == drawn
     other = replace(wanted, recipe=replace(QUICK, rate=1e-3))
     with pytest.raises(ValueError, match=r"eagle.job.json: .* another rate \(0.002, now 0.001\)"):
@@ -124,14 +126,14 @@ def test_models_that_cannot_be_loaded_leave_an_earlier_training(
     def fail(*arguments: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(eagle, "load_entry", fail)
+    monkeypatch.setattr(job_module, "load_entry", fail)
     with pytest.raises(torch.OutOfMemoryError):
         made.run(torch.device("cpu"), log=quiet)
     assert [(made.out / name).read_text() for name in files] == list(files)
 
 
 def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) -> None:
-    recipe = EagleRecipe(batch=2, steps=3, save_every=1)
+    recipe = DrafterRecipe(batch=2, steps=3, save_every=1)
     first, said = replace(job(tmp_path, recipe, 4), launch="one"), list[str]()
 
     class Killed(Exception): ...
@@ -156,15 +158,15 @@ def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) 
 def test_worse_weights_do_not_replace_better_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out figures rise to the second save and fall at the third."""
     figures = iter([0.5, 0.9, 0.7])
-    monkeypatch.setattr(eagle, "evaluate_drafter", lambda *_, **__: {"top-3": next(figures)})
-    made = job(tmp_path, EagleRecipe(batch=2, steps=3, save_every=1), 4)
+    monkeypatch.setattr(job_module, "evaluate_drafter", lambda *_, **__: {"top-3": next(figures)})
+    made = job(tmp_path, DrafterRecipe(batch=2, steps=3, save_every=1), 4)
     path = made.run(torch.device("cpu"), log=quiet)
     assert next(figures, None) is None
     assert read_config(path)["held_out"]["top-3"] == 0.9
 
 
 def test_weights_without_figures_are_replaced(tmp_path: Path) -> None:
-    made = job(tmp_path, EagleRecipe(batch=2, steps=2, save_every=1), 4)
+    made = job(tmp_path, DrafterRecipe(batch=2, steps=2, save_every=1), 4)
 
     class Killed(Exception): ...
 
@@ -180,11 +182,13 @@ def test_weights_without_figures_are_replaced(tmp_path: Path) -> None:
     assert read_config(path)["held_out"]["top-3"] >= 0
 
 
-def test_the_drafter_of_a_job_loads_into_its_target(tmp_path: Path) -> None:
-    done = job(tmp_path, captions=12).run(torch.device("cpu"), log=quiet)
-    done.replace(tmp_path / "weights" / "eagle.safetensors")
-    models = load_folder(tmp_path / "weights")
-    (result,) = Engine(models.target, SETTING, models.drafters["eagle"]).run([Request(0, "red small star")])
+@pytest.mark.parametrize("drafter", [Eagle(), Medusa(), Independent()], ids=lambda drafter: drafter.kind)
+def test_the_drafter_of_a_job_loads_into_its_target(drafter: Eagle | Medusa | Independent, tmp_path: Path) -> None:
+    done = replace(job(tmp_path, captions=12), kind=drafter.kind).run(torch.device("cpu"), log=quiet)
+    assert read_config(done)["held_out"]["top-3"] > 0
+    done.replace(tmp_path / "weights" / done.name)
+    models, setting = load_folder(tmp_path / "weights"), DecodingConfig(drafter, Chain(2))
+    (result,) = Engine(models.target, setting, models.drafters[drafter.kind]).run([Request(0, "red small star")])
     assert result.statistics.mean_accepted_length >= 1
 
 
@@ -195,6 +199,6 @@ def test_two_captions_are_the_least(tmp_path: Path) -> None:
 
 
 def test_the_schedule_is_the_published_one() -> None:
-    config = EagleRecipe().schedule(95_000)
+    config = DrafterRecipe().schedule(95_000)
     assert (config.steps, config.batch, config.warmup) == (118_750, 16, 2000)
-    assert (config.optimiser, config.other_lr, config.clip_value, config.clip) == ("adamw", 1e-4, 0.5, 0.0)
+    assert (config.rate, config.clip_value, config.clip) == (1e-4, 0.5, 0.0)

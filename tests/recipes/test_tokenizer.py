@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from recipes.optimisers import CosineConfig
+from recipes.tokenizer import TokenizerLoss, TokenizerTraining, scene_images, tokenize_scenes, train_tokenizer
 from workers.models.vq import VQConfig, load_vq
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
-from workers.training.loop import TrainConfig
-from workers.training.tokenizer import TokenizerLoss, TokenizerTraining, scene_images, tokenize_scenes, train_tokenizer
 
 TINY = VQConfig(
     codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,
     groups=4, level_attention=False, mid_attention=False,
 )  # fmt: skip
-CONFIG = TrainConfig(
-    steps=40, batch=8, schedule="cosine", warmup=5, optimiser="adamw", other_lr=5e-3, betas=(0.9, 0.98),
-    weight_decay=1e-4, ema=0.0, log_every=5, save_every=10, bf16=False,
+CONFIG = CosineConfig(
+    steps=40, batch=8, warmup=5, rate=5e-3, betas=(0.9, 0.98), weight_decay=1e-4, ema=0.0, log_every=5, save_every=10,
+    bf16=False,
 )  # fmt: skip
 
 

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from recipes.scene_set import SceneSet, amounts, corrupt
 from workers.metrics.caption_accuracy import applicable
 from workers.metrics.clip_score import ClipConfig, SceneClip
 from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures, attribute_loss
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS, caption
 from workers.training.loop import TrainConfig, batch_indices, train
-from workers.training.scene_set import SceneSet, amounts, corrupt
 
 _RELATION = [name for name, _ in SLOTS].index("relation")
 _FIRST_VALUE = torch.tensor([int(values[0] in ("none", "alone")) for _, values in SLOTS])

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.optimisers import OneCycleConfig
+from recipes.scene_nets import train_clip, train_features
+from recipes.scene_set import SceneSet, amounts, corrupt, scene_set
 from workers.metrics.clip_score import ClipConfig, load_clip
 from workers.metrics.features import FeatureConfig, load_features
 from workers.scenes.images import render, sample_attributes
-from workers.training.loop import TrainConfig
-from workers.training.scene_nets import train_clip, train_features
-from workers.training.scene_set import SceneSet, amounts, corrupt, scene_set
 
 NET = FeatureConfig(channels=(8, 8, 16, 16), squeeze=4, dim=16, hidden=32)
 CLIP = ClipConfig(dim=16, heads=2, ffn_dim=16, vision_layers=1, text_layers=1, patch=16, projection=8)
-RUN = TrainConfig(
-    steps=45, batch=32, optimiser="adamw", other_lr=4e-3, schedule="one-cycle", rise=0.15, ema=0.0, save_every=15,
-    bf16=False, seed=7,
-)  # fmt: skip
+RUN = OneCycleConfig(steps=45, batch=32, rate=4e-3, rise=0.15, ema=0.0, save_every=15, bf16=False, seed=7)
 
 
 def losses(folder: Path, name: str) -> list[float]:

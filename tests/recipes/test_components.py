@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
-from workers.training import recipes
-from workers.training.loop import TrainConfig, build_optimisers, learning_rate, train
+import recipes.components as recipes
+from workers.training.loop import TrainConfig, train
 
 
 def recorded(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, float]]:
@@ -33,8 +33,8 @@ def test_the_nets_train_by_one_cycle(
     component: str, rise: float, beta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (config,) = recipes._RECIPES[component]
-    optimiser = torch.optim.AdamW([torch.zeros(1)], config.other_lr, betas=(0.9, beta))
-    cycle = OneCycleLR(optimiser, config.other_lr, total_steps=config.steps, pct_start=rise)
+    optimiser = torch.optim.AdamW([torch.zeros(1)], config.rate, betas=(0.9, beta))
+    cycle = OneCycleLR(optimiser, config.rate, total_steps=config.steps, pct_start=rise)
     expected = []
     for _ in range(config.steps):
         (group,) = optimiser.param_groups
@@ -48,11 +48,11 @@ def test_the_nets_train_by_one_cycle(
 
 def test_the_codec_trains_by_a_cosine() -> None:
     (config,) = recipes._RECIPES["tokenizer"]
-    rates = [learning_rate(step, config) for step in range(config.steps)]
+    rates = [config.learning_rate(step) for step in range(config.steps)]
     assert rates[:60] == [(step + 1) / 60 for step in range(60)]
     cosine = [0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done / 1390)) for done in range(1390)]
     assert rates[60:] == pytest.approx(cosine)
-    (optimiser,) = build_optimisers(torch.nn.Linear(1, 1), config, torch.float32)
+    (optimiser,) = config.optimisers(torch.nn.Linear(1, 1), torch.float32)
     (group,) = optimiser.param_groups
     assert (group["lr"], group["betas"], group["weight_decay"], config.clip) == (2e-3, (0.9, 0.98), 1e-4, 1.0)
 
@@ -63,4 +63,4 @@ def test_every_short_run_has_a_rate(component: str, steps: int, tmp_path: Path) 
         component=component, out=tmp_path, data=None, seed=0, device="cpu", steps=steps, resume=False, log=print
     )
     (config,) = job.phases()
-    assert all(0 < learning_rate(step, config) <= 1 for step in range(steps))
+    assert all(0 < config.learning_rate(step) <= 1 for step in range(steps))

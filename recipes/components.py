@@ -1,7 +1,7 @@
-"""The training recipe of each component of a model: what `specfrontier train COMPONENT` runs.
+"""The training recipe of each component of a model: what `python -m recipes COMPONENT` runs.
 
-Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on a user's folder of
-captioned or class-labelled images (`workers.data.folder`). The components that a component needs are read from the
+Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on a folder of
+captioned or class-labelled images (`recipes.folder`). The components that a component needs are read from the
 output folder: a target needs its tokenizer, a drafter its target. For scenes, the built-in model replaces a missing
 one.
 """
@@ -17,9 +17,16 @@ from typing import Any
 
 import torch
 
+from recipes import COMPONENTS, SCENES_ONLY
+from recipes.folder import read_folder
+from recipes.optimisers import CosineConfig, MuonConfig, OneCycleConfig
+from recipes.scene_nets import train_clip, train_features
+from recipes.scene_set import scene_set
+from recipes.target import load_model, train_target
+from recipes.tokenizer import scene_images, tokenize_scenes, train_tokenizer
 from workers.data import local_files
 from workers.data.captions import scene_captions
-from workers.data.folder import load_images, read_folder
+from workers.data.folder import load_images
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
     ClassConditioner,
@@ -28,42 +35,52 @@ from workers.models.families.conditioners import (
     build_conditioner,
     split_words,
 )
-from workers.models.families.scenes import BUILTIN, INDEPENDENT, TARGET
+from workers.models.families.scenes import BUILTIN
+from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
-from workers.training import COMPONENTS, SCENES_ONLY
-from workers.training.ar_model import build_model, load_model, train_target
-from workers.training.drafters import Distillation, new_eagle, new_medusa
-from workers.training.eagle import train_drafter
+from workers.training.ar_model import build_model
+from workers.training.drafters import Distillation
 from workers.training.examples import Examples
+from workers.training.job import new_drafter, train_drafter
 from workers.training.loop import TrainConfig
-from workers.training.scene_nets import train_clip, train_features
-from workers.training.scene_set import scene_set
-from workers.training.tokenizer import scene_images, tokenize_scenes, train_tokenizer
 
 _SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
 _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
 _MAX_HELD_OUT = 128  # held-out examples that a drafter is evaluated on at every save
 _TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000  # for the codec, and for the networks of the metrics
-_MEDUSA_HEADS = 5
 _MAX_WORDS = 32  # of a caption
 
-_TARGET = TrainConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25)
-_DRAFTER = TrainConfig(steps=780, batch=16, other_lr=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
-_OTHER = TrainConfig(steps=1, optimiser="adamw", ema=0.0, save_every=250)
-_METRIC_NET = replace(_OTHER, batch=128, weight_decay=0.02, schedule="one-cycle")
+_CODES, _GRID = 1024, 12
+_HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
+#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer's time hardly depends on its width.
+TARGET = TransformerConfig(dim=160, n_layers=14, n_heads=5, ffn_dim=448, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
+INDEPENDENT = TransformerConfig(dim=128, n_layers=2, n_heads=4, ffn_dim=352, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
+
+_DRAFTER = MuonConfig(steps=780, batch=16, rate=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
 #: Recipes by component. A recipe may have several phases; each starts from the averaged weights of the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
-        replace(_OTHER, steps=1450, other_lr=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, schedule="cosine", warmup=60),
+        CosineConfig(steps=1450, rate=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, ema=0.0, save_every=250),
     ),
-    "target": (_TARGET,),
+    "target": (
+        MuonConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25),
+    ),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
-    "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, other_lr=3e-3),),
-    "features": (replace(_METRIC_NET, steps=1200, other_lr=4e-3, betas=(0.9, 0.999), rise=0.15, clip=0.0),),
-    "clip": (replace(_METRIC_NET, steps=900, other_lr=2.5e-3, betas=(0.9, 0.98), rise=0.1),),
-}
+    "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, rate=3e-3),),
+    "features": (
+        OneCycleConfig(
+            steps=1200, batch=128, rate=4e-3, betas=(0.9, 0.999), weight_decay=0.02, rise=0.15, clip=0.0, ema=0.0,
+            save_every=250,
+        ),
+    ),
+    "clip": (
+        OneCycleConfig(
+            steps=900, batch=128, rate=2.5e-3, betas=(0.9, 0.98), weight_decay=0.02, rise=0.1, ema=0.0, save_every=250
+        ),
+    ),
+}  # fmt: skip
 #: For the drafters that read features: guided probabilities, and an EAGLE layer that is unrolled as in drafting.
 _DISTILLATION = Distillation(
     cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, caption_dropout=0.0, guidance=(1.0, 4.0)
@@ -87,7 +104,7 @@ class _Job:
         if own.exists():
             return own
         if self.data is not None:
-            problem = f"{self.component} needs it: run specfrontier train {component} first"
+            problem = f"{self.component} needs it: run python -m recipes {component} first"
             raise ValueError(f"{own}: no such file; {problem}")
         return BUILTIN / f"{component}.safetensors"
 
@@ -98,7 +115,7 @@ class _Job:
         if self.steps is None:
             return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.component])
         first = _RECIPES[self.component][0]
-        warmup = min(first.warmup, max(1, self.steps // 10)) if first.schedule == "trapezoid" else first.warmup
+        warmup = min(first.warmup, max(1, self.steps // 10)) if isinstance(first, MuonConfig) else first.warmup
         return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
 
@@ -186,7 +203,7 @@ def _drafter(job: _Job) -> Path:
     _, data, held_out = _examples(job)
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
     target = load_model(job.component_file("target")).to(job.device).as_target()
-    drafter = new_eagle(target, job.seed) if job.component == "eagle" else new_medusa(target, _MEDUSA_HEADS)
+    drafter = new_drafter(job.component, target, job.seed)
     for phase, config in enumerate(job.phases()):
         average = train_drafter(
             target, drafter, (data, held_out), config, _DISTILLATION, job.out, phase=phase, resume=job.resume,
