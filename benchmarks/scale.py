@@ -47,7 +47,8 @@ from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool_worker
 from orchestrator.run.cluster import connected
 from orchestrator.run.driver import Driver
-from orchestrator.run.launch import LaunchOptions, launch
+from orchestrator.run.launch import launch
+from orchestrator.run.options import LaunchOptions
 from orchestrator.run.pending import Planner
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Pool

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.outputs import CONFIGS, ending_of
 from orchestrator.results import sweep as results
@@ -34,27 +34,6 @@ if TYPE_CHECKING:
 
 
 _LEFT = 'style="text-align: left"'  # notebooks align cells to the right
-
-
-class LaunchOptions(TypedDict, total=False):
-    """Options of `specfrontier launch`, by its names."""
-
-    name: str
-    trials: int
-    images: int
-    hours: float
-    sampler: str
-    parallel: int
-    seed: int
-    models: str
-    address: str
-    workers: int
-    cpus_per_worker: float
-    gpus_per_worker: float
-    threads: int
-    study: str
-    tracking_uri: str
-    mlflow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +133,23 @@ class Sweep(results.Sweep):
         *,
         settings: Mapping[str, Any] | None = None,
         resume: bool = False,
-        **options: Unpack[LaunchOptions],
+        **options: Any,
     ) -> Self:
         """Run a sweep, or the rest of one, to its end; prints its progress.
 
         space: a YAML file or the name of a ready space. out: parent of the sweep's folder, or a URI. settings: keys of
-        the space with other values, such as {"captions.count": 48}.
+        the space with other values, such as {"captions.count": 48}. options: other options of `specfrontier launch`, by
+        their names: trials=200, gpus_per_worker=1, mlflow=False.
 
         Raises:
+            TypeError: there is no such option.
             CommandError: the space is invalid, a sweep exists there, or all trials failed.
         """
         from orchestrator.cli.launch import launch
 
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # as the command does
         assignments = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
-        return cls.open(launch(str(space), str(out), resume=resume, assignments=assignments, **options))
+        return cls.open(launch(str(space), out=str(out), resume=resume, assignments=assignments, **options))
 
     def reload(self) -> Self:
         """The sweep as it is stored now: a running one gets new trials."""

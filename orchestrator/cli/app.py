@@ -22,9 +22,9 @@ from orchestrator.cli import (
     train,
     ui,
 )
-from orchestrator.cli.arguments import command_line
 from orchestrator.errors import WRONG_USAGE, CommandError, last_words
 from orchestrator.interrupts import exit_code, interruptible
+from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.options import output_file
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.options import output_file
 from orchestrator.outputs import PAGES, write_output
 from orchestrator.results.text import clean, measured
 

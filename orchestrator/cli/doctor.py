@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import options as o
+from orchestrator import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
 EPILOG = """\b

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli import options as o
+from orchestrator import options as o
 from orchestrator.cli import query_options as q
-from orchestrator.cli.completion import complete_preset, complete_sweep
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
+from orchestrator.options import complete_preset, complete_sweep
 from orchestrator.outputs import output_folder
 
 if TYPE_CHECKING:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import options as o
-from orchestrator.cli.completion import complete_space
 from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import run_sweep
-from orchestrator.cli.revive import Revive, stopped_trials
 from orchestrator.cli.tables import shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.options import complete_space, grouped
 from orchestrator.results.text import clean
+from orchestrator.run.options import LaunchOptions
 from orchestrator.run.preflight_machine import check_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.run.launch import LaunchOptions
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -40,40 +38,6 @@ Space = Annotated[
         metavar="SPACE", help="A YAML file, or the name of a ready space (--list).", autocompletion=complete_space
     ),
 ]
-Out = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR|URI", callback=o.given_path, help="Parent folder; each sweep gets a folder with its name."
-    ),
-]
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the sweep. Default: the space's.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume the sweep, or start it.")]
-Trials = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: total number of trials.")]
-Images = Annotated[int | None, typer.Option(metavar="N", min=1, help="Budget: images; no trial starts after that.")]
-Hours = Annotated[
-    float | None, typer.Option(metavar="H", help="Budget: wall clock of the sweep, without the time between launches.")
-]
-SamplerName = Annotated[
-    str | None, typer.Option("--sampler", metavar="NAME", help="tpe, replay, nsga2, nsga3, gp, random, qmc, grid.")
-]
-Parallel = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Trials in flight. The search's proposals depend on it.")
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of all images.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: one for each GPU, or for each core.")]
-CpusPerWorker = Annotated[float, typer.Option(metavar="N", min=0.0)]
-GpusPerWorker = Annotated[
-    float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs at the start, else 0.")
-]
-Study = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL|FILE",
-        callback=o.given_path,
-        help="Optuna storage. Default: a journal in the sweep's folder.",
-    ),
-]
-Check = Annotated[bool, typer.Option("--check", help="Validate everything, print what would run, and exit.")]
 
 
 def _list_spaces(requested: bool) -> None:
@@ -90,91 +54,31 @@ List = Annotated[
 JsonEvents = Annotated[bool, typer.Option("--json", help="Print one JSON event per line on standard output.")]
 
 
-def launch(
-    space: Space,
-    out: Out = "sweeps",
-    name: Name = None,
-    resume: Resume = False,
-    trials: Trials = None,
-    images: Images = None,
-    hours: Hours = None,
-    sampler: SamplerName = None,
-    parallel: Parallel = None,
-    seed: Seed = None,
-    assignments: o.Assignments = None,
-    models: o.Models = None,
-    address: o.Address = None,
-    workers: Workers = None,
-    cpus_per_worker: CpusPerWorker = 1.0,
-    gpus_per_worker: GpusPerWorker = None,
-    threads: o.Threads = None,
-    study: Study = None,
-    tracking_uri: o.TrackingUri = None,
-    mlflow: o.Mlflow = True,
-    revive: Revive = None,
-    check: Check = False,
-    list_spaces: List = False,
-    as_json: JsonEvents = False,
-) -> str:
+@grouped
+def launch(space: Space, options: LaunchOptions, list_spaces: List = False, as_json: JsonEvents = False) -> str:
     """Map the front of a search space: workers generate images with every proposed config, time it and measure it.
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
-    from search_spaces.overrides import parse_assignments
-
-    given = {
-        "name": name,
-        "seed": seed,
-        **_model_keys(models),
-        "budget.trials": trials,
-        "budget.images": images,
-        "budget.hours": hours,
-        "search.sampler": sampler,
-        "search.parallel": parallel,
-    }
     with ends_with(WRONG_USAGE):
-        changes = {key: value for key, value in given.items() if value is not None}
-        config, storage = _read_space(space, changes | parse_assignments(assignments or []), out)
+        config, storage = _read_space(space, options.changes(), options.out)
         typer.echo(
             f"{clean(config.name)}: checking models, captions and stores", err=True
         )  # these imports take seconds
-        check_resources(workers, cpus_per_worker, gpus_per_worker or 0.0, address, config.requested_metrics)
-    _check_stored(config, storage, resume=resume or check)
-    revived = stopped_trials(storage, revive)
-    uri = _preflight(config, storage, address, study, tracking_uri if mlflow else "")
-    if check:
+        check_resources(
+            options.workers, options.cpus_per_worker, options.gpus_per_worker or 0.0, options.address,
+            config.requested_metrics,
+        )  # fmt: skip
+    _check_stored(config, storage, resume=options.resume or options.check)
+    options = replace(options, revived=stopped_trials(storage, options.revive))
+    uri = _preflight(config, storage, options)
+    if options.check:
         typer.echo(describe_plan(config, storage))
         return storage.uri
-    options = _launch_options(config, (workers, cpus_per_worker, gpus_per_worker), address, threads, study, revived)
+    if 0 < (options.gpus_per_worker or 0) < 1:
+        options = replace(options, peak_bytes=_peak_bytes(config))
     run_sweep(config, storage, options, uri, as_json=as_json)
     return storage.uri
-
-
-def _model_keys(models: str | None) -> dict[str, str | None]:
-    """The keys of a sweep that --models sets."""
-    if models is None:
-        return {}
-    from workers.loading.models_yaml import split_entry  # imports torch, which takes seconds
-
-    file, entry = split_entry(models)
-    return {"models.file": file, "models.name": entry}
-
-
-def _launch_options(
-    config: SweepConfig,
-    resources: tuple[int | None, float, float | None],
-    address: str | None,
-    threads: int | None,
-    study: str | None,
-    revived: tuple[int, ...],
-) -> LaunchOptions:
-    """resources: the fields of `Slots`."""
-    from orchestrator.run.launch import LaunchOptions
-    from orchestrator.run.placement import Slots
-
-    slots = Slots(*resources)
-    peak_bytes = _peak_bytes(config) if 0 < (slots.gpus or 0) < 1 else 0
-    return LaunchOptions(address, slots, threads, study, revived, peak_bytes)
 
 
 def _peak_bytes(config: SweepConfig) -> int:
@@ -236,9 +140,28 @@ def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> Non
             raise CommandError(f"{storage.display_name}: {problem}; {fix}", WRONG_USAGE)
 
 
-def _preflight(
-    config: SweepConfig, storage: Storage, address: str | None, study: str | None, tracking_uri: str | None
-) -> str:
+def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
+    """The trials that --revive names (`3,12`). Revived ones are allowed, so a command can be repeated.
+
+    Raises:
+        CommandError: not numbers, or trials that racing did not stop.
+    """
+    if numbers is None:
+        return ()
+    from orchestrator.results.store import read_trials
+
+    with ends_with(WRONG_USAGE):
+        records = read_trials(storage)
+    stopped = {str(record.number) for record in records if record.stop and record.duplicate_of is None}
+    chosen = {number.strip() for number in numbers.split(",")}
+    if unknown := sorted(chosen - stopped):
+        found = ", ".join(sorted(stopped, key=int))
+        problem = f"choose among the trials that racing stopped: {found}" if found else "racing stopped no trial here"
+        raise CommandError(f"--revive {', '.join(unknown)}: {problem}", WRONG_USAGE)
+    return tuple(sorted(map(int, chosen)))
+
+
+def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) -> str:
     """Check the sweep before any worker starts; returns the resolved tracking URI ("": no MLflow).
 
     Raises:
@@ -248,10 +171,10 @@ def _preflight(
     from orchestrator.run.tasks import PoolError
     from orchestrator.tracking.client import resolve_uri
 
-    uri = "" if tracking_uri == "" else resolve_uri(storage, tracking_uri)
+    uri = resolve_uri(storage, options.tracking_uri) if options.mlflow else ""
     try:
         with ends_with(WRONG_USAGE), config.locate_errors():
-            preflight(config, storage, address=address, study=study, mlflow=uri)
+            preflight(config, storage, address=options.address, study=options.study, mlflow=uri)
     except PoolError as error:
         raise CommandError(str(error), FAILED) from error
     return uri

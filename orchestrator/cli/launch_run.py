@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.arguments import command_line
-from orchestrator.cli.options import say_on_terminal
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
+from orchestrator.options import command_line, say_on_terminal
 from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
-    from orchestrator.run.launch import LaunchOptions
+    from orchestrator.run.options import LaunchOptions
     from orchestrator.tracking.tracker import SweepTracker
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage

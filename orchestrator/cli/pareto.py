@@ -12,9 +12,9 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
-from orchestrator.cli.options import output_file
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.options import output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import options as o
-from orchestrator.cli.completion import complete_space
+from orchestrator import options as o
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.options import complete_space
 from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted, measured
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.completion import complete_sweep
-from orchestrator.cli.options import AsJson
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
+from orchestrator.options import AsJson, complete_sweep
 
 if TYPE_CHECKING:
     from orchestrator.results.selection import Selection

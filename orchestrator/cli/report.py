@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.options import output_file
 from orchestrator.errors import FAILED, CommandError, ends_with
+from orchestrator.options import output_file
 from orchestrator.outputs import PAGES, write_output
 
 EPILOG = """\b

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import AsJson
 from orchestrator.cli.query_options import OneSweep
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.options import AsJson
 from orchestrator.results.text import counted
 
 EPILOG = """\b

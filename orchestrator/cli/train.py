@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import options as o
+from orchestrator import options as o
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
 from orchestrator.outputs import output_folder
 from workers.training import DRAFTERS

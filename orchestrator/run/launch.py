@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from orchestrator.results.views import Views
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.events import lost_event
+from orchestrator.run.options import LaunchOptions
 from orchestrator.run.pending import Planner, utc_now
-from orchestrator.run.placement import Placement, Slots, check_demand
+from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
 from orchestrator.run.predicted_pool import prediction_task, read_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
@@ -62,22 +63,6 @@ _FIXED = ("experiment", "target", "models", "extractors", "captions", "reference
 
 class IdentityError(ValueError):
     """The store's results depend on other weights, captions or settings; the message names them, and the fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """Where a sweep runs. address None: Ray on this machine. threads: of a worker (None: its cores).
-
-    study: a file or database URL for Optuna's study (None: a journal in the sweep's folder). revive: stopped trials to
-    run to the end. peak_bytes: memory that a worker needs, if it is known and checked.
-    """
-
-    address: str | None = None
-    slots: Slots = field(default_factory=Slots)
-    threads: int | None = None
-    study: str | None = None
-    revive: tuple[int, ...] = ()
-    peak_bytes: int = 0
 
 
 def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
@@ -153,7 +138,7 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
                 driver = Driver(
                     sweep, storage, planner, search, study, workers, check=capabilities.check, emit=emit
                 )  # fmt: skip
-                outcome = driver.run(records, options.revive)
+                outcome = driver.run(records, options.revived)
                 study.note(describe_study(identity, outcome.records, storage.display_name))
                 if problem := study.flush():
                     emit({"event": "note", "note": problem})

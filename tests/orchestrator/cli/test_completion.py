@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.completion import complete_preset, complete_space, complete_sweep
+from orchestrator.options import complete_preset, complete_space, complete_sweep
 from search_spaces.sweep import describe_spaces, ready_spaces
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 import orchestrator.run.generation
-from orchestrator.cli.options import pick_device
 from orchestrator.errors import CommandError
+from orchestrator.options import pick_device
 from orchestrator.run.generation import contact_sheet, file_name
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target

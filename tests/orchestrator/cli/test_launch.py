@@ -18,10 +18,9 @@ import pytest
 import ray
 import yaml
 
-from orchestrator.cli.launch import _peak_bytes
+from orchestrator.cli.launch import _peak_bytes, stopped_trials
 from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import _finish, _summary, only_vanilla_ran
-from orchestrator.cli.revive import stopped_trials
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import PoolError

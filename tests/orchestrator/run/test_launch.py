@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.results.store import SWEEP, read_identity
 from orchestrator.run import launch as launch_module
-from orchestrator.run.launch import IdentityError, LaunchOptions, keep_identity, launch
+from orchestrator.run.launch import IdentityError, keep_identity, launch
+from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Node, Slots
 from orchestrator.run.tasks import ClusterLost, Event, PoolError
 from search_spaces.sweep import SweepConfig
@@ -102,7 +103,7 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
     ("available", "peak_gib", "fits"), [(10, 11, False), (10, 9, True), (10, 0, True), (None, 11, True)]
 )
 def test_the_peak_must_fit_a_workers_share(available: int | None, peak_gib: int, fits: bool) -> None:
-    options = LaunchOptions(slots=Slots(gpus=0.5), peak_bytes=peak_gib << 30)
+    options = LaunchOptions(gpus_per_worker=0.5, peak_bytes=peak_gib << 30)
     with nullcontext() if fits else pytest.raises(PoolError, match=r"--gpus-per-worker 0\.5: .*11\.0 GiB.*10\.0 GiB"):
         launch_module._check_memory({"memory": None if available is None else available << 30}, options)
 
@@ -112,6 +113,6 @@ def test_a_cluster_without_nodes_asks_for_the_kind_of_node(storage: Storage, mon
     monkeypatch.setattr(launch_module, "connected", lambda *arguments: nullcontext(Slots(4)))
     monkeypatch.setattr(launch_module, "alive_nodes", lambda: [Node({"CPU": 0.0})])
     monkeypatch.setattr(launch_module, "Pool", mock.Mock(side_effect=AssertionError("a worker started")))
-    options = LaunchOptions("head:6379", Slots(4))
+    options = LaunchOptions(address="head:6379", workers=4)
     with pytest.raises(PoolError, match="--gpus-per-worker"):
         launch(SweepConfig.read("quickstart"), storage, options, lambda event: None, cores=1)

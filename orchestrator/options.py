@@ -1,11 +1,16 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how a command takes a group of options as one dataclass."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -18,6 +23,88 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**63 - 1  # as in a sweep's file
 _MAX_THREADS = 4096
+Result = TypeVar("Result")
+#: The arguments that `specfrontier` was called with; None: a command's function was called from Python
+command_line: ContextVar[Sequence[str] | None] = ContextVar("command_line", default=None)
+
+
+def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
+    """A command whose parameters that are dataclasses become one option for each annotated field, in their place.
+
+    So an option is declared once, and functions pass groups of options on as one object.
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = parameter.annotation
+        if not is_dataclass(group):
+            parameters.append(parameter)
+            continue
+        found = {name: hint for name, hint in get_type_hints(group, include_extras=True).items() if _is_option(hint)}
+        defaults = {field.name: field.default for field in fields(group)}
+        parameters += [
+            inspect.Parameter(name, parameter.kind, default=defaults[name], annotation=hint)
+            for name, hint in found.items()
+        ]
+        groups[parameter.name] = (parameter.annotation, list(found))
+    signature = inspect.Signature(parameters)
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Result:
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        values = bound.arguments
+        made = {name: group(**{key: values.pop(key) for key in keys}) for name, (group, keys) in groups.items()}
+        return command(**values, **made)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _is_option(hint: Any) -> bool:
+    return any(isinstance(part, typer.models.ParameterInfo) for part in get_args(hint)[1:])
+
+
+def _matching(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What the shell offers for an incomplete word."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+def _spaces() -> list[str]:
+    from search_spaces.sweep import ready_spaces
+
+    return [*ready_spaces(), *(path.name for path in Path().glob("*.y*ml"))]
+
+
+def _sweeps() -> list[str]:
+    from orchestrator.results.store import IDENTITY, SWEEPS
+
+    return sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
+
+
+def _presets() -> list[str]:
+    from search_spaces.presets import PRESETS
+
+    return [*PRESETS]
+
+
+complete_space, complete_sweep, complete_preset = _matching(_spaces), _matching(_sweeps), _matching(_presets)
+
+
+def model_keys(models: str | None) -> dict[str, str]:
+    """The keys of a sweep that --models sets."""
+    if models is None:
+        return {}
+    from workers.loading.models_yaml import split_entry  # imports torch, which takes seconds
+
+    file, entry = split_entry(models)
+    return {"models.file": file} if entry is None else {"models.file": file, "models.name": entry}
+
 
 Models = Annotated[
     str | None,
