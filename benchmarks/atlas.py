@@ -38,11 +38,12 @@ from benchmarks.atlas_table import (
 )
 from benchmarks.common import engine_for
 from search_spaces.trial import DecodingConfig, NoDrafter
+from workers.data.shards import PredictTask
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
-from workers.replay.pool import prediction_table, why_unpredictable
-from workers.replay.replayer import Replayer
+from workers.replay.prediction import QUANTITIES
+from workers.replay.prediction_table import predict_settings, why_unpredictable
 from workers.runtime.threads import use_threads
 
 SPACE = Path(__file__).with_suffix(".yaml")
@@ -102,19 +103,15 @@ def _relative_cost(pairs: Sequence[tuple[tuple[float, float], tuple[float, float
     return _cost([(prefill * vanilla / other, own * vanilla / other) for (_, other), (prefill, own) in pairs])
 
 
-def predict(
-    configs: Sequence[DecodingConfig], images: int, steps: int, recordings: Path | None = None, folder: Path = DATA
-) -> None:
-    """Record captions that the table does not have, and write the predictions of every setting. recordings: a folder
-    that keeps them.
-    """
+def predict(configs: Sequence[DecodingConfig], images: int, steps: int, folder: Path = DATA) -> None:
+    """Record captions that the table does not have, and write the predictions of every setting."""
     use_threads(1)
-    requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
-    described = [config for config in configs if why_unpredictable(config) is None]
-    replayer = Replayer(load_folder(), requests, batch=48, max_steps=steps, folder=recordings)
-    table = prediction_table(replayer, described, [""] * len(described))
+    described = tuple(config for config in configs if why_unpredictable(config) is None)
+    task = PredictTask(described, ("null",) * len(described), captions=images, batch=48)
+    table = predict_settings(load_folder(), caption_texts(images, _captions()), task, max_steps=steps)
+    columns = ["digest", *(column for name in QUANTITIES for column in (name, f"{name}_error"))]
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.drop_columns(["config", "params"]), folder / PREDICTIONS, compression="zstd")
+    pq.write_table(table.select(columns), folder / PREDICTIONS, compression="zstd")
 
 
 def _captions() -> dict[str, object]:
@@ -132,14 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     predict_command = commands.add_parser("predict")
     predict_command.add_argument("--images", type=int, default=96)
     predict_command.add_argument("--steps", type=int, default=4096, help="of each recording, about")
-    predict_command.add_argument("--recordings", type=Path, help="folder that keeps the recordings")
     commands.add_parser("replay")
     options = parser.parse_args(arguments)
     actions: dict[str, Callable[[], object]] = {
         "run": lambda: sys.exit(run(options.folder)),
         "collect": lambda: collect(str(options.folder)).save(),
         "time": lambda: time_shapes(Atlas.load().configs, options.images),
-        "predict": lambda: predict(Atlas.load().configs, options.images, options.steps, options.recordings),
+        "predict": lambda: predict(Atlas.load().configs, options.images, options.steps),
         "replay": lambda: print("\n".join(compare_replay(Atlas.load()))),
     }
     actions[options.command]()

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.atlas_table import SPANS, Atlas, Floats
-from orchestrator.run.predicted_pool import describe_settings
-from orchestrator.run.surrogate import Observations, Surrogate
+from orchestrator.replay.predict import describe_settings
+from orchestrator.replay.surrogate import Observations, Surrogate
 from workers.metrics.estimate import Estimate, jackknife_error
 from workers.replay.correction import Correction, Observation
-from workers.replay.pool import LENGTH, QUANTITIES
-from workers.replay.prediction import MEASURES, Prediction
+from workers.replay.prediction import LENGTH, MEASURES, QUANTITIES, Prediction
 
 WITHIN = 0.03
 MODEL = "sampler's model"  # the replay sampler's Gaussian process, fitted to all other settings
@@ -55,10 +54,7 @@ def length_errors(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
     observations = [
         Observation(
             atlas.configs[row],
-            Prediction(
-                Estimate(float(atlas.predictions[LENGTH][row]), 0.0, 1),
-                {name: Estimate(float(atlas.predictions[name][row]), 0.0, 1) for name in MEASURES},
-            ),
+            Prediction({name: Estimate(float(atlas.predictions[name][row]), 0.0, 1) for name in QUANTITIES}),
             Estimate.from_replicates(torch.from_numpy(measured[row]), atlas.passes.shape[1]),
         )
         for row in rows

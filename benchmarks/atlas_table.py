@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from orchestrator.results.axes import Direction
 from search_spaces.trial import DecodingConfig, NoDrafter
-from workers.data.captions import read_captions
+from workers.data.captions import Caption, read_captions
 from workers.data.records import FEATURES, features_of, read_shard
 from workers.data.reference import read_reference
 from workers.data.storage import Storage
@@ -280,7 +280,7 @@ def _lists(rows: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
 
 
-def caption_texts(count: int, captions: Mapping[str, Any]) -> Iterable[Any]:
+def caption_texts(count: int, captions: Mapping[str, Any]) -> list[Caption]:
     """The next `count` captions after the sweep's."""
     first = int(captions["count"])
     return read_captions(str(captions["source"]), count=first + count, seed=int(captions["seed"]))[first:]

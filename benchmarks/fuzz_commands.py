@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "predict": Command(
         ("predict", *_SPACE, "--settings", "2", "--captions", "2", "--out", "new"),
-        ("--out", "--recordings", "--from", "--set", "--models", "--device"),
+        ("--out", "--from", "--set", "--models", "--device"),
         ("--settings", "--captions", "--threads"),
     ),
     "status": Command(("status", *_SWEEP)),

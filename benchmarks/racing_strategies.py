@@ -17,9 +17,8 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search_problem import Problem, Purchases, Strategy, reference_point
+from orchestrator.replay.sampler import ERRORS, FEATURES, ReplaySampler, SettingsPool
 from orchestrator.run.racing import Race, Scores
-from orchestrator.run.replay_sampler import ReplaySampler
-from orchestrator.run.settings_pool import ERRORS, FEATURES, SettingsPool
 
 ERROR_RATE = 0.05  # of a race
 _SAMPLES = 64  # of the sampler's posterior

@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay [--images 24] [--settings 24] [--set KEY=VALUE ...]
     python -m benchmarks.replay --memory
-    python -m benchmarks.replay --from SWEEP [--recordings DIR]
+    python -m benchmarks.replay --from SWEEP
 
 Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use
 the same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both
@@ -22,17 +22,15 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import spearmanr
 
+from orchestrator.replay.predict import measured_trials, random_settings
 from orchestrator.results.describe import describe
 from orchestrator.results.store import read_sweep_text
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.predicted_pool import random_settings
-from orchestrator.run.predictions import measured_trials
 from search_spaces.acceptance import EXACT
 from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
@@ -120,13 +118,13 @@ class TrialRow:
         return self.prediction.mean_accepted_length.value / length - 1
 
 
-def compare_trials(location: str, images: int, recordings: Path | None) -> list[TrialRow]:
+def compare_trials(location: str, images: int) -> list[TrialRow]:
     """Rows for the trials of a sweep that replay can describe."""
     trials, models = Sweep.open(location), load_folder()
     text = read_sweep_text(trials.storage)
     sweep = SweepConfig.parse(text, location)
     requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
-    replayer = Replayer(models, requests, seed=sweep.seed, folder=recordings)
+    replayer = Replayer(models, requests, seed=sweep.seed)
     measured = dict(measured_trials(trials, models, Capabilities.of(models)))
     replayer.record(measured)
     observations = [Observation(c, replayer.predict(c), length) for c, length in measured.items()]
@@ -153,7 +151,7 @@ def print_trials(rows: Sequence[TrialRow]) -> None:
         own = [row for row in rows if metric in row.record.metrics]
         values = [row.record.metrics[metric].value for row in own]
         for measure in MEASURES if len(own) > 2 else ():
-            costs = [row.prediction.cost[measure].value for row in own]
+            costs = [row.prediction.values[measure].value for row in own]
             print(f"Spearman of {measure} with {metric}: {spearmanr(costs, values).statistic:.3f} ({len(own)} trials)")
 
 
@@ -183,7 +181,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings", type=int, default=24)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--from", dest="sweep", metavar="SWEEP")
-    parser.add_argument("--recordings", type=Path, metavar="DIR")
     parser.add_argument("--memory", action="store_true")
     options = parser.parse_args(arguments)
     use_threads(1)
@@ -191,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_memory()
         return
     if options.sweep is not None:
-        print_trials(compare_trials(options.sweep, options.images, options.recordings))
+        print_trials(compare_trials(options.sweep, options.images))
         return
     rows, recording_s = compare(read_space(options.set), options.images, options.settings)
     print(f"{'predicted':>15} {'measured':>9} {'error':>7}  setting")

@@ -240,16 +240,14 @@ class Evaluator:
             ConfigError: the model does not support a config, or replay cannot describe it.
             OutOfMemory, DecodingError: as in `Engines.draw`.
         """
-        from workers.replay.pool import prediction_table  # only some sweeps predict
-        from workers.replay.replayer import Replayer
+        from workers.replay.prediction_table import predict_settings  # only some sweeps predict
 
         start, ran = time.perf_counter(), not self.storage.exists(PREDICTIONS)
         if ran:
-            requests = [Request(caption.id, caption.text) for caption in self.captions[: task.captions]]
-            replayer = Replayer(self.models, requests, seed=self.spec.seed, batch=task.batch)
-            make = partial(prediction_table, replayer, task.configs, task.params)
+            make = partial(predict_settings, self.models, self.captions, task, seed=self.spec.seed)
             table = guard_memory(make, f"batch {task.batch}")
-            metadata = {"kind": task.kind, "experiment": self.experiment.digest(), "captions": len(requests)}
+            captions = min(task.captions, len(self.captions))
+            metadata = {"kind": task.kind, "experiment": self.experiment.digest(), "captions": captions}
             write_shard(self.storage, PREDICTIONS, table, metadata | {"versions": versions()})
         return {"name": PREDICTIONS, "seconds": time.perf_counter() - start, "ran": ran, "worker": self.spec.worker}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +17,16 @@ from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted, measured
 
 if TYPE_CHECKING:
-    from orchestrator.run.predictions import PredictedSpace
+    import torch
+
+    from orchestrator.replay.predict import PredictedSpace
+    from orchestrator.results.sweep import Sweep
+    from search_spaces.sweep import SweepConfig
 
 EPILOG = """\b
 Examples:
   specfrontier predict quickstart
-  specfrontier predict quickstart --recordings recordings --from quickstart
+  specfrontier predict quickstart --from quickstart
   specfrontier predict joint --models models.yaml#llamagen-xl --settings 5000 --captions 64 --out predicted
 """
 TABLE, PLOT = "predictions.parquet", "predictions.png"
@@ -31,11 +36,8 @@ Space = Annotated[
     str,
     typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.", autocompletion=complete_space),
 ]
-Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings drawn from the space.")]
+Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings sampled from the space.")]
 Captions = Annotated[int, typer.Option(metavar="N", min=2, help="Images recorded for each drafter and kind of tree.")]
-Recordings = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Folder that keeps the recordings; those that fit are used again.")
-]
 From = Annotated[
     str | None,
     typer.Option("--from", metavar="SWEEP", help="A sweep of the same models; its trials correct the predictions."),
@@ -48,7 +50,6 @@ def predict(
     settings: Settings = 2000,
     captions: Captions = 24,
     out: Out = "predicted",
-    recordings: Recordings = None,
     trials: From = None,
     assignments: o.Assignments = None,
     models: o.Models = None,
@@ -76,8 +77,7 @@ def predict(
         sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
         finished = None if trials is None else Sweep.open(trials)
     o.say_on_terminal("loading the models")
-    from orchestrator.run.predictions import predict_space  # after the checks: this imports torch
-    from workers.decoding.engine import DecodingError
+    from workers.decoding.engine import DecodingError  # after the checks: this imports torch
 
     chosen = o.pick_device(device)
     try:
@@ -87,15 +87,7 @@ def predict(
             ends_with(WRONG_USAGE),
             sweep.locate_errors(),
         ):
-            predicted = predict_space(
-                sweep,
-                count=settings,
-                captions=captions,
-                device=chosen,
-                log=lambda line: typer.echo(line, err=True),
-                recordings=Path(recordings) if recordings else None,
-                trials=finished,
-            )
+            predicted = _predict(sweep, settings, captions, chosen, finished)
     except DecodingError as error:
         raise CommandError(str(error), FAILED) from error
     with ends_with(FAILED):
@@ -103,26 +95,44 @@ def predict(
     typer.echo(json.dumps(_to_mapping(predicted, folder), indent=2) if as_json else _describe(predicted, folder))
 
 
+def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
+    from orchestrator.replay.predict import predict_space
+    from orchestrator.run.preflight_models import check_configs, in_section, models_entry
+    from workers.data.captions import read_captions
+    from workers.loading.models import Capabilities
+    from workers.loading.models_yaml import load_entry
+
+    models = load_entry(models_entry(sweep), device)
+    capabilities = Capabilities.of(models)
+    sweep = sweep.resolve(capabilities.sampling)
+    check_configs(sweep, capabilities)
+    with in_section("captions"):
+        captions = read_captions(**sweep.captions.to_mapping())[:images]
+    log = partial(typer.echo, err=True)
+    return predict_space(sweep, models, captions, count=count, log=log, trials=trials)
+
+
 def _write(predicted: PredictedSpace, folder: Path) -> None:
     from orchestrator.results.describe import family
     from orchestrator.results.plots import scatter_plot
 
     write_output(str(folder / TABLE), table_bytes(predicted.table(), ".parquet"))
-    points = [(s.values["speedup"].value, s.values["excess"].value) for s in predicted.settings]
-    families = [family(s.config) for s in predicted.settings]
+    values = [setting.prediction.values for setting in predicted.settings]
+    points = [(entry["speedup"].value, entry["excess"].value) for entry in values]
+    families = [family(setting.config) for setting in predicted.settings]
     labels = ("predicted speedup [x]", "predicted excess acceptance per token")
     write_output(str(folder / PLOT), scatter_plot(points, families, labels))
 
 
 def _describe(predicted: PredictedSpace, folder: Path) -> str:
-    rows = [
-        [predicted.names.name(s.config), *(measured(s.values[name].value, s.values[name].error) for name in _VALUES)]
-        for s in predicted.front
-    ]
+    rows = []
+    for setting in predicted.front:
+        estimates = [setting.prediction.values[name] for name in _VALUES]
+        rows.append([predicted.names.name(setting.config), *(measured(e.value, e.error) for e in estimates)])
     lines: list[str] = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
     lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")
-    approximate = sum(setting.approximate for setting in predicted.settings)
+    approximate = sum(setting.prediction.approximate for setting in predicted.settings)
     if approximate:
         lines.append(f"{counted(approximate, 'setting')} predicted approximately: their drafts depend on the rule")
     if predicted.corrected_by:
@@ -135,15 +145,15 @@ def _to_mapping(predicted: PredictedSpace, folder: Path) -> dict[str, object]:
     """The front, best last; the table has the rest."""
     return {
         "settings": len(predicted.settings),
-        "not_predicted": predicted.left_out,
+        "not_predicted": dict(predicted.left_out),
         "corrected_by": predicted.corrected_by,
         "front": [
             {
                 "setting": predicted.names.name(setting.config),
-                "label": setting.label,
+                "label": predicted.labels.get(setting.config, ""),
                 "config": setting.config.to_mapping(),
-                "approximate": setting.approximate,
-                **{name: {"value": e.value, "error": e.error, "n": e.n} for name, e in setting.values.items()},
+                "approximate": setting.prediction.approximate,
+                **{n: {"value": e.value, "error": e.error, "n": e.n} for n, e in setting.prediction.values.items()},
             }
             for setting in predicted.front
         ],

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.replay.predict import prediction_task, read_pool
+from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import (
     EVENTS,
@@ -31,10 +33,8 @@ from orchestrator.run.options import LaunchOptions
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
-from orchestrator.run.predicted_pool import prediction_task, read_pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.preparation import PreparedWorkers
-from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import Search
 from orchestrator.run.study_journal import restore_journal
 from orchestrator.run.study_log import StudyLog
@@ -118,8 +118,8 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
             emit({"event": "workers", "alive": pool.alive})
             preparations = [(Task(-1, REFERENCE, {"kind": REFERENCE}), "reading the reference images")]
             if predict := prediction_task(sweep, storage, capabilities, warn):
-                count = len(predict.payload["configs"])
-                preparations.append((predict, f"predicting {count} settings from a recording"))
+                task = Task(-1, PREDICTIONS, {"kind": predict.kind, **predict.to_mapping()})
+                preparations.append((task, f"predicting {len(predict.configs)} settings from a recording"))
             workers = PreparedWorkers(pool, preparations, emit)
 
             def predicted_pool() -> SettingsPool:

@@ -5,12 +5,12 @@ addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded 
 from __future__ import annotations
 
 from orchestrator.outputs import check_lasting, check_writable
+from orchestrator.replay.predict import check_pool
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP, read_identity, read_trials
 from orchestrator.run import preflight_models as models
 from orchestrator.run.cluster_address import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
-from orchestrator.run.predicted_pool import check_pool
 from orchestrator.run.preflight_models import CheckedModels, in_section, prefix_errors
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search

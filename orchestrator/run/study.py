@@ -22,10 +22,10 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from orchestrator.replay.rounding import RoundingSampler
+from orchestrator.replay.sampler import ERRORS, SETTING, SettingsPool
 from orchestrator.results.axes import Direction
 from orchestrator.results.trials import FAILED, TrialRecord
-from orchestrator.run.rounding import RoundingSampler
-from orchestrator.run.settings_pool import ERRORS, SETTING, SettingsPool
 from orchestrator.run.study_storage import StudyError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object

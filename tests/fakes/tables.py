@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.atlas import SPACE
 from benchmarks.atlas_table import BLOCKS, HALF, QUALITY, SPANS, Atlas, Floats, StepCost, shape_of
-from orchestrator.run.predicted_pool import random_settings
+from orchestrator.replay.predict import random_settings
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 

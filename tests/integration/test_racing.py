@@ -22,7 +22,7 @@ from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.real_sweeps import SweepRun, assert_same, ray_folder
 from workers.data.shards import PREDICTIONS
-from workers.replay import pool
+from workers.replay.replayer import Replayer
 
 pytestmark = pytest.mark.slow(seconds=90)
 CAPTIONS, RUNG, TRIALS, STARTUP = 36, 24, 9, 3
@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
         whole, broken = (SweepRun(Path(folder, name), RACED, ray) for name in ("whole", "broken"))
         whole.run_locally("--no-mlflow")
         resume = broken.arguments("--no-mlflow", "--resume")
-        with interrupted(pool, "predict_quantities", 9):
+        with interrupted(Replayer, "predict", 9):
             assert specfrontier(*resume).code == INTERRUPTED
         assert not (broken.store / PREDICTIONS).exists()
         with interrupted(Planner, "advance", 3):

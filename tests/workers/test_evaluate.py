@@ -444,7 +444,8 @@ def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPa
 def test_settings_are_predicted_once(evaluator: Evaluator, home: Path) -> None:
     exact = replace(CONFIG, acceptance=EXACT)
     relaxed = replace(CONFIG, acceptance=CONFIG.acceptance, policy=Chain(2))
-    task = PredictTask((VANILLA, exact, CONFIG, relaxed), ("null", "{}", '{"a": 1}', '{"a": 2}'), captions=4, batch=4)
+    configs, params = (VANILLA, exact, CONFIG, relaxed), ("null", "{}", '{"a": 1}', '{"a": 2}')
+    task = PredictTask(configs, params, captions=4, batch=4)
     assert evaluator.run({"kind": "predict", **task.to_mapping()})["ran"]
     table, metadata = read_shard(evaluator.storage, PREDICTIONS, kind="predict")
     assert (metadata["experiment"], metadata["captions"]) == (evaluator.experiment.digest(), 4)

@@ -19,7 +19,7 @@ from search_spaces.trial import DecodingConfig
 FORMAT = 3  # increase it when the meaning of the rows changes; files of another format are not used
 _SHARDS, _MEASURES = "shards", "measures"  # folders
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
-_CONFIGS = ("config", "baseline", "configs")  # fields that hold one DecodingConfig, or several
+_CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
 
 
 def digest(value: object, length: int = 20) -> str:
@@ -174,13 +174,16 @@ class MeasureTask(Serializable):
 class PredictTask(Serializable):
     """Predictions of settings by replay, from `captions` recorded images, `batch` at a time.
 
-    params: the parameters of each config in the search's study, as JSON; null for a config outside of the space.
+    params: the parameters of each config in the search's study, as JSON; null outside of the space. timed: configs
+    that are timed as well, `timing_batch` images at a time.
     """
 
     configs: tuple[DecodingConfig, ...]
     params: tuple[str, ...]
     captions: int
     batch: int
+    timed: tuple[DecodingConfig, ...] = ()
+    timing_batch: int = 1
     kind: ClassVar[str] = "predict"
 
     def __post_init__(self) -> None:

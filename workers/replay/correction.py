@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from search_spaces.trial import DecodingConfig
 from workers.metrics.estimate import Estimate
-from workers.replay.prediction import Prediction
+from workers.replay.prediction import LENGTH, Prediction
 
 Array = NDArray[np.float64]
 Kind = tuple[str, str]  # of drafter and tree
@@ -73,7 +73,7 @@ class Correction:
     @staticmethod
     def columns(observations: Sequence[Observation]) -> tuple[tuple[Kind, ...], Array, Array]:
         """Kinds [n], excess [n], and log measured - log predicted accepted length [n]."""
-        excess = [o.prediction.cost["excess"].value for o in observations]
+        excess = [o.prediction.values["excess"].value for o in observations]
         ratio = [math.log(o.measured.value / o.prediction.mean_accepted_length.value) for o in observations]
         return tuple(_kind(o.config) for o in observations), np.array(excess), np.array(ratio)
 
@@ -92,14 +92,14 @@ class Correction:
 
     def __call__(self, config: DecodingConfig, prediction: Prediction) -> Prediction:
         """The prediction with a corrected mean accepted length and its error."""
-        length, excess = prediction.mean_accepted_length, np.array([prediction.cost["excess"].value])
+        length, excess = prediction.mean_accepted_length, np.array([prediction.values["excess"].value])
         kind = (_kind(config),)
         shared = _covariance(kind, excess, self.kinds, self.excess, self.scales)[0]
         own = float(_covariance(kind, excess, kind, excess, self.scales)[0, 0])
         variance = own - float(shared @ self.inverse @ shared) + self.scales.noise**2
         value = length.value * math.exp(float(shared @ self.weights))
         corrected = Estimate(value, value * math.sqrt(variance), length.n)
-        return replace(prediction, mean_accepted_length=corrected)
+        return replace(prediction, values={**prediction.values, LENGTH: corrected})
 
 
 def _kind(config: DecodingConfig) -> Kind:

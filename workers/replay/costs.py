@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,7 @@ _TIMED_SHAPES = 3  # of a family: the smallest tree, the largest, and one betwee
 Family = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImageCost:
+class ImageCost(NamedTuple):
     """Seconds of one image: `prefill` once, `per_pass` for each pass of the target after it; error: of `per_pass`."""
 
     prefill: float

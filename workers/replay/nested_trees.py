@@ -42,10 +42,10 @@ class NestedTrees(TreePolicy):
                 nodes[size] = max(nodes.get(size, 0), policy.nodes)
         return cls(tuple((*size, nodes[size]) for size in sorted(nodes)))
 
-    def contains(self, other: NestedTrees) -> bool:
-        """Whether every tree of the other is, or is a part of, one of these."""
-        own = {(depth, width): nodes for depth, width, nodes in self.sizes}
-        return all(nodes <= own.get((depth, width), 0) for depth, width, nodes in other.sizes)
+    def contains(self, tree: Dynamic) -> bool:
+        """Whether a dynamic tree is, or is a part of, one of these."""
+        size = tree.depth, tree.width
+        return any(size == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.sizes)
 
     @property
     def bounds(self) -> TreeBounds:

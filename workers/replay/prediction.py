@@ -1,4 +1,4 @@
-"""Predictions of a setting from recorded steps: how many tokens a pass emits, and what the relaxation costs.
+"""A setting's prediction from recorded steps: how many tokens a pass emits, and what the relaxation costs.
 
 Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits others. Acceptance
 depends on the place in the image, so steps are averaged by row of the image first: in a row whose steps emit m tokens
@@ -16,19 +16,30 @@ from torch import Tensor
 from workers.metrics.estimate import Estimate, block_sizes, with_left_out
 from workers.replay.outcomes import StepOutcomes
 
-MEASURES = ("total_variation", "excess", "code_distance", "surprise")
+LENGTH, MEASURES = "mean_accepted_length", ("total_variation", "excess", "code_distance", "surprise")
+QUANTITIES = (LENGTH, *MEASURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """mean_accepted_length: tokens per target pass, prefill excluded. cost: by measure of `StepOutcomes`, the mean per
-    emitted token. Standard errors are over blocks of captions. approximate: what is drafted depends on the rule or on
-    what was accepted before, so that the replayed drafts are not quite the setting's own.
+    """Predicted values by name (`QUANTITIES`), with standard errors over blocks of captions.
+
+    The mean accepted length is in tokens per target pass, prefill excluded; the measures of `StepOutcomes` are means
+    per emitted token. approximate: what is drafted depends on the rule or on what was accepted before, so that the
+    replayed drafts are not quite the setting's own.
     """
 
-    mean_accepted_length: Estimate
-    cost: Mapping[str, Estimate]
+    values: Mapping[str, Estimate]
     approximate: bool = False
+
+    @property
+    def mean_accepted_length(self) -> Estimate:
+        return self.values[LENGTH]
+
+    @classmethod
+    def vanilla(cls, images: int) -> Prediction:
+        """One token per pass, without any relaxation: known, not predicted."""
+        return cls({name: Estimate(float(name == LENGTH), 0.0, images) for name in QUANTITIES})
 
 
 def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: int) -> Prediction:
@@ -45,20 +56,22 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
     sums.index_add_(0, (block * rows + image_row).cpu(), torch.stack(columns, dim=1).double().cpu())
     values = _per_token(with_left_out(sums.view(blocks, rows, -1)))  # [1 + blocks, 1 + measures]
     values[:, 0] = 1 / values[:, 0]  # passes per token to tokens per pass
-    length, *costs = (Estimate.from_replicates(column, images) for column in values.unbind(1))
-    return Prediction(length, dict(zip(MEASURES, costs, strict=True)))
+    estimates = (Estimate.from_replicates(column, images) for column in values.unbind(1))
+    return Prediction(dict(zip(QUANTITIES, estimates, strict=True)))
 
 
 def interpolate(first: Prediction, second: Prediction, weight: float) -> Prediction:
-    """Between two predictions from recordings of the same captions, with this weight of the second: linear in the costs
-    and in the log of the accepted length.
+    """Between two predictions from recordings of the same captions, with this weight of the second: linear in the
+    measures and in the log of the accepted length.
     """
-    length = _between(first.mean_accepted_length, second.mean_accepted_length, weight, log=True)
-    cost = {name: _between(first.cost[name], second.cost[name], weight) for name in first.cost}
-    return Prediction(length, cost, first.approximate or second.approximate)
+    values = {
+        name: _between(estimate, second.values[name], weight, log=name == LENGTH)
+        for name, estimate in first.values.items()
+    }
+    return Prediction(values, first.approximate or second.approximate)
 
 
-def _between(first: Estimate, second: Estimate, weight: float, *, log: bool = False) -> Estimate:
+def _between(first: Estimate, second: Estimate, weight: float, *, log: bool) -> Estimate:
     columns = torch.tensor([(entry.value, *entry.replicates) for entry in (first, second)], dtype=torch.float64)
     columns = columns.log() if log else columns
     values = (1 - weight) * columns[0] + weight * columns[1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from search_spaces.trees import Adjacency
+from search_spaces.trees import Adjacency, Dynamic
 from workers.decoding import rng
 from workers.decoding.adjacency import SizeMap
 from workers.models.target import Grid
@@ -23,11 +23,11 @@ _REPLICAS = 4  # simulated images of each recorded one
 
 
 def simulate(
-    steps: RecordedSteps, policy: Adjacency, grid: Grid, outcomes_of: Callable[[int, int], StepOutcomes]
+    steps: RecordedSteps, policy: Adjacency, grid: Grid, outcomes_of: Callable[[Dynamic], StepOutcomes]
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
     """The outcomes of R simulated rounds, the recorded step [R] that stands for each, and its token position [R].
 
-    outcomes_of: the outcomes of the recorded steps with trees of this depth and width.
+    outcomes_of: the outcomes of the recorded steps with a dynamic tree of one of the policy's sizes.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
@@ -43,7 +43,7 @@ def simulate(
         accepted = torch.zeros_like(emitted)
         for size in set(zip(depth[active].tolist(), width[active].tolist(), strict=True)):
             if size not in known:
-                known[size] = outcomes_of(*size)
+                known[size] = outcomes_of(Dynamic(*size, policy.nodes))
             rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
             step = nearest[rows, emitted[rows]]
             outcomes = known[size].select(step)

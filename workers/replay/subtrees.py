@@ -36,16 +36,6 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
     raise ConfigError(("tree", "policy"), problem)
 
 
-def contains(recorded: TreePolicy, policy: TreePolicy) -> bool:
-    """Whether the recorded policy's trees contain the policy's."""
-    union = union_policy([policy])
-    if isinstance(union, NestedTrees) and isinstance(recorded, NestedTrees):
-        return recorded.contains(union)
-    if isinstance(union, Chain | Static) and isinstance(recorded, Chain | Static):
-        return union.children == recorded.children and {*static_tree(union).paths} <= {*static_tree(recorded).paths}
-    return False
-
-
 def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:
     """The nodes [S, N] of the policy's own trees in recorded ones, and their drafted levels [S].
 
@@ -54,7 +44,7 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
     """
     levels = torch.full_like(steps.levels, policy.bounds.depth)
     if isinstance(policy, Dynamic) and isinstance(recorded, NestedTrees):
-        if contains(recorded, policy):
+        if recorded.contains(policy):
             return _dynamic_nodes(steps, policy), levels
     elif isinstance(policy, Chain | Static) and isinstance(recorded, Chain | Static):
         paths, own = static_tree(recorded).paths, set(static_tree(policy).paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,7 @@ def predicted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_every_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
     folder, result = predicted
     assert result.code == 0, result.err
+    assert "study" not in result.err, "Optuna's own messages are not shown"
     assert result.json["not_predicted"] == {}
     assert result.json["written"] == {"table": str(folder / TABLE), "plot": str(folder / PLOT)}
     table = pq.read_table(folder / TABLE)
@@ -133,22 +133,13 @@ def test_a_sweep_of_the_same_weights_corrects_predictions(
     hashes = load_folder(weights).hashes
     (row,) = (row for row in pq.read_table(predicted[0] / TABLE).to_pylist() if row["label"] == "exact chain")
     space = write_space(tmp_path, weights)
-    common = (space, "--settings", "2", "--captions", "4", "--recordings", str(tmp_path / "kept"))
+    common = (space, "--settings", "2", "--captions", "4")
     sweep = write_sweep(tmp_path, hashes, row, 0.8)
     result = specfrontier("predict", *common, "--out", str(tmp_path / "out"), "--from", sweep, "--json")
     assert result.code == 0, result.err
     assert result.json["corrected_by"] == 1
-    assert any(path.suffix == ".safetensors" for path in (tmp_path / "kept").iterdir())
     rows = {row["label"]: row for row in pq.read_table(tmp_path / "out" / TABLE).to_pylist()}
     assert 0.8 * row["mean_accepted_length"] < rows["exact chain"]["mean_accepted_length"] < row["mean_accepted_length"]
     other = write_sweep(tmp_path / "other", dict.fromkeys(hashes, "0" * 16), row, 0.8)
     error = error_of("predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=WRONG_USAGE)
     assert all(word in error for word in (other, "weights"))
-    changed = shutil.copytree(weights, tmp_path / "changed")
-    target = changed / "target.safetensors"
-    target.write_bytes(target.read_bytes()[:-4] + bytes(4))
-    write_space(tmp_path, changed)
-    recorded = specfrontier("predict", *common, "--out", str(tmp_path / "out"))
-    assert recorded.code == WRONG_USAGE
-    assert "recorded with other weights" in recorded.err
-    assert "Traceback" not in recorded.err

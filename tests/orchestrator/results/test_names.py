@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.results.names import ABBREVIATIONS, MAX_NAME, NO_SETTING, SettingNames
-from orchestrator.run.rounding import RoundingSampler
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import SCHEDULES

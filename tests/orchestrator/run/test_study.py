@@ -16,11 +16,11 @@ import pytest
 from optuna.trial import TrialState
 
 from benchmarks.instant import plausible
+from orchestrator.replay.predict import random_settings
+from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.axes import Direction
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.run.predicted_pool import random_settings
-from orchestrator.run.settings_pool import SettingsPool
 from orchestrator.run.study import (
     Proposal,
     Search,

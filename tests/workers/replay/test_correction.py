@@ -11,7 +11,7 @@ import pytest
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.estimate import Estimate
 from workers.replay.correction import Correction, Observation
-from workers.replay.prediction import MEASURES, Prediction
+from workers.replay.prediction import LENGTH, MEASURES, Prediction
 
 TREES = {
     "chain": {"policy": "chain", "length": 3},
@@ -25,8 +25,8 @@ def config(tree: str) -> DecodingConfig:
 
 
 def prediction(length: float, excess: float) -> Prediction:
-    costs = dict.fromkeys(MEASURES, Estimate(excess, 0.0, 24))
-    return Prediction(Estimate(length, 0.05 * length, 24), costs)
+    measures = dict.fromkeys(MEASURES, Estimate(excess, 0.0, 24))
+    return Prediction({LENGTH: Estimate(length, 0.05 * length, 24), **measures})
 
 
 def observe(count: int, noise: float, seed: int = 0) -> list[Observation]:

@@ -105,7 +105,7 @@ def test_every_row_of_the_image_counts_equally() -> None:
     """Row 0 takes 1/1 pass a token, row 1 takes 1/4: 2 tokens in 1.25 passes, however many steps each row recorded."""
     found = predict_steps([1, 1, 1, 3, 5], [0.0, 0.0, 0.0, 0.4, 0.4], [0, 0, 1, 0, 1], [0, 0, 0, 1, 1])
     assert found.mean_accepted_length.value == pytest.approx(2 / 1.25)
-    assert found.cost["excess"].value == pytest.approx((0 + 0.4 / 4) / 2)
+    assert found.values["excess"].value == pytest.approx((0 + 0.4 / 4) / 2)
 
 
 def test_errors_are_over_images() -> None:

@@ -40,8 +40,8 @@ def rounds(policy: TreePolicy, rule: AcceptanceRule) -> tuple[RecordedSteps, flo
 
 
 def simulated_length(steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule) -> float:
-    def outcomes_of(depth: int, width: int) -> StepOutcomes:
-        kept, levels = subtree(steps, recorded, Dynamic(depth, width, policy.nodes))
+    def outcomes_of(tree: Dynamic) -> StepOutcomes:
+        kept, levels = subtree(steps, recorded, tree)
         return step_outcomes(steps, rule, NeighbourTables(), kept=kept, levels=levels)
 
     outcomes, _, position = simulate(steps, policy, GRID, outcomes_of)

@@ -8,7 +8,7 @@ import pytest
 
 from search_spaces.params import ConfigError
 from workers.metrics.estimate import Estimate
-from workers.replay.prediction import Prediction, interpolate
+from workers.replay.prediction import LENGTH, Prediction, interpolate
 from workers.replay.windows import neighbours, relaxed_weight, window_lengths
 
 
@@ -49,13 +49,14 @@ def test_speeds_are_hardly_extrapolated() -> None:
 
 def test_predictions_are_interpolated_with_their_replicates() -> None:
     """Two blocks; lengths in logs. What both recordings share does not average out."""
-    first = Prediction(Estimate(2.0, 0.1, 12, (1.9, 2.1)), {"excess": Estimate(0.0, 0.0, 12, (0.0, 0.0))})
-    second = Prediction(Estimate(8.0, 0.4, 12, (7.6, 8.4)), {"excess": Estimate(0.2, 0.1, 12, (0.1, 0.3))}, True)
+    slow, fast = Estimate(2.0, 0.1, 12, (1.9, 2.1)), Estimate(8.0, 0.4, 12, (7.6, 8.4))
+    first = Prediction({LENGTH: slow, "excess": Estimate(0.0, 0.0, 12, (0.0, 0.0))})
+    second = Prediction({LENGTH: fast, "excess": Estimate(0.2, 0.1, 12, (0.1, 0.3))}, approximate=True)
     found = interpolate(first, second, 0.5)
     assert found.mean_accepted_length.value == pytest.approx(4.0)
     assert found.mean_accepted_length.replicates == pytest.approx((3.8, 4.2))
     assert found.mean_accepted_length.error == pytest.approx(0.2)
-    assert found.cost["excess"].value == pytest.approx(0.1)
-    assert found.cost["excess"].replicates == pytest.approx((0.05, 0.15))
+    assert found.values["excess"].value == pytest.approx(0.1)
+    assert found.values["excess"].replicates == pytest.approx((0.05, 0.15))
     assert found.approximate
     assert interpolate(first, second, 0.0).mean_accepted_length.value == pytest.approx(2.0)

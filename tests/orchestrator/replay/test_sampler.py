@@ -18,12 +18,12 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 
+from orchestrator.replay.sampler import PoolExhausted, ReplaySampler, SettingsPool
+from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
 from orchestrator.results.axes import Direction
 from orchestrator.results.indicators import hypervolume
-from orchestrator.run.replay_sampler import PoolExhausted, ReplaySampler
-from orchestrator.run.settings_pool import Floats, SettingsPool
+from orchestrator.results.pareto import Floats
 from orchestrator.run.study_storage import open_storage
-from orchestrator.run.surrogate import Observations, Surrogate, _Outcome
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 NOISE = 0.03  # relative

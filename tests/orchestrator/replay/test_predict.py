@@ -11,10 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.run.predicted_pool import describe_settings, draw_settings, prediction_task, read_pool
-from orchestrator.run.settings_pool import SettingsPool
-from orchestrator.run.study_storage import StudyError
-from orchestrator.run.tasks import Task
+from orchestrator.replay.predict import describe_settings, prediction_task, read_pool, sample_settings
+from orchestrator.replay.sampler import SettingsPool
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -22,7 +20,7 @@ from workers.data.records import write_shard
 from workers.data.shards import PREDICTIONS, PredictTask
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
-from workers.replay.pool import LENGTH, QUANTITIES
+from workers.replay.prediction import LENGTH, QUANTITIES
 
 SWEEP = """
 name: pooled
@@ -51,17 +49,17 @@ class Worker:
     def __init__(self, storage: Storage, experiment: str = "e1") -> None:
         self.storage, self.experiment, self.tasks = storage, experiment, list[PredictTask]()
 
-    def __call__(self, task: Task) -> None:
-        predict = PredictTask.from_mapping(task.payload)
-        self.tasks.append(predict)
+    def __call__(self, task: PredictTask) -> None:
+        self.tasks.append(task)
         rng = np.random.default_rng(0)
         columns: dict[str, Any] = {
-            "digest": [config.digest() for config in predict.configs],
-            "config": [json.dumps(config.to_mapping()) for config in predict.configs],
-            "params": list(predict.params),
+            "digest": [config.digest() for config in task.configs],
+            "config": [json.dumps(config.to_mapping()) for config in task.configs],
+            "params": list(task.params),
         }
-        columns |= {name: 1 + rng.random(len(predict.configs)) for name in QUANTITIES}
-        metadata = {"kind": "predict", "experiment": self.experiment}
+        columns |= {name: 1 + rng.random(len(task.configs)) for name in QUANTITIES}
+        columns |= {f"{name}_error": np.zeros(len(task.configs)) for name in QUANTITIES}
+        metadata = {"kind": "predict", "experiment": self.experiment, "captions": task.captions}
         write_shard(self.storage, PREDICTIONS, pa.table(columns), metadata)
 
 
@@ -103,10 +101,10 @@ def test_no_recording_is_made_for_enqueued_settings_alone(tmp_path: Path) -> Non
 def test_a_pool_of_other_weights_is_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     sweep_pool(read(), storage, "e1", Worker(storage))
-    with pytest.raises(StudyError, match=rf"{PREDICTIONS}.*other weights"):
+    with pytest.raises(ValueError, match=rf"{PREDICTIONS}.*other weights"):
         sweep_pool(read(), storage, "e2", Worker(storage))
     storage.write(PREDICTIONS, b"no table")
-    with pytest.raises(StudyError, match=PREDICTIONS):
+    with pytest.raises(ValueError, match=PREDICTIONS):
         sweep_pool(read(), storage, "e1", Worker(storage))
 
 
@@ -125,7 +123,7 @@ def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn
 
 def test_settings_that_cannot_run_are_not_drawn() -> None:
     small = replace(EVERYTHING, rows=2, cols=2)  # 4 tokens: no deeper chains
-    drawn = list(draw_settings(read(), small, 20))[3:]
+    drawn = list(sample_settings(read(), small, 20))[3:]
     assert drawn
     assert max(setting.config.policy.bounds.depth for setting in drawn) <= 4
     assert len({setting.config for setting in drawn}) == len(drawn)
@@ -133,7 +131,7 @@ def test_settings_that_cannot_run_are_not_drawn() -> None:
 
 def test_a_small_finite_space_is_drawn_to_its_end() -> None:
     space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 4}}}
-    drawn = list(draw_settings(read({"space": space}), EVERYTHING, 100))
+    drawn = list(sample_settings(read({"space": space}), EVERYTHING, 100))
     assert sorted(entry.config.policy.bounds.depth for entry in drawn[1:]) == [2, 3, 3, 4, 9]
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +23,64 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.results.pareto import nondominated
-from orchestrator.run.settings_pool import ERRORS, FEATURES, SETTING, Floats, SettingsPool
+from orchestrator.results.pareto import Floats, nondominated
 
 if TYPE_CHECKING:
-    from orchestrator.run.surrogate import Observations
+    from orchestrator.replay.surrogate import Observations
 
+ERRORS = "errors"  # attribute of a trial: standard errors of its values, in their order
+FEATURES = "features"  # attribute of a trial whose setting is not in the pool
+SETTING = "setting"  # instead of its features: the digest by which `outside` has them
 _CHOICE = "replay:setting"  # system attribute: the row of the pool
 
 
 class PoolExhausted(ValueError):
     """Every setting of the pool has been proposed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SettingsPool:
+    """N settings that a sampler chooses from.
+
+    params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it. In a conditional
+    space settings of different branches share few parameters. What replay predicts of them is the same for all: how
+    many passes an image takes, how much is drafted in them, and how far the emitted tokens are from the target's.
+    Measured objectives are smooth functions of these numbers.
+
+    guesses [N, g]: of the objectives, less is better; the first trials come from their front. outside: features [d] of
+    settings that no parameters describe, by their digest. enqueued: number of settings of the pool that run in any
+    case.
+
+    Raises:
+        ValueError: the lengths differ, a feature is not finite, or two settings have the same parameters.
+    """
+
+    params: Sequence[Mapping[str, Any]]
+    features: Floats
+    guesses: Floats | None = None
+    outside: Mapping[str, Floats] = field(default_factory=dict)
+    enqueued: int = 0
+    _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 2 or len(self.features) != len(self.params) or not np.isfinite(self.features).all():
+            raise ValueError(f"a pool of {len(self.params)} settings needs a row of finite features for each, got an "
+                             f"array of shape {self.features.shape}")  # fmt: skip
+        for row, params in enumerate(self.params):
+            first = self._rows.setdefault(_key(params), row)
+            if first != row:
+                raise ValueError(f"settings {first} and {row} of the pool have the same parameters {dict(params)}")
+
+    @classmethod
+    def empty(cls) -> SettingsPool:
+        return cls((), np.zeros((0, 1)))
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def find(self, params: Mapping[str, Any]) -> int | None:
+        """The row of the setting with these parameters; None if the pool does not have it."""
+        return self._rows.get(_key(params))
 
 
 class ReplaySampler(BaseSampler):
@@ -125,7 +173,7 @@ class ReplaySampler(BaseSampler):
         pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])
         if len(finished) < self._startup:
             return self._start(set(free.tolist()))
-        from orchestrator.run.surrogate import most_promising
+        from orchestrator.replay.surrogate import most_promising
 
         observations = self._observe(study, finished)
         candidates = self._pool.features[free]
@@ -155,7 +203,7 @@ class ReplaySampler(BaseSampler):
         return next((int(front[place]) for place in places if int(front[place]) in free), min(free))
 
     def _observe(self, study: Study, finished: Sequence[FrozenTrial]) -> Observations:
-        from orchestrator.run.surrogate import Observations
+        from orchestrator.replay.surrogate import Observations
 
         count = len(study.directions)
         names = sorted({name for trial in finished for name in trial.constraints})
@@ -177,3 +225,7 @@ def _others(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
 def _stack(rows: Sequence[Floats | None], width: int) -> Floats:
     """The rows that exist, [n, width]."""
     return np.array([row for row in rows if row is not None], dtype=np.float64).reshape(-1, width)
+
+
+def _key(params: Mapping[str, Any]) -> Hashable:
+    return tuple(sorted(params.items()))

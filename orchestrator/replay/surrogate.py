@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.results.indicators import reference_point
-from orchestrator.run.settings_pool import Floats
+from orchestrator.results.pareto import Floats
 
 if TYPE_CHECKING:
     from botorch.models.model_list_gp_regression import ModelListGP

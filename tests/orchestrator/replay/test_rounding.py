@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from orchestrator.run.rounding import RoundingSampler, rounded
+from orchestrator.replay.rounding import RoundingSampler, rounded
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The `replay` sampler and `specfrontier predict`: settings predicted from a few recorded images."""

@@ -1,0 +1,344 @@
+"""Predicts settings of a search space from a few recorded images: the pool of a sweep's search, and a space's front.
+
+Both are one task (`PredictTask`), run by one function (`predict_settings`) and read by another (`read_predictions`). A
+sweep keeps the table in its store. It is written once, before the sampler is asked, so a resumed sweep chooses from the
+same pool. `specfrontier predict` also times some settings, and corrects the predictions by trials that have run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+from optuna.samplers import RandomSampler
+
+from orchestrator.replay.rounding import RoundingSampler
+from orchestrator.replay.sampler import SettingsPool
+from orchestrator.results.describe import family
+from orchestrator.results.names import SettingNames
+from orchestrator.results.pareto import Floats, nondominated
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import typed_table
+from search_spaces.params import ConfigError
+from search_spaces.samplers import SAMPLERS, PoolOptions
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, NoDrafter
+from workers.data.captions import Caption
+from workers.data.records import read_shard
+from workers.data.shards import PREDICTIONS, PredictTask
+from workers.data.storage import Storage
+from workers.loading.models import Capabilities, Models
+from workers.metrics.estimate import Estimate
+from workers.replay.correction import Correction, Observation
+from workers.replay.costs import CostModel, configs_to_time, speedup
+from workers.replay.prediction import LENGTH, QUANTITIES
+from workers.replay.prediction_table import (
+    PredictedSetting,
+    check_predictable,
+    predict_settings,
+    read_predictions,
+    why_unpredictable,
+)
+from workers.replay.replayer import recording_key
+
+if TYPE_CHECKING:
+    import pyarrow
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
+
+_MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
+_LEVEL_COST = 0.1  # of a pass of the target
+_FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
+SPEEDUP = "speedup"
+_AXES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSetting:
+    """A setting of a space. label: of an enqueued one, else "". params: None if the space does not contain it."""
+
+    label: str
+    config: DecodingConfig
+    params: Mapping[str, Any] | None
+
+
+def sample_settings(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterator[SampledSetting]:
+    """The enqueued settings, then `count` random ones of the space that the model supports, each once.
+
+    sweep: resolved. They depend on the space and the search's seed alone.
+    """
+    known = set()
+    for entry in sweep.enqueue:
+        known.add(entry.config)
+        yield SampledSetting(entry.label, entry.config, sweep.space.params_of(entry.config, sweep.sampling))
+    sampled = repeats = 0
+    settings = random_settings(sweep)
+    while sampled < count and repeats < _MAX_REPEATS:
+        setting = next(settings)
+        if setting is None or setting[1] in known or not _can_run(capabilities, setting[1]):
+            repeats += 1
+            continue
+        params, config = setting
+        known.add(config)
+        sampled, repeats = sampled + 1, 0
+        yield SampledSetting("", config, params)
+
+
+def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], DecodingConfig] | None]:
+    """Independent random settings of a space, without end: the parameters of a study and the config. None for parts
+    that cannot be combined.
+
+    They depend on the space and the search's seed alone.
+    """
+    study = optuna.create_study(sampler=RoundingSampler(RandomSampler(seed=sweep.search.seed)))
+    while True:
+        trial = study.ask()
+        try:
+            config = sweep.space.suggest(trial, sweep.sampling)
+        except ConfigError:
+            yield None
+        else:
+            yield dict(trial.params), config
+
+
+def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
+    """Whether the model supports a setting."""
+    try:
+        capabilities.check(config)
+    except ConfigError:
+        return False
+    return True
+
+
+def split_predictable(sampled: Iterable[SampledSetting]) -> tuple[list[SampledSetting], Counter[str]]:
+    """The settings that replay can describe, and how many it cannot, by reason.
+
+    Raises:
+        ValueError: it can describe none of them.
+    """
+    everything = [(setting, why_unpredictable(setting.config)) for setting in sampled]
+    check_predictable(setting.config for setting, _ in everything)
+    return [setting for setting, why in everything if why is None], Counter(why for _, why in everything if why)
+
+
+def check_pool(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Raise ValueError if the sampler of a resolved sweep needs predictions, and replay can describe no setting."""
+    if SAMPLERS.lookup(sweep.search.sampler).from_pool:
+        options = PoolOptions.split(sweep.search.options)[0]
+        check_predictable(setting.config for setting in sample_settings(sweep, capabilities, options.pool))
+
+
+def prediction_task(
+    sweep: SweepConfig, storage: Storage, capabilities: Capabilities, log: Callable[[str], None]
+) -> PredictTask | None:
+    """The task that predicts the pool of a resolved sweep; None if its sampler needs none, or the store has it.
+
+    Raises:
+        ValueError: replay can describe no setting of the space.
+    """
+    if not SAMPLERS.lookup(sweep.search.sampler).from_pool or storage.exists(PREDICTIONS):
+        return None
+    options = PoolOptions.split(sweep.search.options)[0]
+    settings, left_out = split_predictable(sample_settings(sweep, capabilities, options.pool))
+    for why, count in left_out.items():
+        log(f"the pool lacks {count} settings: {why}")
+    return _task(sweep, _without_own_recordings(settings), options.captions)
+
+
+def _task(sweep: SweepConfig, settings: Sequence[SampledSetting], captions: int) -> PredictTask:
+    return PredictTask(
+        configs=tuple(setting.config for setting in settings),
+        params=tuple(json.dumps(setting.params) for setting in settings),
+        captions=captions,
+        batch=sweep.quality.batch,
+    )
+
+
+def _without_own_recordings(settings: Sequence[SampledSetting]) -> list[SampledSetting]:
+    """Without enqueued settings that would need a recording which no setting of the space shares."""
+    drafting = [setting for setting in settings if not isinstance(setting.config.drafter, NoDrafter)]
+    recorded = {recording_key(setting.config) for setting in drafting if setting.params is not None}
+    return [s for s in settings if s not in drafting or recording_key(s.config) in recorded]
+
+
+def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> SettingsPool:
+    """The pool in the store. experiment: digest of what the sweep's results depend on.
+
+    Raises:
+        ValueError: it is damaged, or of other weights, captions or seeds, or of another version of the program.
+    """
+    table, metadata = read_shard(storage, PREDICTIONS, kind=PredictTask.kind)
+    if metadata["experiment"] != experiment:
+        raise ValueError(
+            f"{storage.locate(PREDICTIONS)}: predicted with other weights, captions or seed than this sweep's; "
+            "launch under another --name, or restore the file"
+        )
+    settings = read_predictions(table, metadata["captions"])
+    values = {name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES}
+    features, guesses = describe_settings([setting.config for setting in settings], values)
+    inside = [row for row, setting in enumerate(settings) if setting.params is not None]
+    enqueued = {entry.config for entry in sweep.enqueue}
+    return SettingsPool(
+        [setting.params for setting in settings if setting.params is not None],
+        features[inside],
+        guesses[inside],
+        outside={s.config.digest(): features[row] for row, s in enumerate(settings) if s.params is None},
+        enqueued=sum(settings[row].config in enqueued for row in inside),
+    )
+
+
+def describe_settings(
+    configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]
+) -> tuple[Floats, Floats]:
+    """Features [N, d] of settings from their predictions, and guesses [N, 2] of their seconds and their quality.
+
+    values: [N] by name: the mean accepted length, and what the relaxation costs per token (`MEASURES` of replay).
+
+    The features are the logs of the passes per token, and of the levels and nodes drafted per token; the square roots
+    of what the relaxation costs, since most rules are close to the exact one; and which drafter, tree and neighbourhood
+    the setting has: 1 for its own, 0 for others. The guess of the seconds takes a drafted level as a tenth of a pass;
+    that of the quality is the mean rank among the settings in what the relaxation costs.
+    """
+    passes = 1 / np.array(values[LENGTH], dtype=np.float64)
+    levels, nodes = (np.array([getattr(c.policy.bounds, of) for c in configs]) for of in ("depth", "nodes"))
+    measures = [np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH]
+    columns = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
+    columns += [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
+    kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
+    for labels in zip(*kinds, strict=True):
+        names = sorted(set(labels))
+        columns += [np.array([float(label == name) for label in labels]) for name in names if len(names) > 1]
+    ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
+    guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
+    return np.stack(columns, axis=1), guesses
+
+
+@dataclass(frozen=True)
+class PredictedSpace:
+    """The settings of a space with their predictions, which include the speed-up.
+
+    labels: of enqueued settings. left_out: number of settings that could not be predicted, by reason. corrected_by:
+    trials that the predictions were corrected by.
+    """
+
+    sweep: SweepConfig
+    settings: Sequence[PredictedSetting]
+    labels: Mapping[DecodingConfig, str]
+    left_out: Mapping[str, int]
+    corrected_by: int = 0
+
+    @cached_property
+    def front(self) -> list[PredictedSetting]:
+        """The settings that no other beats in predicted speed-up and excess, by rising speed-up."""
+        values = [[setting.prediction.values[name].value for name, _ in _AXES] for setting in self.settings]
+        front = nondominated(values, [direction for _, direction in _AXES])
+        members = [setting for setting, member in zip(self.settings, front, strict=True) if member]
+        return sorted(members, key=lambda setting: setting.prediction.values[SPEEDUP].value)
+
+    @cached_property
+    def names(self) -> SettingNames:
+        """The names of the settings."""
+        return SettingNames(self.sweep.sampling)
+
+    def table(self) -> pyarrow.Table:
+        """A row per setting: name, label, front, config digest, every key of the config, every value with its error."""
+        rows, front = [], {setting.config for setting in self.front}
+        for setting in self.settings:
+            config, prediction = setting.config, setting.prediction
+            row = {
+                "setting": self.names.name(config),
+                "label": self.labels.get(config, ""),
+                "family": family(config),
+                "on_front": config in front,
+                "approximate": prediction.approximate,
+                "digest": config.digest(),
+                **config.flat(),
+            }
+            for name, estimate in prediction.values.items():
+                row |= {name: estimate.value, f"{name}_error": estimate.error}
+            rows.append(row)
+        return typed_table(rows, _FACTS)
+
+
+def predict_space(
+    sweep: SweepConfig,
+    models: Models,
+    captions: Sequence[Caption],
+    *,
+    count: int,
+    log: Callable[[str], None],
+    trials: Sweep | None = None,
+) -> PredictedSpace:
+    """Predict `count` settings of the space of a resolved sweep, and all enqueued ones.
+
+    captions: those that are recorded. trials: a sweep whose trials correct the predictions.
+
+    Raises:
+        ConfigError, ValueError: replay can describe none of the space; the trials are of other weights.
+        DecodingError: logits are not finite.
+    """
+    capabilities = Capabilities.of(models)
+    sampled, left_out = split_predictable(sample_settings(sweep, capabilities, count))
+    measured = [] if trials is None else measured_trials(trials, models, capabilities)
+    labels = {setting.config: setting.label for setting in sampled}
+    others = [config for config in dict(measured) if config not in labels]
+    task = replace(
+        _task(sweep, [*sampled, *(SampledSetting("", config, None) for config in others)], len(captions)),
+        timed=tuple(configs_to_time(setting.config for setting in sampled)),
+        timing_batch=sweep.timing.batch,
+    )
+    predicted = read_predictions(predict_settings(models, captions, task, seed=sweep.seed, log=log), len(captions))
+    by_config = {setting.config: setting.prediction for setting in predicted}
+    observations = [Observation(config, by_config[config], length) for config, length in measured]
+    settings = predicted[: len(sampled)]
+    if observations:
+        settings = _correct(settings, Correction.fit(observations))
+    return PredictedSpace(sweep, _with_speedups(settings, capabilities), labels, left_out, len(observations))
+
+
+def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -> list[tuple[DecodingConfig, Estimate]]:
+    """The settings of a sweep that these models can run and replay can describe, with their mean accepted lengths.
+
+    Raises:
+        ValueError: the sweep's weights are not these models'.
+    """
+    changed = [name for name, known in trials.identity.models.items() if models.hashes.get(name, known) != known]
+    if changed:
+        problem = f"other weights of {', '.join(changed)}; name a sweep of the same models"
+        raise ValueError(f"{trials.storage.display_name}: its trials ran with {problem}")
+    found = []
+    for record in trials.records:
+        length, config = record.metrics.get(LENGTH), record.config
+        if length is None or length.error is None or config is None or isinstance(config.drafter, NoDrafter):
+            continue
+        if _can_run(capabilities, config) and why_unpredictable(config) is None:
+            found.append((config, Estimate(**asdict(length))))
+    return found
+
+
+def _correct(settings: Sequence[PredictedSetting], correction: Correction) -> list[PredictedSetting]:
+    """Vanilla's prediction stays: it is known."""
+    return [
+        s if isinstance(s.config.drafter, NoDrafter) else s._replace(prediction=correction(s.config, s.prediction))
+        for s in settings
+    ]
+
+
+def _with_speedups(settings: Sequence[PredictedSetting], capabilities: Capabilities) -> list[PredictedSetting]:
+    """The settings with predicted speed-ups, by the costs of those that were timed."""
+    timed = {setting.config: setting.cost for setting in settings if setting.cost is not None}
+    costs, tokens = CostModel(timed), capabilities.rows * capabilities.cols
+    vanilla = next(cost for config, cost in timed.items() if isinstance(config.drafter, NoDrafter))
+    found = []
+    for setting in settings:
+        length = setting.prediction.mean_accepted_length
+        faster = speedup(length, costs.cost(setting.config), vanilla, tokens)
+        values = {LENGTH: length, SPEEDUP: faster, **setting.prediction.values}
+        found.append(setting._replace(prediction=replace(setting.prediction, values=values)))
+    return found
