@@ -22,6 +22,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -81,12 +82,7 @@ def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], flo
     """Rows for `count` random settings, and the seconds of all recordings."""
     models = load_folder()
     requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
-    configs: dict[DecodingConfig, None] = {}
-    for setting in random_settings(sweep):
-        if setting is not None:
-            configs[setting[1]] = None
-        if len(configs) == count:
-            break
+    configs = dict(islice(random_settings(sweep), count))
     replayer = Replayer(models, requests, seed=sweep.seed)
     start = time.perf_counter()
     replayer.record(configs)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optuna
@@ -50,6 +52,9 @@ from workers.replay.replayer import recording_key
 if TYPE_CHECKING:
     import pyarrow
 
+# with each setting its parameters in the search's study; None if the space does not contain it
+Settings: TypeAlias = dict[DecodingConfig, Mapping[str, Any] | None]
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
 
 _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
@@ -59,52 +64,37 @@ SPEEDUP = "speedup"
 _AXES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
 
 
-@dataclass(frozen=True, slots=True)
-class SampledSetting:
-    """A setting of a space. label: of an enqueued one, else "". params: None if the space does not contain it."""
-
-    label: str
-    config: DecodingConfig
-    params: Mapping[str, Any] | None
-
-
-def sample_settings(sweep: SweepConfig, capabilities: Capabilities, count: int) -> Iterator[SampledSetting]:
-    """The enqueued settings, then `count` random ones of the space that the model supports, each once.
+def sample_settings(
+    sweep: SweepConfig, capabilities: Capabilities, count: int
+) -> Iterator[tuple[DecodingConfig, Mapping[str, Any] | None]]:
+    """The enqueued settings, then `count` random ones of the space that the model supports, each once (`Settings`).
 
     sweep: resolved. They depend on the space and the search's seed alone.
     """
-    known = set()
-    for entry in sweep.enqueue:
-        known.add(entry.config)
-        yield SampledSetting(entry.label, entry.config, sweep.space.params_of(entry.config, sweep.sampling))
-    sampled = repeats = 0
-    settings = random_settings(sweep)
-    while sampled < count and repeats < _MAX_REPEATS:
-        setting = next(settings)
-        if setting is None or setting[1] in known or not _can_run(capabilities, setting[1]):
-            repeats += 1
-            continue
-        params, config = setting
-        known.add(config)
-        sampled, repeats = sampled + 1, 0
-        yield SampledSetting("", config, params)
+    enqueued = {entry.config: sweep.space.params_of(entry.config, sweep.sampling) for entry in sweep.enqueue}
+    yield from enqueued.items()
+    settings = random_settings(sweep, lambda config: config not in enqueued and _can_run(capabilities, config))
+    yield from islice(settings, count)
 
 
-def random_settings(sweep: SweepConfig) -> Iterator[tuple[Mapping[str, Any], DecodingConfig] | None]:
-    """Independent random settings of a space, without end: the parameters of a study and the config. None for parts
-    that cannot be combined.
+def random_settings(
+    sweep: SweepConfig, is_wanted: Callable[[DecodingConfig], bool] = lambda config: True
+) -> Iterator[tuple[DecodingConfig, Mapping[str, Any]]]:
+    """Different random settings of a space with their parameters, until many samples in a row give no new one.
 
     They depend on the space and the search's seed alone.
     """
     study = optuna.create_study(sampler=RoundingSampler(RandomSampler(seed=sweep.search.seed)))
-    while True:
+    known, repeats = set[DecodingConfig](), 0
+    while repeats < _MAX_REPEATS:
         trial = study.ask()
-        try:
+        repeats += 1
+        with suppress(ConfigError):  # parts that cannot be combined
             config = sweep.space.suggest(trial, sweep.sampling)
-        except ConfigError:
-            yield None
-        else:
-            yield dict(trial.params), config
+            if config not in known and is_wanted(config):
+                known.add(config)
+                repeats = 0
+                yield config, dict(trial.params)
 
 
 def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
@@ -116,22 +106,23 @@ def _can_run(capabilities: Capabilities, config: DecodingConfig) -> bool:
     return True
 
 
-def split_predictable(sampled: Iterable[SampledSetting]) -> tuple[list[SampledSetting], Counter[str]]:
+def _split_predictable(settings: Settings) -> tuple[Settings, Counter[str]]:
     """The settings that replay can describe, and how many it cannot, by reason.
 
     Raises:
         ValueError: it can describe none of them.
     """
-    everything = [(setting, why_unpredictable(setting.config)) for setting in sampled]
-    check_predictable(setting.config for setting, _ in everything)
-    return [setting for setting, why in everything if why is None], Counter(why for _, why in everything if why)
+    check_predictable(settings)
+    reasons = {config: why_unpredictable(config) for config in settings}
+    predictable = {config: params for config, params in settings.items() if reasons[config] is None}
+    return predictable, Counter(why for why in reasons.values() if why is not None)
 
 
 def check_pool(sweep: SweepConfig, capabilities: Capabilities) -> None:
     """Raise ValueError if the sampler of a resolved sweep needs predictions, and replay can describe no setting."""
     if SAMPLERS.lookup(sweep.search.sampler).from_pool:
         options = PoolOptions.split(sweep.search.options)[0]
-        check_predictable(setting.config for setting in sample_settings(sweep, capabilities, options.pool))
+        check_predictable(config for config, _ in sample_settings(sweep, capabilities, options.pool))
 
 
 def prediction_task(
@@ -145,26 +136,22 @@ def prediction_task(
     if not SAMPLERS.lookup(sweep.search.sampler).from_pool or storage.exists(PREDICTIONS):
         return None
     options = PoolOptions.split(sweep.search.options)[0]
-    settings, left_out = split_predictable(sample_settings(sweep, capabilities, options.pool))
+    settings, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, options.pool)))
     for why, count in left_out.items():
         log(f"the pool lacks {count} settings: {why}")
     return _task(sweep, _without_own_recordings(settings), options.captions)
 
 
-def _task(sweep: SweepConfig, settings: Sequence[SampledSetting], captions: int) -> PredictTask:
-    return PredictTask(
-        configs=tuple(setting.config for setting in settings),
-        params=tuple(json.dumps(setting.params) for setting in settings),
-        captions=captions,
-        batch=sweep.quality.batch,
-    )
+def _task(sweep: SweepConfig, settings: Settings, captions: int) -> PredictTask:
+    params = tuple(json.dumps(entry) for entry in settings.values())
+    return PredictTask(tuple(settings), params, captions, sweep.quality.batch)
 
 
-def _without_own_recordings(settings: Sequence[SampledSetting]) -> list[SampledSetting]:
+def _without_own_recordings(settings: Settings) -> Settings:
     """Without enqueued settings that would need a recording which no setting of the space shares."""
-    drafting = [setting for setting in settings if not isinstance(setting.config.drafter, NoDrafter)]
-    recorded = {recording_key(setting.config) for setting in drafting if setting.params is not None}
-    return [s for s in settings if s not in drafting or recording_key(s.config) in recorded]
+    keys = {config: recording_key(config) for config in settings if not isinstance(config.drafter, NoDrafter)}
+    shared = {key for config, key in keys.items() if settings[config] is not None}
+    return {config: params for config, params in settings.items() if config not in keys or keys[config] in shared}
 
 
 def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> SettingsPool:
@@ -223,13 +210,12 @@ def describe_settings(
 class PredictedSpace:
     """The settings of a space with their predictions, which include the speed-up.
 
-    labels: of enqueued settings. left_out: number of settings that could not be predicted, by reason. corrected_by:
-    trials that the predictions were corrected by.
+    left_out: number of settings that could not be predicted, by reason. corrected_by: trials that the predictions were
+    corrected by.
     """
 
     sweep: SweepConfig
     settings: Sequence[PredictedSetting]
-    labels: Mapping[DecodingConfig, str]
     left_out: Mapping[str, int]
     corrected_by: int = 0
 
@@ -240,6 +226,11 @@ class PredictedSpace:
         front = nondominated(values, [direction for _, direction in _AXES])
         members = [setting for setting, member in zip(self.settings, front, strict=True) if member]
         return sorted(members, key=lambda setting: setting.prediction.values[SPEEDUP].value)
+
+    @cached_property
+    def labels(self) -> dict[DecodingConfig, str]:
+        """The labels of enqueued settings."""
+        return {entry.config: entry.label for entry in self.sweep.enqueue}
 
     @cached_property
     def names(self) -> SettingNames:
@@ -284,13 +275,11 @@ def predict_space(
         DecodingError: logits are not finite.
     """
     capabilities = Capabilities.of(models)
-    sampled, left_out = split_predictable(sample_settings(sweep, capabilities, count))
+    sampled, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, count)))
     measured = [] if trials is None else measured_trials(trials, models, capabilities)
-    labels = {setting.config: setting.label for setting in sampled}
-    others = [config for config in dict(measured) if config not in labels]
     task = replace(
-        _task(sweep, [*sampled, *(SampledSetting("", config, None) for config in others)], len(captions)),
-        timed=tuple(configs_to_time(setting.config for setting in sampled)),
+        _task(sweep, sampled | {config: None for config, _ in measured if config not in sampled}, len(captions)),
+        timed=tuple(configs_to_time(sampled)),
         timing_batch=sweep.timing.batch,
     )
     predicted = read_predictions(predict_settings(models, captions, task, seed=sweep.seed, log=log), len(captions))
@@ -298,8 +287,9 @@ def predict_space(
     observations = [Observation(config, by_config[config], length) for config, length in measured]
     settings = predicted[: len(sampled)]
     if observations:
-        settings = _correct(settings, Correction.fit(observations))
-    return PredictedSpace(sweep, _with_speedups(settings, capabilities), labels, left_out, len(observations))
+        correction = Correction.fit(observations)
+        settings = [s._replace(prediction=correction(s.config, s.prediction)) for s in settings]
+    return PredictedSpace(sweep, _with_speedups(settings, capabilities), left_out, len(observations))
 
 
 def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -> list[tuple[DecodingConfig, Estimate]]:
@@ -320,14 +310,6 @@ def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -
         if _can_run(capabilities, config) and why_unpredictable(config) is None:
             found.append((config, Estimate(**asdict(length))))
     return found
-
-
-def _correct(settings: Sequence[PredictedSetting], correction: Correction) -> list[PredictedSetting]:
-    """Vanilla's prediction stays: it is known."""
-    return [
-        s if isinstance(s.config.drafter, NoDrafter) else s._replace(prediction=correction(s.config, s.prediction))
-        for s in settings
-    ]
 
 
 def _with_speedups(settings: Sequence[PredictedSetting], capabilities: Capabilities) -> list[PredictedSetting]:

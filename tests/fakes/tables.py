@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -19,13 +20,7 @@ _BIAS = 300.0  # fid at n images is higher by this over n
 def different_settings(count: int) -> list[DecodingConfig]:
     """Vanilla, and different random settings of the atlas's space."""
     sweep = SweepConfig.read(str(SPACE))
-    configs = dict.fromkeys([DecodingConfig(sampling=Sampling())])
-    for setting in random_settings(sweep):
-        if len(configs) == count:
-            break
-        if setting is not None:
-            configs[setting[1]] = None
-    return list(configs)
+    return [DecodingConfig(sampling=Sampling()), *dict(islice(random_settings(sweep), count - 1))]
 
 
 def make_table(

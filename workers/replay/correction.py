@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.metrics.estimate import Estimate
 from workers.replay.prediction import LENGTH, Prediction
 
@@ -91,7 +91,9 @@ class Correction:
         return likelihood, cls(kinds, excess, scales, inverse, weights, left_out)
 
     def __call__(self, config: DecodingConfig, prediction: Prediction) -> Prediction:
-        """The prediction with a corrected mean accepted length and its error."""
+        """The prediction with a corrected mean accepted length and its error. Vanilla's is known."""
+        if isinstance(config.drafter, NoDrafter):
+            return prediction
         length, excess = prediction.mean_accepted_length, np.array([prediction.values["excess"].value])
         kind = (_kind(config),)
         shared = _covariance(kind, excess, self.kinds, self.excess, self.scales)[0]

@@ -125,14 +125,14 @@ def test_settings_that_cannot_run_are_not_drawn() -> None:
     small = replace(EVERYTHING, rows=2, cols=2)  # 4 tokens: no deeper chains
     drawn = list(sample_settings(read(), small, 20))[3:]
     assert drawn
-    assert max(setting.config.policy.bounds.depth for setting in drawn) <= 4
-    assert len({setting.config for setting in drawn}) == len(drawn)
+    assert max(config.policy.bounds.depth for config, _ in drawn) <= 4
+    assert len({config for config, _ in drawn}) == len(drawn)
 
 
 def test_a_small_finite_space_is_drawn_to_its_end() -> None:
     space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 4}}}
     drawn = list(sample_settings(read({"space": space}), EVERYTHING, 100))
-    assert sorted(entry.config.policy.bounds.depth for entry in drawn[1:]) == [2, 3, 3, 4, 9]
+    assert sorted(config.policy.bounds.depth for config, _ in drawn[1:]) == [2, 3, 3, 4, 9]
 
 
 @pytest.mark.parametrize(("option", "value"), [("pool", 1), ("captions", 1), ("pool", "many")])

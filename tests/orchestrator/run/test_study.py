@@ -71,12 +71,11 @@ def pool_of(config: SweepConfig) -> SettingsPool:
 
     enqueued = [entry.config for entry in config.enqueue]
     outside = [entry for entry in enqueued if config.space.params_of(entry, config.sampling) is None]
-    settings = {str(s[0]): s for s in islice(random_settings(config), 60) if s and s[1] not in enqueued}.values()
-    inside = [(config.space.params_of(entry, config.sampling), entry) for entry in enqueued if entry not in outside]
-    known = [(params, entry) for params, entry in [*inside, *settings] if params is not None]
+    inside = {entry: config.space.params_of(entry, config.sampling) for entry in enqueued if entry not in outside}
+    known = inside | dict(islice(random_settings(config, lambda entry: entry not in enqueued), 60))
     return SettingsPool(
-        [params for params, _ in known],
-        np.array([features(entry) for _, entry in known]),
+        [params for params in known.values() if params is not None],
+        np.array([features(entry) for entry in known]),
         outside={entry.digest(): np.array(features(entry)) for entry in outside},
         enqueued=len(inside),
     )
