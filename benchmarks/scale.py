@@ -44,7 +44,7 @@ from benchmarks.driver import ask_and_tell
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
 from orchestrator.results.axes import Direction
 from orchestrator.results.store import EVENTS, SHARDS
-from orchestrator.run import pool_worker
+from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.launch import launch
@@ -92,7 +92,7 @@ def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> d
     events: list[Mapping[str, Any]] = []
     sink = event_sink(Progress(sweep.budget.trials), events.append, storage.path(EVENTS))
     with (
-        mock.patch.object(pool_worker, "actor_class", simulated_actor),
+        mock.patch.object(pool_module, "actor_class", simulated_actor),
         connected(None, Slots(workers), os.cpu_count() or 1) as slots,
         closing(Pool(spec, slots, slots.environment(1))) as pool,
     ):

@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 819,
     "orchestrator.report": 1060,
     "orchestrator.results": 4405,
-    "orchestrator.run": 5880,
+    "orchestrator.run": 5760,
     "orchestrator.tracking": 1550,
     "search_spaces": 3690,
     "specfrontier": 510,

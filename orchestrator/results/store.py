@@ -56,7 +56,7 @@ class Identity:
     format: of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference: identity, count,
     source. baseline: vanilla with the sweep's sampling. objectives: with the direction that the sweep optimises.
     samples: images per caption. timing: images, batch, repetitions. device, threads, numerics: of the first worker (see
-    `orchestrator.run.agreement`). plugins: modules that registered more than this project has when it was launched.
+    `orchestrator.run.placement`). plugins: modules that registered more than this project has when it was launched.
     started: ISO 8601, UTC.
     """
 

@@ -1,19 +1,31 @@
-"""The nodes that a sweep's workers run on: their resources, and by Ray's labels who draws images and who times."""
+"""The nodes that a sweep's workers run on: their resources, and which of them generate images and which ones time.
+
+Labels of Ray say where a sweep wants its workers; whether workers may share the work is measured. A worker that starts
+runs the target on fixed input (`workers.runtime.numerics`). In float32, devices of different kinds may generate
+together if their numbers agree within rounding. In 16 bits, rounding changes tokens, so the device must be the same and
+the numbers equal to the last bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 from workers.metrics.registry import uses_timings
 from workers.runtime.allocator import allocator_environment
+from workers.runtime.numerics import max_difference
 from workers.runtime.threads import thread_environment
 
+Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
+_MAX_DIFFERENCE = 1e-4  # of float32 numbers, relative to the largest
+_SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
+_SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # of workers that generate
+_SAME_COSTS = ("kernels", "device", "threads")  # of workers that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +64,22 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Labels of the nodes that draw images, and of those that time; empty: of any node. times None: nobody times."""
+    """Labels of the nodes that generate, and of those that time; empty: any node. times None: no node times."""
 
-    draws: Labels = field(default_factory=dict)
+    generates: Labels = field(default_factory=dict)
     times: Labels | None = field(default_factory=dict)
 
     @classmethod
     def of(cls, sweep: SweepConfig) -> Self:
         """What the sweep's sections say. Timing shards without labels run where quality shards do."""
-        draws = dict(sweep.quality.nodes or {})
+        generates = dict(sweep.quality.nodes or {})
         is_timed = uses_timings(sweep.requested_metrics)
-        return cls(draws, dict(sweep.timing.nodes or draws) if is_timed else None)
+        return cls(generates, dict(sweep.timing.nodes or generates) if is_timed else None)
 
     @property
     def kinds(self) -> dict[str, Labels]:
         """The kinds of nodes that the sweep cannot do without, by the key that names them."""
-        kinds = {"timing.nodes": self.times or {}, "quality.nodes": self.draws}
+        kinds = {"timing.nodes": self.times or {}, "quality.nodes": self.generates}
         return {
             key: labels for key, labels in kinds.items() if labels and (key == "timing.nodes" or labels != self.times)
         }
@@ -75,12 +87,12 @@ class Placement:
     @property
     def roles(self) -> tuple[str, ...]:
         """What at least one worker must be able to do, as attributes of a `PoolWorker`."""
-        return ("draws",) if self.times is None else ("draws", "times")
+        return ("generates",) if self.times is None else ("generates", "times")
 
     @property
     def alternatives(self) -> list[Labels]:
-        """Labels of which a node must have one set to be of use; none: any node is."""
-        return list(self.kinds.values()) if self.draws else []
+        """Labels of which a node must have one set to be used; none: any node is."""
+        return list(self.kinds.values()) if self.generates else []
 
     def next_labels(self, present: Sequence[Labels]) -> list[Labels]:
         """Labels of which the next worker's node must have one set: first of a kind that no worker is on. present: of
@@ -92,14 +104,14 @@ class Placement:
         return self.alternatives
 
     def uses(self, node: Node) -> bool:
-        """Whether a worker on this node is of use."""
+        """Whether the sweep has work for a worker on this node."""
         return not self.alternatives or any(has_labels(node.labels, labels) for labels in self.alternatives)
 
     def check(self, slots: Slots, nodes: Sequence[Node]) -> None:
-        """Check that every kind of node is there. With a number of workers, missing ones may come.
+        """Check that the cluster has every kind of node. With a number of workers, missing ones may join later.
 
         Raises:
-            PoolError: names the key and the labels that there are.
+            PoolError: names the key and the labels that the nodes have.
         """
         if slots.count is not None and slots.count < len(self.kinds):
             keys = " and ".join(self.kinds)
@@ -170,3 +182,130 @@ def _have_gpus(nodes: Sequence[Node]) -> bool:
 def worker_capacity(slots: Slots, nodes: Sequence[Node]) -> int:
     """How many workers these nodes hold; at least 1, because nodes may still join."""
     return max(1, sum(node.room(slots) for node in nodes))
+
+
+class Roles(NamedTuple):
+    """Why a worker may not generate, and why it may not time; None if it may."""
+
+    generation_problem: str | None
+    timing_problem: str | None
+
+    @property
+    def generates(self) -> bool:
+        return self.generation_problem is None
+
+    @property
+    def times(self) -> bool:
+        return self.timing_problem is None
+
+
+@dataclass(slots=True)
+class WorkerAgreement:
+    """The facts that workers share: those that generate, and those that time. The first of each sets them.
+
+    If more nodes agree with each other than with the first worker before any image is generated, the sweep stops: it
+    would otherwise run on the few workers that agree with the first.
+
+    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images. active:
+    True until the first images are generated. groups: Facts, and the nodes that would generate the same images.
+    has_failed: Whether a worker did not start; another one takes its place. problems: Why the last worker that was
+    refused a role was refused, by role.
+    """
+
+    unstarted: set[str]
+    placement: Placement = ANYWHERE
+    stored: Facts = field(default_factory=dict)
+    active: bool = True
+    generating: Facts | None = None
+    timing: Facts | None = None
+    groups: list[tuple[Facts, set[str]]] = field(default_factory=list)
+    has_failed: bool = False
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def add(self, worker: str, facts: Facts | None) -> Roles:
+        """Record the facts of a worker; returns what it may do. `facts` is None if it did not start."""
+        self.unstarted.discard(worker)
+        if facts is None:
+            self.has_failed = True
+            return Roles("it did not start", "it did not start")
+        generation = self._generation_problem(facts)
+        if generation is None and self.generating is None:
+            self.generating = {**facts, **self.stored}
+        timing = self._timing_problem(facts)
+        if timing is None and self.timing is None:
+            self.timing = facts
+        self.problems |= {role: text for role, text in (("generate", generation), ("time", timing)) if text}
+        return Roles(generation, timing)
+
+    def check(self) -> None:
+        """Check the first workers, once all of them have started.
+
+        Raises:
+            PoolError: most of them differ from the first, or none of them may generate, or time.
+        """
+        if self.unstarted or not self.active:
+            return
+        found = {"generate": self.generating, "time": self.timing}
+        missing = [role for role, facts in found.items() if facts is None and role in self.problems]
+        if missing and not self.has_failed and (missing[0] == "generate" or self.placement.times is not None):
+            problem = f"no worker can {missing[0]} what this sweep needs: {self.problems[missing[0]]}"
+            raise PoolError(f"{problem}. Start workers on other nodes, or launch under another --name")
+        if self.generating is None or self.stored:
+            return
+        first = next(nodes for facts, nodes in self.groups if _diff_images(self.generating, facts) is None)
+        other, largest = max(self.groups, key=lambda group: len(group[1]))
+        if len(largest) > len(first):
+            raise PoolError(
+                f"workers on {len(largest)} nodes agree with each other but not with the first worker: "
+                f"{_diff_images(self.generating, other)}. Exclude the first worker's node, or name the nodes that "
+                "generate in quality.nodes, and start again"
+            )
+
+    def _generation_problem(self, facts: Facts) -> str | None:
+        if problem := _label_problem(facts, self.placement.generates, "quality.nodes"):
+            return problem
+        for other, nodes in self.groups:
+            if _diff_images(other, facts) is None:
+                nodes.add(str(facts.get("node")))
+                break
+        else:
+            self.groups.append((facts, {str(facts.get("node"))}))
+        return _diff_images(self.generating or self.stored, facts)
+
+    def _timing_problem(self, facts: Facts) -> str | None:
+        labels = self.placement.times
+        if labels is None:
+            return "the sweep needs no timings"
+        if problem := _label_problem(facts, labels, "timing.nodes"):
+            return problem
+        first = self.timing or ({} if labels else self.stored or self.generating or {})
+        experiment = self.generating or self.timing or {}
+        return _diff_facts(experiment, facts, _SAME_EXPERIMENT) or _diff_facts(first, facts, _SAME_COSTS)
+
+
+def _label_problem(facts: Facts, labels: Labels, key: str) -> str | None:
+    found = facts.get("labels", {})
+    return None if has_labels(found, labels) else f"its node is without {describe_labels(labels)} of {key}"
+
+
+def _diff_images(first: Facts, other: Facts) -> str | None:
+    """Why two workers would generate different images, as a message; None if they would not."""
+    if problem := _diff_facts(first, other, _SAME_STEPS):
+        return problem
+    numerics = first.get("numerics")
+    if numerics is None or other.get("precision") != "float32":
+        return _diff_facts(first, other, ("device", "numerics"))
+    if (difference := max_difference(numerics, other["numerics"])) <= _MAX_DIFFERENCE:
+        return None
+    devices = f"{other.get('device')}, the first worker's is {first.get('device')}"
+    return f"numerics: its float32 numbers differ by {difference:.1g} of the largest (its device is {devices})"
+
+
+def _diff_facts(first: Facts, other: Facts, keys: Iterable[str]) -> str | None:
+    """The first of these facts in which a worker differs from the first worker, as a message; None if they agree."""
+    for key in keys:
+        if key in first and first[key] != other.get(key):
+            if key == "numerics":
+                return "numerics: other bits than the first worker computes, on the same kind of device"
+            return f"{key}: {other.get(key)}, but the first worker has {first[key]}"
+    return None

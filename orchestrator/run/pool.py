@@ -1,53 +1,205 @@
-"""Ray actors that hold the models, and a small scheduler that gives each task to a free one.
+"""Ray actors that hold the models, and a small scheduler that gives each task to an idle one.
 
-If an actor or a node dies or falls silent, only the task that it was running is repeated elsewhere; a new actor
+If an actor or a node dies or stops responding, only the task that it was running is repeated elsewhere; a new actor
 replaces it as soon as the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
-A task that takes much longer than others of its kind is given to a second worker too: the first result counts.
 A requested number of workers is a maximum: idle ones give their nodes back.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import itertools
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from orchestrator.run.agreement import WorkerAgreement
 from orchestrator.run.cluster import alive_nodes
 from orchestrator.run.cluster_monitor import ClusterMonitor
-from orchestrator.run.leases import AwakeClock, Durations, Lasting
-from orchestrator.run.placement import ANYWHERE, NODE_ID_LABEL, Node, Placement, Slots, describe_labels, worker_capacity
-from orchestrator.run.pool_worker import PoolWorker, describe_error, start_worker
-from orchestrator.run.task_queue import Attempts, TaskQueue
+from orchestrator.run.placement import (
+    ANYWHERE,
+    NODE_ID_LABEL,
+    Labels,
+    Node,
+    Placement,
+    Slots,
+    WorkerAgreement,
+    describe_labels,
+    worker_capacity,
+)
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
+from workers.actor import actor_class
 from workers.data.local_files import StorageError
 from workers.data.shards import TimingShard
 from workers.runtime.logs import describe_task
 
+MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store
+LOST_NODE = 0.25  # of an attempt: spot nodes are reclaimed whatever runs on them
 _REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
 _MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
-_STORAGE_ERROR = StorageError.__name__
-_DRAWING_TASKS = ("quality", "timing")
+_IMAGE_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
-_WATCH_INTERVAL_S = 2.0  # between looks at late and silent workers
+_WATCH_INTERVAL_S = 2.0  # between checks for silent and unneeded workers
+_MAX_CLOCK_STEP_S = 5.0
+_PING_INTERVAL_S = 10.0
+_SILENCE_TIMEOUT_S = 60.0  # a worker that computes responds within milliseconds, unless a library blocks Python
+_CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 _TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
 _RELEASE_TIMEOUT_S = 300.0  # for workers that no task needs
 _START_TIMEOUT_S = 1800.0
+
+
+class AwakeClock:
+    """Counts the seconds in which this process ran.
+
+    If it is stopped together with its workers (Ctrl-Z, a suspended machine), none of them is late when they go on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last = clock, clock()
+        self.now = 0.0
+
+    def advance(self) -> None:
+        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this long."""
+        present = self._clock()
+        self.now += min(present - self._last, _MAX_CLOCK_STEP_S)
+        self._last = present
+
+
+class Sustained:
+    """A condition that has held for a number of seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due: float | None = None
+
+    def update(self, condition: bool, now: float) -> bool:
+        """True once, when the condition has held for `seconds`."""
+        if not condition:
+            self._due = None
+        elif self._due is None:
+            self._due = now + self._seconds
+        elif now >= self._due:
+            self._due = math.inf
+            return True
+        return False
+
+
+class Attempts:
+    """Remembers on which nodes each task has failed."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, list[str]] = {}
+
+    def last(self, task: Task, node: str = "", alive: Collection[str] = ("",)) -> int | None:
+        """Count a failure on a node; returns the number of failures if the task should be given up, else None.
+
+        A node's death is known some time after its worker's, so earlier failures are weighed again each time.
+        alive: ids of the nodes that are alive now.
+        """
+        nodes = self._nodes.setdefault(task.name, [])
+        nodes.append(node)
+        total = sum(1.0 if node in alive else LOST_NODE for node in nodes)
+        return len(nodes) if total >= MAX_ATTEMPTS else None
+
+    def forget(self, task: Task) -> None:
+        self._nodes.pop(task.name, None)
+
+
+@dataclass(eq=False)
+class PoolWorker:
+    """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
+
+    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
+    is ready. generates, times: What it may do, once it is ready; `generates` includes everything but timing.
+
+    task: The task that it runs since `since`; without a task, `since` is its start or the end of its last task.
+    is_obsolete: Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
+    """
+
+    handle: Any
+    name: str
+    labels: Labels = field(default_factory=dict)
+    node: str = ""
+    reply: Any = None
+    ready: bool = False
+    generates: bool = False
+    times: bool = False
+    task: Task | None = None
+    since: float = 0.0
+    is_obsolete: bool = False
+    _ping: Any = None
+    _pinged: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.reply is None
+
+    @property
+    def node_id(self) -> str:
+        return self.labels.get(NODE_ID_LABEL, "")
+
+    def can_run(self, task: Task) -> bool:
+        return self.is_idle and (self.times if task.kind == TimingShard.kind else self.generates)
+
+    def request_facts(self) -> None:
+        self.reply = self.handle.facts.remote()
+
+    def run(self, task: Task, now: float) -> None:
+        self.task, self.since, self.is_obsolete = task, now, False
+        self.reply = self.handle.run.remote(dict(task.payload))
+
+    def finish(self, now: float) -> Task | None:
+        """End the task; returns it, None if its result is not needed."""
+        task = None if self.is_obsolete else self.task
+        self.task, self.is_obsolete, self.since = None, False, now
+        return task
+
+    def abandon(self, now: float) -> None:
+        """Cancel the task before its next pass; its result is not needed."""
+        if self.task is not None and not self.is_obsolete:
+            self.is_obsolete, self.since = True, now
+            self.handle.cancel.remote(dict(self.task.payload))  # the payload identifies it: a later one goes on
+
+    def kill(self) -> None:
+        """Kill the actor; it may be dead already."""
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self.handle)
+
+    def problem(self, now: float) -> str | None:
+        """Why this worker, which has started, must be replaced; None if it need not be. Sends heartbeats."""
+        if self.is_obsolete and now - self.since > _CANCEL_TIMEOUT_S:
+            return f"did not stop its task within {_CANCEL_TIMEOUT_S:g} s"
+        if self._ping is None:
+            if now - self._pinged >= _PING_INTERVAL_S:
+                self._ping, self._pinged = self.handle.ping.remote(), now
+            return None
+        if not ray.wait([self._ping], timeout=0)[0]:
+            is_silent = now - self._pinged > _SILENCE_TIMEOUT_S
+            return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s" if is_silent else None
+        try:
+            ray.get(self._ping)
+        except RayError as error:
+            return describe_error(error)
+        self._ping = None
+        return None
 
 
 class Pool:
     """Actors, and the tasks that wait for them.
 
     spec: plain data from which an actor loads its models. environment: variables of the actors' processes. warn: called
-    with a message about each worker that cannot be used. placement: on which nodes workers draw and time. stored: facts
-    of a resumed sweep's images, which workers that draw must share. lose: called with each worker that had started
-    and died or fell silent, when `alive` no longer counts it, and with each node of one that left the cluster.
+    with a message about each worker that cannot be used. placement: on which nodes workers generate and time. stored:
+    facts of a resumed sweep's images, which workers that generate must share. lose: called with each worker that had
+    started and died or stopped responding, when `alive` no longer counts it, and with each node of one that left the
+    cluster.
     """
 
     def __init__(
@@ -63,21 +215,20 @@ class Pool:
         self._spec, self._slots, self._placement = dict(spec), slots, placement
         self._environment, self._warn, self._lose = dict(environment or {}), warn, lose
         self._facts: Mapping[str, Any] | None = None
-        self._busy: list[PoolWorker] = []
-        self._idle: list[PoolWorker] = []
-        self._waiting, self._attempts = TaskQueue(), Attempts()
-        self._worker_count = itertools.count()
+        self._workers: list[PoolWorker] = []
+        self._waiting: list[Task] = []  # in the order in which they run
+        self._attempts, self._worker_count = Attempts(), itertools.count()
         self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
         self._released = 0  # workers of the requested number that were not needed
-        self._clock, self._durations, self._monitor = AwakeClock(), Durations(), ClusterMonitor()
-        self._untimed, self._nodes = Lasting(_TIMING_DELAY_S), list[Node]()
+        self._clock, self._monitor = AwakeClock(), ClusterMonitor()
+        self._untimed, self._nodes = Sustained(_TIMING_DELAY_S), list[Node]()
         self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
         self._grow()
-        self._agreement = WorkerAgreement({worker.name for worker in self._busy}, placement, stored or {})
+        self._agreement = WorkerAgreement({worker.name for worker in self._workers}, placement, stored or {})
 
     @property
     def alive(self) -> int:
-        return sum(worker.ready for worker in self._busy) + len(self._idle)
+        return sum(worker.ready for worker in self._workers)
 
     @property
     def names(self) -> list[str]:
@@ -85,11 +236,12 @@ class Pool:
         return sorted(worker.name for worker in self._workers if worker.ready)
 
     @property
-    def _workers(self) -> list[PoolWorker]:
-        return self._busy + self._idle
+    def _node_ids(self) -> set[str]:
+        """Ids of the cluster's nodes, and "" for a node without one."""
+        return {"", *(node.id for node in self._nodes)}
 
     def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
-        """The facts of the first worker that draws: its models, captions and device.
+        """The facts of the first worker that generates images: its models, captions and device.
 
         Raises:
             PoolError: none started within `timeout` seconds.
@@ -102,12 +254,12 @@ class Pool:
         return self._facts
 
     def submit(self, task: Task) -> None:
-        self._waiting.push(task)
+        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.urgent))  # after its equals
         self._assign()
 
     def withdraw(self, trial: int) -> None:
-        self._waiting.remove(lambda task: task.trial == trial)
-        for worker in self._busy:
+        self._waiting = [task for task in self._waiting if task.trial != trial]
+        for worker in self._workers:
             if worker.task and worker.task.trial == trial:
                 worker.abandon(self._clock.now)
 
@@ -117,19 +269,20 @@ class Pool:
         if time.monotonic() > self._next_grow:
             self._grow()
         results = [result for worker in self._replied(timeout) if (result := self._take(worker))]
-        results += self._watch()
+        if self._clock.now >= self._next_watch:
+            self._next_watch = self._clock.now + _WATCH_INTERVAL_S
+            results += self._watch()
         self._assign()
         return results
 
     def close(self) -> None:
         """Kill all actors. Their running tasks are lost; files that they wrote are not."""
-        for worker in self._workers:
-            worker.kill()
-        self._busy, self._idle = [], []
+        for worker in [*self._workers]:
+            self._remove(worker)
 
     def _replied(self, timeout: float) -> list[PoolWorker]:
         """Wait for the reply of one worker; returns it and all others that have replied by then."""
-        workers = {worker.reply: worker for worker in self._busy}
+        workers = {worker.reply: worker for worker in self._workers if not worker.is_idle}
         if not workers:
             time.sleep(timeout)
             return []
@@ -140,71 +293,36 @@ class Pool:
 
     def _take(self, worker: PoolWorker) -> TaskResult | None:
         """Process the reply of a worker, and make the worker idle if it can be used."""
-        self._busy.remove(worker)
+        reply, worker.reply = worker.reply, None
         output, cause = None, None
         try:
-            output = ray.get(worker.reply)
+            output = ray.get(reply)
         except RayTaskError as error:
             cause = describe_error(error)
         except RayError as error:  # the actor died, or the node that held the result
             return self._handle_death(worker, describe_error(error))
-        if not worker.ready and not self._accept_start(worker, output, cause):
+        if not worker.ready:
+            self._handle_start(worker, output, cause)
+        if (task := worker.finish(self._clock.now)) is None:
             return None
-        self._idle.append(worker)
-        task, is_final = worker.finish(self._clock.now), cause is None or cause.startswith(_PERMANENT_ERRORS)
-        if task is None or (worker.is_copied and not self._settle(task, is_final)):
+        if cause and cause.startswith(StorageError.__name__):
+            # No trial is to blame, and the search must not count it as one that failed.
+            if self._attempts.last(task, "", self._node_ids):
+                raise SweepError(f"{worker.name} cannot use the store ({cause})")
+            self._warn(f"{worker.name} runs {task.name} again: {cause}")
+            self.submit(task)
             return None
-        if cause and cause.startswith(_STORAGE_ERROR):
-            self._retry(worker, task, cause)
-            return None
-        if output and output.get("ran", True):
-            self._durations.add(task.kind, self._clock.now - worker.since)
         self._attempts.forget(task)
-        self._agreement.active &= task.kind not in _DRAWING_TASKS
-        return TaskResult(task, output, cause, is_final)
-
-    def _retry(self, worker: PoolWorker, task: Task, cause: str) -> None:
-        """Submit a task again that the store prevented. No trial is to blame, and the search must not count it as one.
-
-        Raises:
-            SweepError: it was prevented too often.
-        """
-        if self._attempts.last(task):
-            raise SweepError(f"{worker.name} cannot use the store ({cause})")
-        self._warn(f"{worker.name} runs {task.name} again: {cause}")
-        self.submit(task)
-
-    def _settle(self, task: Task, is_final: bool) -> bool:
-        """Whether a result counts of a task that was given to two workers: if final, or the other one has failed."""
-        others = self._running(task)
-        if is_final:
-            self._waiting.remove(lambda other: other is task)
-            for worker in others:
-                worker.abandon(self._clock.now)
-        return is_final or not (others or task in self._waiting)
-
-    def _running(self, task: Task) -> list[PoolWorker]:
-        return [worker for worker in self._busy if worker.task is task and not worker.is_obsolete]
+        self._agreement.active &= task.kind not in _IMAGE_TASKS
+        return TaskResult(task, output, cause, permanent=cause is None or cause.startswith(_PERMANENT_ERRORS))
 
     def _watch(self) -> list[TaskResult]:
-        """Replace workers that are of no use, and give tasks that take too long to other workers too."""
-        if self._clock.now < self._next_watch:
-            return []
-        self._next_watch = self._clock.now + _WATCH_INTERVAL_S
-        results = []
-        for worker in [worker for worker in self._workers if worker.ready]:
-            if problem := worker.problem(self._clock.now):
-                (self._busy if worker in self._busy else self._idle).remove(worker)
-                results.append(self._handle_death(worker, problem))
-        for worker in self._busy:
-            task, seconds = worker.task, self._clock.now - worker.since
-            if task is None or worker.is_copied or worker.is_obsolete or seconds < self._durations.deadline(task.kind):
-                continue
-            worker.is_copied = True
-            self._warn(f"a {task.kind} task takes long ({worker.name}: {seconds:.0f} s); another worker runs it too")
-            self.submit(task)
-        can_time = any(worker.times for worker in self._workers)
-        if self._untimed.begins(not can_time and self._waiting.has(TimingShard.kind), self._clock.now):
+        """Replace workers that do not respond, and release those that no task needs."""
+        problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers if worker.ready]
+        results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
+        is_untimed = any(task.kind == TimingShard.kind for task in self._waiting)
+        is_untimed &= not any(worker.times for worker in self._workers)
+        if self._untimed.update(is_untimed, self._clock.now):
             self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
         self._release()
         return [result for result in results if result]
@@ -213,30 +331,31 @@ class Pool:
         """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""
         if self._slots.count is None or self._waiting:
             return
-        for worker in self._workers:
+        for worker in [*self._workers]:
             others = [other for other in self._workers if other.ready and other is not worker]
             is_last = not all(any(getattr(other, role) for other in others) for role in self._placement.roles)
             if worker.task is None and not is_last and self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
-                (self._busy if worker in self._busy else self._idle).remove(worker)
-                worker.kill()
+                self._remove(worker)
                 self._released += 1
 
-    def _accept_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> bool:
-        """Whether a worker started, and may draw or time."""
+    def _remove(self, worker: PoolWorker) -> None:
+        self._workers.remove(worker)
+        worker.kill()
+
+    def _handle_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> None:
+        """Use a worker that has started for what it may do, or replace it."""
         roles = self._agreement.add(worker.name, facts)
-        problem = cause or (None if roles.draws or roles.times else roles.drawing_problem)
-        if problem:
+        if problem := cause or (None if roles.generates or roles.times else roles.generation_problem):
             self._handle_failed_start(worker, problem)
         else:
-            if not roles.draws:
-                self._warn(f"{worker.name} runs timing shards only: {roles.drawing_problem}")
-            worker.ready, worker.draws, worker.times = True, roles.draws, roles.times
+            if not roles.generates:
+                self._warn(f"{worker.name} runs timing shards only: {roles.generation_problem}")
+            worker.ready, worker.generates, worker.times = True, roles.generates, roles.times
             worker.labels, worker.node = (facts or {}).get("labels", {}), (facts or {}).get("node", "")
             self._failed_starts = 0
-            if roles.draws:
+            if roles.generates:
                 self._facts = self._facts or facts
         self._agreement.check()
-        return not problem
 
     def _handle_death(self, worker: PoolWorker, death: str) -> TaskResult | None:
         """Submit the task of a dead worker again, unless too many workers died running it."""
@@ -244,19 +363,16 @@ class Pool:
             self._agreement.add(worker.name, None)
             self._handle_failed_start(worker, death)
             return None
-        worker.kill()
+        self._remove(worker)
         self._lose(Loss(f"{worker.name} on {worker.node}" if worker.node else worker.name, death))
-        self._suspects[worker.labels.get(NODE_ID_LABEL, "")] = worker.node
-        for other in self._idle:  # the whole node may have died: give the others no task before they reply
-            other.request_facts()
-        self._busy += self._idle
-        self._idle.clear()
+        self._suspects[worker.node_id] = worker.node
+        for other in self._workers:  # the whole node may have died: give the others no task before they reply
+            if other.is_idle:
+                other.request_facts()
         self._grow()
-        task = worker.finish(self._clock.now)
-        if task is None or (worker.is_copied and not self._settle(task, is_final=False)):
+        if (task := worker.finish(self._clock.now)) is None:
             return None
-        alive = {"", *(node.id for node in self._nodes)}
-        if attempts := self._attempts.last(task, worker.labels.get(NODE_ID_LABEL, ""), alive):
+        if attempts := self._attempts.last(task, worker.node_id, self._node_ids):
             what = describe_task(task.payload, self._spec.get("captions"))
             cause = f"its worker died {attempts} times while running {task.name} ({what}): {death}"
             return TaskResult(task, None, cause, permanent=False)
@@ -269,9 +385,9 @@ class Pool:
         Raises:
             PoolError: no worker is alive, and the last one of all was refused, or too many starts have failed in a row.
         """
-        worker.kill()
+        self._remove(worker)
         self._failed_starts += 1
-        is_final = cause.startswith(_REFUSAL) and all(other is worker for other in self._workers)
+        is_final = cause.startswith(_REFUSAL) and not self._workers
         if (is_final or self._failed_starts >= _MAX_FAILED_STARTS) and not self.alive:
             raise PoolError(f"workers fail to start: {cause}")
         delay = _GROW_INTERVAL_S * (2 ** min(self._failed_starts - 1, 6) - 1)
@@ -280,12 +396,13 @@ class Pool:
 
     def _assign(self) -> None:
         """Give waiting tasks to idle workers. Those that time are the last to get other tasks."""
-        while self._idle and (task := self._waiting.pop(lambda task: any(w.can_run(task) for w in self._idle))):
-            able = [worker for worker in reversed(self._idle) if worker.can_run(task)]
-            worker = min(able, key=lambda worker: worker.times)
-            self._idle.remove(worker)
-            worker.run(task, self._clock.now, is_copied=bool(self._running(task)))
-            self._busy.append(worker)
+        idle = [worker for worker in self._workers if worker.is_idle]
+        while idle and (task := next((task for task in self._waiting if any(w.can_run(task) for w in idle)), None)):
+            able = [worker for worker in idle if worker.can_run(task)]
+            worker = min(able, key=lambda worker: (worker.times, -worker.since))
+            worker.run(task, self._clock.now)
+            idle.remove(worker)
+            self._waiting.remove(task)
 
     def _grow(self) -> None:
         """Start actors up to the requested number, or as many as the cluster has room for."""
@@ -294,17 +411,43 @@ class Pool:
             return
         self._monitor.check_node()
         self._nodes = alive_nodes()
-        alive = {"", *(node.id for node in self._nodes)}
-        for node in self._suspects.keys() - alive:
+        for node in self._suspects.keys() - self._node_ids:
             self._lose(Loss(f"node {self._suspects.pop(node)}", "it has left the cluster"))
         for _ in range(self._target_count() - len(self._workers)):
-            spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
             labels = self._placement.next_labels([worker.labels for worker in self._workers])
-            self._busy.append(start_worker(spec, self._slots, self._environment, labels, self._clock.now))
+            self._workers.append(self._start_worker(labels))
+
+    def _start_worker(self, labels: Sequence[Labels]) -> PoolWorker:
+        """Start an actor and ask for its facts. labels: alternatives, one of which its node must have; none: any."""
+        spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
+        selectors = [{"label_selector": dict(alternative)} for alternative in labels]
+        options = actor_class().options(
+            num_cpus=self._slots.cpus,
+            num_gpus=self._slots.gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": dict(self._environment)} if self._environment else {},
+            **({**selectors[0], "fallback_strategy": selectors[1:]} if selectors else {}),
+        )
+        selected = labels[0] if len(labels) == 1 else {}
+        worker = PoolWorker(options.remote(spec), spec["worker"], selected, since=self._clock.now)
+        worker.request_facts()
+        return worker
 
     def _target_count(self) -> int:
         if self._slots.count is None:
             return worker_capacity(self._slots, [node for node in self._nodes if self._placement.uses(node)])
-        starting = sum(not worker.ready for worker in self._busy)
+        starting = sum(not worker.ready for worker in self._workers)
         self._released = max(0, self._released - max(0, len(self._waiting) - starting))
         return self._slots.count - self._released
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception that Ray wrapped, in one line."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, ActorUnavailableError):
+        return "no connection to it: its process, its node or the network failed"
+    if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
+        return lines[-1] if lines else type(cause).__name__
+    return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.run import leases, pool_worker
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
-from orchestrator.run.pool import Pool
+from orchestrator.run.pool import Attempts, AwakeClock, Pool, Sustained
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from workers.data.local_files import StorageError
 from workers.runtime.threads import cores
@@ -101,7 +100,7 @@ def echoes(cluster: None) -> Iterator[None]:
     """Pools start `Echo` workers."""
     actors: Any = ray.remote
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_worker, "actor_class", lambda: actors(max_concurrency=2)(Echo))
+        patch.setattr(pool_module, "actor_class", lambda: actors(max_concurrency=2)(Echo))
         yield
 
 
@@ -256,17 +255,14 @@ def test_workers_that_died_idle_do_not_count_against_a_task(make: Any, tmp_path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines of seconds, known from two tasks."""
-    for module, name, seconds in (
-        (pool_module, "_WATCH_INTERVAL_S", 0.2),
-        (leases, "MIN_DEADLINE_S", 1.5),
-        (leases, "_MIN_HISTORY", 2),
-        (leases, "_FACTOR", 0.0),
-        (pool_worker, "PING_INTERVAL_S", 0.2),
-        (pool_worker, "SILENCE_TIMEOUT_S", 3.0),
-        (pool_worker, "CANCEL_TIMEOUT_S", 1.0),
+    """Heartbeats and time limits of seconds."""
+    for name, seconds in (
+        ("_WATCH_INTERVAL_S", 0.2),
+        ("_PING_INTERVAL_S", 0.2),
+        ("_SILENCE_TIMEOUT_S", 3.0),
+        ("_CANCEL_TIMEOUT_S", 1.0),
     ):
-        monkeypatch.setattr(module, name, seconds)
+        monkeypatch.setattr(pool_module, name, seconds)
 
 
 def pids(log: Path, n: int) -> list[int]:
@@ -275,11 +271,8 @@ def pids(log: Path, n: int) -> list[int]:
     return [int(pid) for number, pid in zip(words[::2], words[1::2], strict=True) if int(number) == n]
 
 
-def test_a_silent_worker_is_replaced(
-    make: Any, tmp_path: Path, impatient: None, lost: list[Loss], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_worker_is_replaced(make: Any, tmp_path: Path, impatient: None, lost: list[Loss]) -> None:
     """One worker is stopped while it runs a task, the other one is killed while it is idle."""
-    monkeypatch.setattr(leases, "MIN_DEADLINE_S", 1000.0)
     pool = make()
     both_up(pool)
     pool.submit(task(0))
@@ -293,7 +286,7 @@ def test_a_silent_worker_is_replaced(
     assert done.output == {"n": 1}
     assert len(set(pids(tmp_path / "log", 1))) == 2
     both_up(pool)
-    assert [loss for loss in lost if "no sign of life" in loss.cause]
+    assert [loss for loss in lost if "no heartbeat" in loss.cause]
     pool.submit(task(2))
     collect_all(pool, 1)
     (idle,) = pids(tmp_path / "log", 2)
@@ -309,31 +302,18 @@ def test_a_silent_worker_is_replaced(
         time.sleep(0.1)
 
 
-def test_a_late_task_is_given_to_another_worker_too(
-    make: Any, tmp_path: Path, impatient: None, warnings: list[str]
+def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
+    make: Any, tmp_path: Path, impatient: None, lost: list[Loss]
 ) -> None:
-    pool, log = make(), tmp_path / "log"
-    both_up(pool)
-    pool.submit(task(0))
-    pool.submit(task(1))
-    collect_all(pool, 2)
-    pool.submit(task(2, hangs_once=True))
+    pool, log = make(1), tmp_path / "log"
+    pool.submit(task(0, trial=1, hangs_once=True))
+    while not pids(log, 0):
+        pool.collect(0.1)
+    pool.withdraw(1)
+    pool.submit(task(1, trial=2))
     (done,) = collect_all(pool, 1)
-    assert done.output == {"n": 2}
-    assert len(set(pids(log, 2))) == 2
-    first = pool.names
-    end = time.monotonic() + TIMEOUT_S
-    while pool.names == first or pool.alive < 2:  # the one that hangs is replaced
-        assert time.monotonic() < end
-        assert pool.collect(0.1) == []
-    pool.submit(task(3, seconds=4.0, again=30.0))  # the first run is quicker than the second
-    start = time.monotonic()
-    (done,) = collect_all(pool, 1)
-    assert done.output == {"n": 3}
-    assert len(pids(log, 3)) == 2
-    assert pool.collect(2.0) == []
-    assert time.monotonic() - start < 20, "the second run was cancelled"
-    assert sum("another worker runs it too" in warning for warning in warnings) == 2
+    assert done.output == {"n": 1}
+    assert [loss.cause for loss in lost] == ["did not stop its task within 1 s"]
 
 
 def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
@@ -382,3 +362,41 @@ def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(make: Any, mon
     pool = make(1, broken=True)
     with pytest.raises(PoolError, match="weights: no such folder"):
         pool.first_facts(90)
+
+
+def test_a_task_is_given_up_after_three_attempts() -> None:
+    attempts = Attempts()
+    assert [attempts.last(task(0)) for _ in range(3)] == [None, None, 3]
+    attempts.forget(task(0))
+    assert attempts.last(task(0)) is None
+
+
+def test_attempts_on_nodes_that_were_lost_count_a_quarter() -> None:
+    """Whether a node was lost may be known only when the next attempt fails."""
+    attempts, alive = Attempts(), [f"node-{n}" for n in range(20)]
+    counts = [attempts.last(task(0), f"node-{n}", alive[n:]) for n in range(9)]
+    assert counts == [None] * 8 + [9]
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    times = iter([0.0, 0.5, 1.0, 601.0, 601.5])
+    clock = AwakeClock(lambda: next(times))
+    for _ in range(4):
+        clock.advance()
+    assert clock.now == 0.5 + 0.5 + 5.0 + 0.5
+
+
+def test_a_sustained_condition_is_noticed_once() -> None:
+    sustained = Sustained(10.0)
+    checks = [
+        (False, 0),
+        (True, 1),
+        (True, 10),
+        (True, 11),
+        (True, 30),
+        (False, 31),
+        (True, 32),
+        (True, 41),
+        (True, 42),
+    ]
+    assert [now for holds, now in checks if sustained.update(holds, now)] == [11, 42]

@@ -1,4 +1,4 @@
-"""The pool on nodes of several kinds: who draws and who times, nodes that come and go, and Ray's autoscaler."""
+"""The pool on nodes of several kinds: who generates and who times, nodes that come and go, and Ray's autoscaler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 import ray
 
 from orchestrator.run import pool as pool_module
-from orchestrator.run import pool_worker
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
@@ -56,10 +55,10 @@ def actors() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     remote: Any = ray.remote
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_worker, "actor_class", lambda: remote(max_concurrency=2)(Kinds))
+        patch.setattr(pool_module, "actor_class", lambda: remote(max_concurrency=2)(Kinds))
         patch.setattr(pool_module, "_GROW_INTERVAL_S", 0.5)
         patch.setattr(pool_module, "_WATCH_INTERVAL_S", 0.5)
-        patch.setattr(pool_worker, "PING_INTERVAL_S", 0.5)
+        patch.setattr(pool_module, "_PING_INTERVAL_S", 0.5)
         yield
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
