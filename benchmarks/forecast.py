@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from orchestrator.doctor.machine import memory
-from orchestrator.doctor.workload import forecast, this_core
+from orchestrator.doctor.plan import forecast, this_core
 from orchestrator.results.json_lines import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.forecast import Forecast, Range

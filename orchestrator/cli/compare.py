@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +13,13 @@ import typer
 from orchestrator.cli import query_options as o
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import output_file
+from orchestrator.options import AsJson, grouped, output_file
 from orchestrator.outputs import PAGES, write_output
-from orchestrator.results.text import clean, measured
+from orchestrator.results.text import clean, counted, measured
 
 if TYPE_CHECKING:
     from orchestrator.results.comparison import Comparison
+    from orchestrator.results.replication import Replication, TableRow
     from orchestrator.results.sweep import Front, Sweep
     from search_spaces.trial import DecodingConfig
 
@@ -34,90 +35,85 @@ Examples:
 
 _PARTS = ("acceptance", "tree", "drafter")  # of a setting
 
-By = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
-        "(neighbourhood, schedule and resampling), tree, drafter.",
-    ),
-]
 
-Published = Annotated[
-    bool,
-    typer.Option(
-        "--published",
-        help="Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
-        "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of images. "
-        "A figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of Student's t.",
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The options that say what is compared, if it is not the fronts of sweeps."""
 
-Html = Annotated[
-    bool,
-    typer.Option("--html", help="Write a report of the sweeps as one HTML page, and print its path."),
-]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", callback=output_file(PAGES), help="File of --html. Default: compare.html in this folder."
-    ),
-]
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
+            "(neighbourhood, schedule and resampling), tree, drafter.",
+        ),
+    ] = None
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
+            "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of "
+            "images. A figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of "
+            "Student's t.",
+        ),
+    ] = False
 
 
-def compare(
-    sweeps: o.Sweeps,
-    by: By = None,
-    published: Published = False,
-    x: o.X = None,
-    y: o.Y = None,
-    z: o.Z = None,
-    where: o.Where = None,
-    subject_to: o.SubjectTo = None,
-    infeasible: o.Infeasible = False,
-    reference_point: o.ReferencePoint = None,
-    html: Html = False,
-    out: Out = None,
-    as_json: o.AsJson = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The options that say what is shown and written."""
+
+    reference_point: o.ReferencePoint = None
+    html: Annotated[
+        bool, typer.Option("--html", help="Write a report of the sweeps as one HTML page, and print its path.")
+    ] = False
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", callback=output_file(PAGES), help="File of --html. Default: compare.html in this folder."
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@grouped
+def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
 
     Without --x and --y, sweeps are compared by the objectives that all of them measured; a note names the others.
     Refuses metrics that are not comparable: FIDs with other features, captions, reference images or numbers of images,
     and seconds of another device. Speed-ups are always comparable.
     """
-    if published:
-        if any((by, x, y, z, where, subject_to, infeasible, reference_point, html, out)):
+    by = kind.by
+    if kind.published:
+        if by or query != o.Query() or output != Output(as_json=output.as_json):
             raise CommandError("--published compares the whole table and can be combined with --json only", WRONG_USAGE)
-        from orchestrator.cli.compare_published import compare_with_papers
-
-        compare_with_papers(sweeps, as_json=as_json)
+        compare_with_papers(sweeps, as_json=output.as_json)
         return
     if by is None and len(sweeps) < 2:
         raise CommandError("give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE)
-    if html and any((by, z, where, subject_to, infeasible, as_json)):
+    if output.html and (by or output.as_json or query != o.Query(x=query.x, y=query.y)):
         raise CommandError("--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE)
-    if out is not None and not html:
+    if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
     from orchestrator.results import comparison
-    from orchestrator.results.sweep import front_of
 
-    identities = [sweep.identity for sweep in opened]
     missing: list[str] = []
     with o.query_errors():
-        if len(opened) > 1 and not (x or y or z):
-            shared, missing = comparison.shared_objectives(identities)
+        if len(opened) > 1 and not (query.x or query.y or query.z):
+            shared, missing = comparison.shared_objectives([sweep.identity for sweep in opened])
             x, y, z = (*shared, None)[:3]
-        front = front_of(opened, x, y, z, where or (), subject_to or (), feasible=not infeasible)
-        groups = _group(front, by)
-        corner = o.read_point(reference_point, len(front.axes))
-        found = comparison.compare(front.joint_errors(), groups, front.axes, corner)
-        warnings = [*missing, *_cautions(front, [*(subject_to or ()), *(where or ())])]
-    if html:
-        typer.echo(_write_page(opened, front, found, warnings, out))
+            query = replace(query, x=x, y=y, z=z)
+        front = query.front(opened)
+        corner = o.read_point(output.reference_point, len(front.axes))
+        found = comparison.compare(front.joint_errors(), _group(front, by), front.axes, corner)
+        warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
+    if output.html:
+        typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
-    if as_json:
+    if output.as_json:
         axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
         typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
         return
@@ -223,3 +219,62 @@ def _describe(found: Comparison, axes: list[str]) -> list[str]:
         f"({scale}); 0 or less: it already does",
         "covers: the share of the second front that the first equals or dominates",
     ]
+
+
+def compare_with_papers(names: list[str], *, as_json: bool) -> None:
+    """Print each sweep next to each table. names: sweeps and tables; without a table, the one with the sweep's name.
+
+    Raises:
+        CommandError: no sweep, or no such table.
+    """
+    from orchestrator.results.published import FOLDER, tables
+    from orchestrator.results.replication import replicate
+
+    given_tables = [name for name in names if name in tables()]
+    opened = o.open_sweeps([name for name in names if name not in given_tables])
+    if not opened:
+        raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
+    with o.query_errors():
+        replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
+    if as_json:
+        typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
+    else:
+        typer.echo("\n\n".join(safe_text(_describe_replication(entry)) for entry in replications))
+
+
+def _describe_replication(found: Replication) -> list[str]:
+    """The replication as lines of text."""
+    from orchestrator.results.replication import RULE
+
+    head = ["config", "trial", "metric", "measured", "published", "z", ""]
+    cells = [line for row in found.rows for line in _row_lines(row)]
+    different, equal = found.with_verdict("differs"), found.with_verdict("agrees")
+    verb, total = "differs" if len(different) == 1 else "differ", counted(len(different) + len(equal), "figure")
+    which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
+    lines = [
+        f"{found.sweep} next to {found.table}",
+        *found.notes,
+        "",
+        shown_table(head, cells, right=[1, 3, 4, 5]),
+        "",
+        f"{len(different)} of {total} {verb} beyond the measured uncertainty{': ' if different else ''}{which}",
+    ]
+    undecided = {"not measured": found.with_verdict("not measured"), "no error": found.with_verdict("no error")}
+    lines += [f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f]
+    lines += [f"{row.row.label}: run with {', '.join(row.differences)}" for row in found.rows if row.differences]
+    return [*lines, RULE]
+
+
+def _row_lines(row: TableRow) -> list[list[str]]:
+    """The table's lines for a row: its figures, then the paper's figures that have no metric here."""
+    trial = "none" if row.trial is None else str(row.trial)
+    lines = []
+    for figure in row.figures:
+        value = "-" if figure.measured is None else measured(figure.measured.value, figure.measured.error)
+        is_same_unit = float(figure.printed) == figure.published
+        printed = figure.printed if is_same_unit else f"{figure.published:g} ({figure.printed})"
+        z = "-" if figure.z is None else f"{figure.z:.1f}"
+        lines.append([figure.metric, value, printed, z, figure.verdict])
+    lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
+    lines = lines or [["-", "-", "-", "-", "no figures"]]
+    return [[*((row.row.label, trial) if index == 0 else ("", "")), *line] for index, line in enumerate(lines)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,92 +30,90 @@ Examples:
   specfrontier generate "a small blue star" --from quickstart --trial 0
 """
 
-Captions = Annotated[
-    list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
-]
-CaptionsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--captions",
-        metavar="FILE",
-        help="File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
-    ),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        autocompletion=complete_preset,
-        help="A published method with its paper's parameters; see --list-presets.",
-    ),
-]
-ListPresets = Annotated[bool, typer.Option("--list-presets", help="List the presets and exit.")]
-ConfigFile = Annotated[
-    str | None,
-    typer.Option("--config", metavar="YAML", help="A config file, such as the config.yaml of an earlier run."),
-]
-From = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="SWEEP",
-        autocompletion=complete_sweep,
-        help="Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: --trial, "
-        "--best, --lossless or --knee say which; by default the best one within the default quality bar.",
-    ),
-]
-Against = Annotated[
-    Literal["vanilla"] | None,
-    typer.Option(
-        "--against",
-        metavar="vanilla",
-        help="Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
-        "turn, and measure the speed-up.",
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, max=65_536, help="Images generated together. Default: of --from, its timing batch; else 16."
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=0,
-        max=o.MAX_SEED,
-        help="Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: "
-        "where scores nearly tie, it can change an image.",
-    ),
-]
-Samples = Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images per caption.")]
-Out = Annotated[str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The options that say what is generated, and with which config."""
+
+    captions: Annotated[
+        list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
+    ] = None
+    captions_file: Annotated[
+        str | None,
+        typer.Option(
+            "--captions",
+            metavar="FILE",
+            help="File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
+        ),
+    ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete_preset,
+            help="A published method with its paper's parameters; see --list-presets.",
+        ),
+    ] = None
+    list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets and exit.")] = False
+    config: Annotated[
+        str | None, typer.Option(metavar="YAML", help="A config file, such as the config.yaml of an earlier run.")
+    ] = None
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SWEEP",
+            autocompletion=complete_sweep,
+            help="Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: "
+            "--trial, --best, --lossless or --knee say which; by default the best one within the default quality bar.",
+        ),
+    ] = None
 
 
-def generate(
-    captions: Captions = None,
-    captions_file: CaptionsFile = None,
-    preset: Preset = None,
-    list_presets: ListPresets = False,
-    config: ConfigFile = None,
-    source: From = None,
-    trial: q.Trial = None,
-    best: q.Best = None,
-    lossless: q.Lossless = False,
-    knee: q.Knee = False,
-    assignments: o.Assignments = None,
-    against: Against = None,
-    batch: Batch = None,
-    seed: Seed = 0,
-    samples: Samples = 1,
-    out: Out = "generated",
-    models: o.Models = None,
-    device: o.Device = None,
-    threads: o.Threads = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The options that say how images are generated, and where they go."""
+
+    assignments: o.Assignments = None
+    against: Annotated[
+        Literal["vanilla"] | None,
+        typer.Option(
+            metavar="vanilla",
+            help="Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by "
+            "batch in turn, and measure the speed-up.",
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=65_536,
+            help="Images generated together. Default: of --from, its timing batch; else 16.",
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=o.MAX_SEED,
+            help="Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the "
+            "machine: where scores nearly tie, it can change an image.",
+        ),
+    ] = 0
+    samples: Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images per caption.")] = 1
+    out: Annotated[
+        str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")
+    ] = "generated"
+    models: o.Models = None
+    device: o.Device = None
+    threads: o.Threads = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")] = False
+
+
+@o.grouped
+def generate(source: Source, wanted: q.TrialOptions, options: Run) -> None:
     """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's trial, with --set for
     single keys.
 
@@ -122,29 +121,28 @@ def generate(
     and config.yaml, which --config accepts. Without --preset, --config and --from: vanilla autoregressive decoding.
     Sampling keys that are not set have the target's defaults, which need not be a sweep's: --from takes the sweep's.
     """
-    if list_presets:
+    if source.list_presets:
         typer.echo(_describe_presets())
         return
-    selection = q.read_selection(trial, best, lossless=lossless, knee=knee)
-    setting = _read_setting(preset, config, source, selection)
-    mapping = _with_assignments(setting.mapping, assignments or [])
-    texts = _read_captions(captions or [], captions_file, seed)
+    setting = _read_setting(source, wanted.selection())
+    mapping = _with_assignments(setting.mapping, options.assignments or [])
+    texts = _read_captions(source.captions or [], source.captions_file, options.seed)
     o.say_on_terminal("loading the models")
     from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
 
     generation = Generation(
-        preset,
-        seed,
-        batch or setting.batch or _BATCH,
-        samples,
-        Path(out),
-        o.pick_device(device),
-        models or setting.models,
+        source.preset,
+        options.seed,
+        options.batch or setting.batch or _BATCH,
+        options.samples,
+        Path(options.out),
+        o.pick_device(options.device),
+        options.models or setting.models,
         setting,
-        against is not None,
+        options.against is not None,
     )
     with output_folder(generation.folder):
-        typer.echo(generate_images(mapping, texts, generation, as_json=as_json))
+        typer.echo(generate_images(mapping, texts, generation, as_json=options.as_json))
 
 
 def _describe_presets() -> str:
@@ -157,7 +155,7 @@ def _describe_presets() -> str:
     )
 
 
-def _read_setting(preset: str | None, file: str | None, source: str | None, selection: Selection) -> Setting:
+def _read_setting(source: Source, selection: Selection) -> Setting:
     """The config of a preset, a file or a sweep's trial (vanilla without any), and what was measured of it.
 
     The section `sampling` has only the keys that were given.
@@ -170,22 +168,22 @@ def _read_setting(preset: str | None, file: str | None, source: str | None, sele
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
 
-    given = {"--preset": preset, "--config": file, "--from": source}
+    given = {"--preset": source.preset, "--config": source.config, "--from": source.sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise CommandError(
             f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set", WRONG_USAGE
         )
-    if source is not None:
-        return _read_trial(source, selection)
+    if source.sweep is not None:
+        return _read_trial(source.sweep, selection)
     if selection:
         raise CommandError(
             "--trial, --best, --lossless and --knee choose a sweep's trial; add --from SWEEP", WRONG_USAGE
         )
     with ends_with(WRONG_USAGE):
-        if preset is not None:
-            return Setting(find_preset(preset).to_mapping())
-        if file is None:
+        if source.preset is not None:
+            return Setting(find_preset(source.preset).to_mapping())
+        if (file := source.config) is None:
             return Setting({})
         data = Path(file).read_bytes()
         document = read_document(data, file)

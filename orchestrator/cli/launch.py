@@ -87,7 +87,7 @@ def _peak_bytes(config: SweepConfig) -> int:
     Raises:
         CommandError: the models do not support the sweep's settings.
     """
-    from orchestrator.doctor.workload import Workload, models_for_plan
+    from orchestrator.doctor.plan import Workload, models_for_plan
     from workers.metrics.registry import weight_keys
 
     with ends_with(WRONG_USAGE):

@@ -108,7 +108,7 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
 def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """Images, target passes and duration, or why they are unknown."""
     from orchestrator.doctor.machine import memory
-    from orchestrator.doctor.workload import LENGTHS, forecast, this_core
+    from orchestrator.doctor.plan import LENGTHS, forecast, this_core
     from orchestrator.results.describe import describe_range
     from workers.runtime.threads import cores
 

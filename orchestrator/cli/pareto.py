@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import output_file
+from orchestrator.options import AsJson, grouped, output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:
@@ -34,61 +34,49 @@ Examples:
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
 
-Volume = Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        metavar="YAML",
-        callback=output_file(CONFIGS),
-        help="Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say "
-        "what the sweep measured.",
-    ),
-]
-Table = Annotated[
-    str | None,
-    typer.Option(
-        "--table",
-        "--csv",
-        metavar="FILE",
-        callback=output_file(TABLES),
-        help="Write the rows with all columns: .csv, .parquet or .json.",
-    ),
-]
-Plot = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", callback=output_file(PLOTS), help="Plot the front: .png, .pdf or .svg."),
-]
-Everything = Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")]
-Stopped = Annotated[
-    bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
-]
-
 _NO_CHOICE = "--config: add --trial N, --best LIMIT, --lossless or --knee to choose the config"
 _MAX_LISTED = 10  # trials in a note
 
 
-def pareto(
-    sweeps: o.Sweeps,
-    x: o.X = None,
-    y: o.Y = None,
-    z: o.Z = None,
-    where: o.Where = None,
-    subject_to: o.SubjectTo = None,
-    infeasible: o.Infeasible = False,
-    trial: o.Trial = None,
-    best: o.Best = None,
-    lossless: o.Lossless = False,
-    knee: o.Knee = False,
-    config: Config = None,
-    hypervolume: Volume = False,
-    reference_point: o.ReferencePoint = None,
-    everything: Everything = False,
-    stopped: Stopped = False,
-    table: Table = None,
-    plot: Plot = None,
-    long: o.Long = False,
-    as_json: o.AsJson = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The options that say what is shown and written."""
+
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="YAML",
+            callback=output_file(CONFIGS),
+            help="Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say "
+            "what the sweep measured.",
+        ),
+    ] = None
+    hypervolume: Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")] = False
+    reference_point: o.ReferencePoint = None
+    everything: Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")] = False
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
+    ] = False
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            "--csv",
+            metavar="FILE",
+            callback=output_file(TABLES),
+            help="Write the rows with all columns: .csv, .parquet or .json.",
+        ),
+    ] = None
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", callback=output_file(PLOTS), help="Plot the front: .png, .pdf or .svg."),
+    ] = None
+    long: o.Long = False
+    as_json: AsJson = False
+
+
+@grouped
+def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Output) -> None:
     """Show the front: the configs that no other dominates; and the best one within a limit, the best lossless one and
     the knee.
 
@@ -96,37 +84,34 @@ def pareto(
     of" each other if they differ significantly in no objective (5 % level, paired Student's t). A choice says in how
     many draws it holds, and in how many it is better than vanilla in the first objective.
     """
-    selection = o.read_selection(trial, best, lossless=lossless, knee=knee and config is not None)
-    if config is not None and not selection:
+    selection = (wanted if output.config is not None else replace(wanted, knee=False)).selection()
+    if output.config is not None and not selection:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     from orchestrator.results import choices as c
-    from orchestrator.results.sweep import front_of
 
     with o.query_errors():
-        front = front_of(o.open_sweeps(sweeps), x, y, z, where or (), subject_to or (), feasible=not infeasible)
-        corner = o.read_point(reference_point, len(front.axes))
-        facts = _volume(front, corner) if hypervolume and front.candidates else {}
-        facts |= {"stopped": _stopped_trials(front, where or ())} if stopped else {}
-        limits = best or ([default] if (default := c.default_limit(front)) else [])
+        front = query.front(o.open_sweeps(sweeps))
+        corner = o.read_point(output.reference_point, len(front.axes))
+        facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
+        facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
+        limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
         chosen = c.select(front, selection) if selection else None
-        choices = {c.TRIAL: chosen} if trial is not None and chosen is not None else {}
-        choices |= c.choose(front, limits, lossless=lossless and bool(best))
-        warnings = _warnings(front, where or (), subject_to or (), best or ())
-        warnings += [c.NO_KNEE] if knee and c.KNEE not in choices else []
+        choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
+        choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
+        warnings = _warnings(front, query, wanted.best or ())
+        warnings += [c.NO_KNEE] if wanted.knee and c.KNEE not in choices else []
         facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
-    rows = front.candidates if everything else front.members
+    rows = front.candidates if output.everything else front.members
     with ends_with(FAILED):
-        written = _write_plot_and_table(front, rows, plot, table)
-        if config is not None and chosen is not None:
-            written["config"] = _write_config(front, chosen, config)
-    if as_json:
+        written = _write_files(front, rows, chosen, output)
+    if output.as_json:
         found = _to_mapping(front, rows) | facts | {"written": written}
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         lines = [f"{what}: {file}" for what, file in written.items()]
         if "config" in written and chosen is not None:
             lines[-1] += f" ({_generate_command(chosen, written['config'])})"
-        typer.echo(safe_text([*describe_front(front, rows, facts, choices.values(), long=long), *lines]))
+        typer.echo(safe_text([*describe_front(front, rows, facts, choices.values(), long=output.long), *lines]))
 
 
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
@@ -158,14 +143,15 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(front: Front, where: Sequence[str], subject_to: Sequence[str], best: Sequence[str]) -> list[str]:
+def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
     from orchestrator.results.choices import limit_notes
     from orchestrator.results.notes import sweep_notes, waiting_note
     from orchestrator.results.query import unmatched
     from orchestrator.results.speed_check import time_notes
 
-    sweeps, named = front.sweeps.values(), [*(axis.name for axis in front.axes), *subject_to, *best, *where]
+    sweeps, where = front.sweeps.values(), query.where or ()
+    named = [*(axis.name for axis in front.axes), *(query.subject_to or ()), *best, *where]
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
@@ -212,23 +198,22 @@ def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def _write_plot_and_table(front: Front, rows: list[Candidate], plot: str | None, table: str | None) -> dict[str, str]:
+def _write_files(front: Front, rows: list[Candidate], chosen: Choice | None, output: Output) -> dict[str, str]:
     """The files that were written, by option."""
     written = {}
-    if plot is not None:
+    if output.plot is not None:
         from orchestrator.results.plots import front_plot
 
-        written["plot"] = write_output(plot, front_plot(front, ", ".join(front.sweeps), ending_of(plot, PLOTS)))
-    if table is not None:
-        written["table"] = write_output(table, table_bytes(front.table(rows), ending_of(table, TABLES)))
+        picture = front_plot(front, ", ".join(front.sweeps), ending_of(output.plot, PLOTS))
+        written["plot"] = write_output(output.plot, picture)
+    if output.table is not None:
+        table = table_bytes(front.table(rows), ending_of(output.table, TABLES))
+        written["table"] = write_output(output.table, table)
+    if output.config is not None and chosen is not None:
+        from orchestrator.results.config_file import config_text
+
+        written["config"] = write_output(output.config, config_text(front, chosen).encode())
     return written
-
-
-def _write_config(front: Front, chosen: Choice, path: str) -> str:
-    """Returns where the file is."""
-    from orchestrator.results.config_file import config_text
-
-    return write_output(path, config_text(front, chosen).encode())
 
 
 def _generate_command(chosen: Choice, file: str) -> str:

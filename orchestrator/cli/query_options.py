@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
-from orchestrator.options import AsJson, complete_sweep
+from orchestrator.options import complete_sweep
 
 if TYPE_CHECKING:
     from orchestrator.results.selection import Selection
-    from orchestrator.results.sweep import Sweep
-
-__all__ = [
-    "AsJson", "Best", "Infeasible", "Knee", "Long", "Lossless", "OneSweep", "ReferencePoint", "SubjectTo", "Sweeps",
-    "Trial", "Where", "X", "Y", "Z",
-]  # fmt: skip
+    from orchestrator.results.sweep import Front, Sweep
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
@@ -29,43 +25,7 @@ Sweeps = Annotated[
 OneSweep = Annotated[
     str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep)
 ]
-X = Annotated[
-    str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's first two.")
-]
-Y = Annotated[str | None, typer.Option("--y", metavar="METRIC", help="Second objective.")]
-Z = Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FILTER",
-        help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', "
-        "'acceptance.k in 10,100'. Repeatable.",
-    ),
-]
-SubjectTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--subject-to",
-        metavar="LIMIT",
-        help="Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.",
-    ),
-]
 Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]
-Trial = Annotated[
-    int | None, typer.Option("--trial", metavar="N", min=0, help="The trial with this number, whatever its values.")
-]
-Best = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--best", metavar="LIMIT", help="The trial with the best first objective within this limit. Repeatable."
-    ),
-]
-Lossless = Annotated[
-    bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
-]
-Knee = Annotated[bool, typer.Option("--knee", help="The trial furthest from the line between the front's ends.")]
-Infeasible = Annotated[bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")]
 ReferencePoint = Annotated[
     str | None,
     typer.Option(
@@ -73,6 +33,82 @@ ReferencePoint = Annotated[
         help="Reference point of hypervolumes. Default: a tenth of the range beyond the worst trials.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """The options that say what a front is of: its objectives, and which trials it has."""
+
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's first two.")
+    ] = None
+    y: Annotated[str | None, typer.Option("--y", metavar="METRIC", help="Second objective.")] = None
+    z: Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective.")] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILTER",
+            help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', "
+            "'acceptance.k in 10,100'. Repeatable.",
+        ),
+    ] = None
+    subject_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.",
+        ),
+    ] = None
+    infeasible: Annotated[
+        bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")
+    ] = False
+
+    def front(self, sweeps: Sequence[Sweep]) -> Front:
+        """The front of the sweeps that the options describe.
+
+        Raises:
+            QueryError: an unknown metric or column, or an invalid limit or filter.
+        """
+        from orchestrator.results.sweep import front_of
+
+        where, limits = self.where or (), self.subject_to or ()
+        return front_of(sweeps, self.x, self.y, self.z, where, limits, feasible=not self.infeasible)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """The options that choose a trial of a front."""
+
+    trial: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The trial with this number, whatever its values.")
+    ] = None
+    best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LIMIT", help="The trial with the best first objective within this limit. Repeatable."),
+    ] = None
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
+    ] = False
+    knee: Annotated[bool, typer.Option("--knee", help="The trial furthest from the line between the front's ends.")] = (
+        False
+    )
+
+    def selection(self) -> Selection:
+        """The trial that they mean; only --best and --lossless can be combined.
+
+        Raises:
+            CommandError: two options mean different trials.
+        """
+        from orchestrator.results.selection import Selection
+
+        given = {
+            "--trial": self.trial is not None, "--knee": self.knee, "--best": bool(self.best),
+            "--lossless": self.lossless,
+        }  # fmt: skip
+        names = [name for name, is_given in given.items() if is_given]
+        if len(names) > 1 and names != ["--best", "--lossless"]:
+            raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
+        return Selection(self.trial, tuple(self.best or ()), self.lossless, self.knee)
 
 
 @contextmanager
@@ -89,21 +125,6 @@ def query_errors() -> Iterator[None]:
         raise CommandError(str(error), WRONG_USAGE) from error
     except (ValueError, OSError) as error:
         raise CommandError(explain(error), FAILED) from error
-
-
-def read_selection(trial: int | None, best: Sequence[str] | None, *, lossless: bool, knee: bool) -> Selection:
-    """The trial that --trial, --best, --lossless or --knee mean; only --best and --lossless can be combined.
-
-    Raises:
-        CommandError: two options mean different trials.
-    """
-    from orchestrator.results.selection import Selection
-
-    given = {"--trial": trial is not None, "--knee": knee, "--best": bool(best), "--lossless": lossless}
-    names = [name for name, is_given in given.items() if is_given]
-    if len(names) > 1 and names != ["--best", "--lossless"]:
-        raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
-    return Selection(trial, tuple(best or ()), lossless, knee)
 
 
 def open_sweeps(locations: Sequence[str]) -> list[Sweep]:

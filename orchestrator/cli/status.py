@@ -11,6 +11,7 @@ import typer
 from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import choice_lines, front_table
 from orchestrator.cli.tables import safe_text
+from orchestrator.options import AsJson
 
 if TYPE_CHECKING:
     from orchestrator.results.status import SweepStatus
@@ -22,7 +23,7 @@ Examples:
 """
 
 
-def status(sweep: o.OneSweep, long: o.Long = False, as_json: o.AsJson = False) -> None:
+def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> None:
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
     the front so far, the latest events."""
     from orchestrator.results.choices import Choice, choices_mapping, choose, default_limit

@@ -138,10 +138,7 @@ def memory_parts(needed: Footprint, metric_nets: int = 0) -> dict[str, int]:
 
 def describe_memory(parts: Mapping[str, int]) -> str:
     """The peak of `memory_parts`, and the parts."""
-    kinds = [
-        kind for kind in ("parameters", "cache", "graphs", "activations", "pictures", "metric_nets") if parts[kind]
-    ]
-    shown = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in kinds)
+    shown = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in _PARTS if parts[kind])
     return f"{format_bytes(parts['total'])} ({shown})"
 
 

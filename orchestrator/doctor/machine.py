@@ -1,4 +1,4 @@
-"""The hardware, libraries and built-in weights of this machine, for `doctor` and the headers of result files."""
+"""`doctor`: the hardware, libraries and built-in weights of this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from workers.runtime.threads import cores
 
 LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
+_WITHOUT_GPU = " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."
 SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "pyarrow", "torchmetrics")
 
 
@@ -136,3 +137,69 @@ def _load_problems() -> list[str]:
         except (ValueError, OSError) as error:
             problems.append(str(error))
     return problems
+
+
+def describe_machine(findings: Mapping[str, Any]) -> list[str]:
+    """The findings as lines of text."""
+    from workers.runtime.memory import format_bytes  # imports torch
+
+    machine, torch = findings["machine"], findings["torch"]
+    free = f", {format_bytes(machine['free_bytes'])} free" if machine["free_bytes"] else ""
+    facts = [
+        ("machine", f"{machine['system']}, Python {findings['python']}"),
+        ("cores", f"{machine['cores']}, torch uses {torch['threads']}"),
+        ("memory", format_bytes(machine["memory_bytes"]) + free),
+        ("torch", f"{torch['version']} ({torch['build']})"),
+        *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
+        *(() if torch["devices"] else [("GPU", "none that torch can use")]),
+        ("kernels", describe_kernels(torch)),
+        ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
+        *((name, found or "not installed") for name, found in findings["libraries"].items()),
+        *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
+        ("sweeps", describe_workers(findings["sweeps"]["workers"])),
+        ("ray clusters", describe_ray_access(findings["sweeps"]["ray"])),
+        ("weights", findings["weights_folder"]),
+    ]
+    problems = [f"PROBLEM: {problem}" for problem in findings["problems"]]
+    return [
+        f"specfrontier {findings['specfrontier']}",
+        *(f"{name:<13} {fact}" for name, fact in facts),
+        *(f"  {_describe_weight(weight)}" for weight in findings["weights"]),
+        "",
+        *(problems or [f"No problems found.{'' if torch['devices'] else _WITHOUT_GPU}"]),
+    ]
+
+
+def describe_kernels(torch: Mapping[str, Any]) -> str:
+    """Which code walks over draft trees and makes random bits."""
+    if torch["kernels"] == "triton":
+        return "Triton's"
+    return "Triton's do not run on this GPU, so trees take longer" if torch["devices"] else "plain torch, on a CPU"
+
+
+def describe_workers(workers: Mapping[str, Any]) -> str:
+    """The workers of a sweep on this machine."""
+    if workers["gpus"]:
+        names = ", ".join(dict.fromkeys(workers["gpus"]))
+        return f"{workers['count']} workers here, one per GPU ({names})"
+    return f"{workers['count']} workers here, one per core (no GPU); --address uses a cluster"
+
+
+def describe_ray_access(ray: Mapping[str, Any]) -> str:
+    """How this machine authenticates with Ray clusters."""
+    mode, token = ray["mode"], ray["token"]
+    if mode == "token":
+        return f"joined with the token in {token}" if token else "RAY_AUTH_MODE=token is set, but no token is found"
+    if token is None:
+        return "joined without a token (no ~/.ray/auth_token)"
+    use = "launch --address uses it" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
+    return f"a token is in {token}: {use}; `ray` commands need RAY_AUTH_MODE=token for clusters that require it"
+
+
+def _describe_weight(weight: Mapping[str, Any]) -> str:
+    from workers.runtime.memory import format_bytes
+
+    if weight["state"] != "complete":
+        return f"{weight['file']:<28} {weight['state'].upper()}"
+    held = f"{format_bytes(weight['bytes']):>9}  {weight['parameters']:>10,} parameters"
+    return f"{weight['file']:<28} {held}  sha256 {weight['hash']}…"

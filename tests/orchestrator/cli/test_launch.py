@@ -130,7 +130,7 @@ def test_the_plan_says_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that take equally long, a range without a width, one point."""
     hours = {"this machine": (1.0, 2.0), "A": (0.001, 0.001), "B": (0.5, 2.0), "C": (0.001, 0.001)}
     found = {"images": {"quality": 8, "timing": 1}, "target passes": (7.0, 7.0), "hours": hours}
-    monkeypatch.setattr("orchestrator.doctor.workload.forecast", lambda *arguments: found)
+    monkeypatch.setattr("orchestrator.doctor.plan.forecast", lambda *arguments: found)
     write(space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
     lines = describe_plan(SweepConfig.read("tested.yaml"), Storage("sweeps/tested")).splitlines()
     assert "  space       1 point" in lines

@@ -17,12 +17,19 @@ from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
-from orchestrator.cli.doctor import _describe, describe_ray_access, describe_workers
-from orchestrator.doctor import checkup, machine, plan, workload
+from orchestrator.doctor import checkup, machine, plan
 from orchestrator.doctor.checkup import available_memory
-from orchestrator.doctor.machine import examine, examine_weights, local_workers, memory, ray_access
-from orchestrator.doctor.plan import describe_plan
-from orchestrator.doctor.workload import Gpu, Workload, forecast, gpu_of
+from orchestrator.doctor.machine import (
+    describe_machine,
+    describe_ray_access,
+    describe_workers,
+    examine,
+    examine_weights,
+    local_workers,
+    memory,
+    ray_access,
+)
+from orchestrator.doctor.plan import Gpu, Workload, describe_plan, forecast, gpu_of
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
@@ -48,7 +55,6 @@ def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(checkup, "footprint", remembered)
     monkeypatch.setattr(plan, "footprint", remembered)
-    monkeypatch.setattr(workload, "footprint", remembered)
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -99,7 +105,7 @@ def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_a_machine_without_a_gpu_is_not_said_to_have_all() -> None:
     findings = machine.examine()
     for devices in ([], [{"name": "H200", "memory_bytes": 1 << 37}]):
-        last = _describe(findings | {"torch": findings["torch"] | {"devices": devices}})[-1]
+        last = describe_machine(findings | {"torch": findings["torch"] | {"devices": devices}})[-1]
         assert last.startswith("No problems found.")
         assert ("GPU" in last) == (not devices)
 
@@ -428,20 +434,20 @@ def test_the_forecast_spans_the_lightest_and_the_heaviest_setting(tmp_path: Path
     fewest, most = found["target passes"]
     for passes, length, timed in ((fewest, 3.0, 60), (most, 1.5, 120)):
         assert passes == pytest.approx(256 * ((200 + 30 + timed) + (800 + timed) / length))
-    assert found["hours"].keys() == {"this machine", *(gpu.name for gpu in workload.GPUS)}
+    assert found["hours"].keys() == {"this machine", *(gpu.name for gpu in plan.GPUS)}
     for low, high in found["hours"].values():
         assert 0 < low < high
     slow = forecast(sweep, here, 1)["hours"]
     assert slow["this machine"] == pytest.approx([4 * hours for hours in found["hours"]["this machine"]])
     assert slow["H200"] == found["hours"]["H200"]
-    shapes = workload.models_for_plan(sweep)
+    shapes = plan.models_for_plan(sweep)
     heavy = Workload.of(sweep.resolve(shapes.models.target.sampling), shapes)
     assert heavy.config.policy.bounds.nodes == 6
-    assert found["hours"]["H200"][1] == heavy.hours(workload.GPUS[-1], 1.5)["hours"]
+    assert found["hours"]["H200"][1] == heavy.hours(plan.GPUS[-1], 1.5)["hours"]
 
 
 def test_this_machine_is_measured() -> None:
-    core = workload.this_core(1)
+    core = plan.this_core(1)
     assert 1e8 < core.bandwidth < 1e13
     assert 1e8 < core.compute < 1e14
     assert 1e-8 < core.launch < 1e-2
@@ -460,7 +466,7 @@ def test_a_plan_of_an_unknown_model(
 def test_a_core_moves_computes_and_launches_one_after_the_other() -> None:
     core = Gpu("a core", 0, 1e9, 1e12, 1e-3, overlaps=False)
     assert core.seconds(Work(flops=10**12, moved=7_000_000_000, kernels=1000)) == pytest.approx(2 + 10 + 1)
-    assert not workload.this_core(1).overlaps
+    assert not plan.this_core(1).overlaps
 
 
 def test_a_step_takes_as_long_as_its_slowest_part() -> None:
